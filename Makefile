@@ -1,0 +1,46 @@
+# Two commands on a fresh machine with Python 3.11 and pip: `make demo`, `make test`.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test quick lint types format bench setup setup-dev clean
+
+$(VENV)/.core: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV) (PyTorch for CPU; a minute or two the first time) …"
+	$(PIP) torch
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.core
+	$(PIP) -e ".[dev]"
+	@touch $@
+
+setup: $(VENV)/.core  ## install the package into .venv
+setup-dev: $(VENV)/.dev
+
+demo: $(VENV)/.core  ## train four methods on generated images and write a report page
+	$(BIN)/equipoise demo
+
+test: $(VENV)/.dev lint  ## every check and every test
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+quick: $(VENV)/.dev  ## the tests that take seconds
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix src tests benchmarks
+	$(BIN)/ruff format src tests benchmarks
+
+bench: $(VENV)/.dev  ## speed, as ratios to a bare PyTorch loop
+	$(BIN)/python benchmarks/engine.py
+
+clean:
+	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache

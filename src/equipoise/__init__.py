@@ -1,0 +1,25 @@
+"""Equipoise: federated training of medical image classifiers when the classes that matter most are rare."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from equipoise.methods import Method
+    from equipoise.running import Result, resume, run
+
+__version__ = "0.1.0"
+__all__ = ["Method", "Result", "__version__", "resume", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    """The public names, imported when first used: `import equipoise` and `equipoise --help` stay quick."""
+    if name in ("run", "resume", "Result"):
+        import importlib
+
+        return getattr(importlib.import_module("equipoise.running"), name)
+    if name == "Method":
+        from equipoise.methods import Method
+
+        return Method
+    raise AttributeError(f"module 'equipoise' has no attribute '{name}'")

@@ -1,0 +1,187 @@
+"""Images decoded once into a uint8 memory map that every process shares through the page cache.
+
+A cache is two files named by a key: `KEY.raw`, the pixels [rows, height, width, channels], and `KEY.json`, which says
+how many there are and is written last, so a cache without it does not exist. The key is the sha256 of a *recipe*:
+whatever decides the pixels (the files with a stamp that changes when they change, size, channels, resize policy). While
+a cache is built it is `KEY.part` with `KEY.progress`, renewed after every chunk: a build that was killed goes on where
+it stood. A lock lets one process build while the others wait.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from equipoise.data.options import Progress
+from equipoise.errors import StorageError
+
+CHUNK = 256
+"""Images decoded between two records of progress; what a killed build loses at most."""
+
+FORMAT = 1
+"""Part of every key: raised when decoding or the layout changes, so old caches are not mistaken for new ones."""
+
+Make = Callable[[int, int], Sequence[np.ndarray | str]]
+"""make(start, stop): for each entry its pixels, or a sentence saying why there are none."""
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A finished cache: the entries that could be decoded, in order, and the reasons of those that could not."""
+
+    images: np.ndarray
+    """uint8 [rows, height, width, channels], read-only"""
+    digest: str
+    """sha256 chained over the chunks of pixels: the same on every machine that decodes the same pixels"""
+    broken: dict[int, str]
+    """entry → why it could not be decoded; such entries have no row in `images`"""
+
+
+def decoded(
+    folder: Path,
+    recipe: object,
+    count: int,
+    shape: tuple[int, int, int],
+    make: Make,
+    progress: Progress | None = None,
+    text: str = "decoding images",
+) -> Decoded:
+    """Open the cache of `recipe` in `folder`, building it (or the rest of it) with `make` first where needed."""
+    key = hashlib.sha256(json.dumps([FORMAT, recipe, count, shape], sort_keys=True).encode()).hexdigest()
+    place = folder / key[:32]
+    found = _open(place, key, shape)
+    if found is None:
+        with _locked(place.with_suffix(".lock"), progress, count):
+            found = _open(place, key, shape)  # another process may have built it while this one waited
+            if found is None:
+                _build(place, key, count, shape, make, progress, text)
+                found = _open(place, key, shape)
+    if found is None:
+        raise StorageError(f"the image cache {place}.raw changed while it was built; check the disk and run again")
+    return found
+
+
+def _open(place: Path, key: str, shape: tuple[int, int, int]) -> Decoded | None:
+    """The finished cache, or None when it is absent, cut short or not readable as one."""
+    record = _record(place.with_suffix(".json"), key)
+    raw = place.with_suffix(".raw")
+    if record is None or not raw.is_file() or raw.stat().st_size != record["rows"] * int(np.prod(shape)):
+        return None
+    rows = record["rows"]
+    images: np.ndarray = np.zeros((0, *shape), np.uint8)  # an empty file cannot be mapped
+    if rows:
+        images = np.memmap(raw, np.uint8, "r", shape=(rows, *shape))
+    return Decoded(images, record["digest"], {int(entry): why for entry, why in record["broken"].items()})
+
+
+def _build(
+    place: Path, key: str, count: int, shape: tuple[int, int, int], make: Make, progress: Progress | None, text: str
+) -> None:
+    """Decode chunk by chunk, from where an earlier build stood, and give the result its final name."""
+    part, state = place.with_suffix(".part"), place.with_suffix(".progress")
+    row_bytes = int(np.prod(shape))
+    record = _record(state, key)
+    if record is None or not part.is_file() or part.stat().st_size < record["rows"] * row_bytes:
+        start = hashlib.sha256(repr(shape).encode()).hexdigest()
+        record = {"key": key, "done": 0, "rows": 0, "digest": start, "broken": {}}
+    with _writing(place, record, count), part.open("ab") as file:
+        file.truncate(record["rows"] * row_bytes)  # what came after the last record may be half a chunk
+    while record["done"] < count:
+        if progress is not None:
+            progress(text, record["done"], count)
+        start, stop = record["done"], min(record["done"] + CHUNK, count)
+        made = make(start, stop)
+        pixels = b"".join(_pixels(image, shape) for image in made if not isinstance(image, str))
+        broken = {str(start + i): why for i, why in enumerate(made) if isinstance(why, str)}
+        after = {
+            "key": key,
+            "done": stop,
+            "rows": record["rows"] + len(pixels) // row_bytes,
+            "digest": hashlib.sha256(record["digest"].encode() + pixels).hexdigest(),
+            "broken": record["broken"] | broken,
+        }
+        with _writing(place, record, count):
+            with part.open("ab") as file:
+                file.write(pixels)
+                file.flush()
+                os.fsync(file.fileno())
+            _write(state, after)
+        record = after
+    with _writing(place, record, count):
+        part.replace(place.with_suffix(".raw"))
+        _write(place.with_suffix(".json"), record)
+        state.unlink(missing_ok=True)
+    if progress is not None:
+        progress(text, count, count)
+
+
+def _pixels(image: np.ndarray, shape: tuple[int, int, int]) -> bytes:
+    assert image.dtype == np.uint8 and image.shape == shape, (image.dtype, image.shape, shape)
+    return image.tobytes()
+
+
+def _record(path: Path, key: str) -> dict[str, Any] | None:
+    """A header or a progress record, or None when it is absent, damaged or of another cache."""
+    try:
+        record = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    fields = {"key": str, "done": int, "rows": int, "digest": str, "broken": dict}
+    whole = isinstance(record, dict) and all(isinstance(record.get(name), kind) for name, kind in fields.items())
+    return record if whole and record["key"] == key else None
+
+
+def _write(path: Path, record: dict[str, Any]) -> None:
+    """Replace a small JSON file in one step, so that no reader ever sees half of it."""
+    fresh = path.with_name(path.name + ".tmp")
+    with fresh.open("w") as file:
+        json.dump(record, file)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+
+
+@contextmanager
+def _locked(path: Path, progress: Progress | None, count: int) -> Iterator[None]:
+    """Hold the build lock; the system lets go of it when the process ends, however it ends."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a")
+    except OSError as error:
+        raise _refusal(path.parent, error) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if progress is not None:
+                progress("waiting for another process that decodes the same images", 0, count)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _writing(place: Path, record: dict[str, Any], count: int) -> Iterator[None]:
+    """Turn a failure to write into one sentence that says what is kept."""
+    try:
+        yield
+    except OSError as error:
+        raise _refusal(place.parent, error, f"; {record['done']} of {count} images are done and kept") from error
+
+
+def _refusal(folder: Path, error: OSError, kept: str = "") -> StorageError:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    fix = "free some space" if full else "make it writable"
+    return StorageError(
+        f"the image cache {folder} cannot be written ({error.strerror}): "
+        f"{fix} or name another folder, then run again{kept}"
+    )

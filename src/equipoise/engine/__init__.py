@@ -1,0 +1,10 @@
+"""Carries questions to sites and answers back."""
+
+from equipoise.engine.host import Host
+from equipoise.engine.options import EngineOptions
+from equipoise.engine.pool import Pool
+from equipoise.engine.probe import probe
+from equipoise.engine.question import Engine, Question
+from equipoise.engine.serial import Serial
+
+__all__ = ["Engine", "EngineOptions", "Host", "Pool", "Question", "Serial", "probe"]

@@ -1,0 +1,27 @@
+"""Frames on a pipe: eight bytes of length, then the bytes. What a pool and its workers speak; nothing is pickled."""
+
+from __future__ import annotations
+
+import struct
+from typing import BinaryIO
+
+
+def write(pipe: BinaryIO, *frames: bytes) -> None:
+    """Send frames and flush."""
+    for frame in frames:
+        pipe.write(struct.pack("<Q", len(frame)))
+        pipe.write(frame)
+    pipe.flush()
+
+
+def read(pipe: BinaryIO) -> bytes:
+    """The next frame; EOFError when the other end is gone."""
+    (size,) = struct.unpack("<Q", _exactly(pipe, 8))
+    return _exactly(pipe, size)
+
+
+def _exactly(pipe: BinaryIO, size: int) -> bytes:
+    data = pipe.read(size)
+    if data is None or len(data) < size:
+        raise EOFError("the other end of the pipe is gone")
+    return data

@@ -1,0 +1,136 @@
+"""Worker processes, each a full host; the longest site starts first.
+
+A worker is started with a command and the run's config, reads questions from its standard input and answers on its standard
+output (see `frames`). It ends when its input ends, so no worker outlives a killed run. A worker that dies is started again and
+the question repeated once: answers are deterministic, so nothing is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+
+from equipoise import errors
+from equipoise.engine import frames
+from equipoise.engine.question import Question
+from equipoise.errors import EquipoiseError, SiteError
+
+SAME = b""
+"""sent instead of a broadcast the worker has already"""
+
+
+class Worker:
+    """One process and what was last sent to it."""
+
+    def __init__(self, command: Sequence[str], setup: bytes) -> None:
+        self.command, self.setup = command, setup
+        self._process: subprocess.Popen[bytes] | None = None
+        self._payload: bytes | None = None
+
+    def start(self) -> None:
+        """Start the process; it builds its host while we go on."""
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
+        )
+        self._payload = None
+        assert self._process.stdin is not None
+        frames.write(self._process.stdin, self.setup)
+
+    def answer(self, question: Question, site: str) -> bytes:
+        """One site's answer; a dead process is replaced once."""
+        for attempt in (1, 2):
+            try:
+                return self._try(question, site)
+            except (EOFError, OSError):
+                code = self.stop()
+                if attempt == 2:
+                    raise SiteError(
+                        f"the worker process died twice while site '{site}' answered '{question.name}' in round "
+                        f"{question.round} (exit {code}): probably out of memory; use fewer workers or a smaller batch, then resume"
+                    ) from None
+                self.start()
+        raise AssertionError
+
+    def _try(self, question: Question, site: str) -> bytes:
+        assert self._process is not None and self._process.stdin is not None and self._process.stdout is not None
+        known = self._payload is question.payload
+        call = json.dumps(question.call(site) | {"same": known}).encode()
+        payload = SAME if known else question.payload
+        frames.write(self._process.stdin, call, payload, question.each.get(site, b""))
+        self._payload = question.payload
+        status = json.loads(frames.read(self._process.stdout))
+        data = frames.read(self._process.stdout)
+        if "error" in status:
+            kind = getattr(errors, status["error"], EquipoiseError)
+            raise kind(status["message"])
+        return data
+
+    def stop(self) -> int | None:
+        """End the process by its own id, gently first."""
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            process.stdin.close()
+        except OSError:
+            pass
+        try:
+            code = process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code = process.wait()
+        process.stdout.close()
+        return code
+
+
+class Pool:
+    """Several workers behind the same `ask` as the serial engine."""
+
+    def __init__(self, command: Sequence[str], setup: bytes, workers: int, sizes: Mapping[str, int]) -> None:
+        self.sizes = sizes
+        self.workers = [Worker(command, setup) for _ in range(workers)]
+        for worker in self.workers:
+            worker.start()
+
+    def ask(self, question: Question, sites: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+        waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
+        done: queue.SimpleQueue[tuple[str, bytes | Exception]] = queue.SimpleQueue()
+        for site in sorted(sites, key=lambda s: -self.sizes.get(s, 0)):
+            waiting.put(site)
+        halt = threading.Event()
+
+        def serve(worker: Worker) -> None:
+            while not halt.is_set():
+                try:
+                    site = waiting.get_nowait()
+                except queue.Empty:
+                    return
+                try:
+                    done.put((site, worker.answer(question, site)))
+                except Exception as error:
+                    done.put((site, error))
+                    return
+
+        threads = [threading.Thread(target=serve, args=(worker,), daemon=True) for worker in self.workers]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in sites:
+                site, result = done.get()
+                if isinstance(result, Exception):
+                    raise result
+                yield site, result
+        finally:
+            halt.set()
+            for thread in threads:
+                thread.join()
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.stop()

@@ -1,0 +1,91 @@
+"""The ledger by trial: a method's round, asked of two small made-up sites, shows every leaf that would leave.
+
+The made-up sites hold noise; they differ in size, so a length that depends on a site's data is seen to vary.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from equipoise.data.samples import Samples, Task
+from equipoise.engine.host import Host
+from equipoise.engine.question import Question
+from equipoise.exchange import Answers, Ledger, Line, Reduction, decode_upload, pack
+from equipoise.exchange.ledger import entries, merge
+from equipoise.partition import Holding
+from equipoise.seeds import generator, numpy_generator
+from equipoise.site import SiteData, Store, TrainOptions
+from equipoise.tree import Tree, flatten
+
+SIZES = {"probe-a": 4, "probe-b": 5}
+
+
+def made_up(classes: tuple[str, ...], task: Task, shape: tuple[int, int, int], labelled: bool) -> dict[str, SiteData]:
+    """Two sites of noise."""
+    draw, sites = numpy_generator(0, "probe"), {}
+    for name, n in SIZES.items():
+        y = np.arange(n) % len(classes)
+        samples = Samples(
+            images=draw.integers(0, 256, (n, *shape), dtype=np.uint8),
+            labels=y if task == "single" else np.eye(len(classes), dtype=np.float32)[y],
+            classes=classes,
+            task=task,
+            ids=np.arange(n).astype(str),
+            fingerprint="",
+        )
+        index = np.arange(n)
+        mask = (np.arange(len(classes)) % 2 == n % 2) if labelled else None
+        sites[name] = SiteData(samples, Holding(name, index, index, index, mask), torch.device("cpu"))
+    return sites
+
+
+class Trial:
+    """An `ask` that answers from made-up sites and writes down what it saw."""
+
+    def __init__(self, host: Host, round: int, lines: list[Line], since: int) -> None:
+        self.host, self.round, self.rounds, self.sites = host, round, host.options.rounds, tuple(host.sites)
+        self._lines, self._since = lines, since
+        self._versions: dict[str, str] = {}
+
+    def generator(self, *purpose: object) -> torch.Generator:
+        return generator(self.host.options.seed, self.round, "server", *purpose)
+
+    def __call__(self, question: Any, *, each: Mapping[str, Tree] | None = None, **down: Any) -> Answers:
+        extra = {site: pack({}, flatten(tree)) for site, tree in (each or {}).items()}
+        asked = Question(question.__name__, self.round, pack({}, flatten(down)), extra, self._versions, f"{self.round}.0")
+        reduction, seen = Reduction(), []
+        for site in self.sites:
+            header, upload = decode_upload(self.host.answer(asked.call(site), asked.payload, extra.get(site)))
+            seen.append(entries(upload))
+            reduction.add(site, upload)
+            if header["wrote"]:
+                self._versions[site] = f"{self.round}.0"
+        size = len(asked.payload) + max(map(len, extra.values()), default=0)
+        line = Line(asked.name, self._since, merge(seen), size)
+        if not any(line.question == l.question and line.up == l.up for l in self._lines):
+            self._lines.append(line)
+        return reduction.result(self.sites)
+
+
+def probe(host: Host, classes: tuple[str, ...], task: Task, shape: tuple[int, int, int], exact: bool, labelled: bool) -> Ledger:
+    """The ledger of a run: each phase of the method, its finish, and evaluation."""
+    method, lines = host.method, list[Line]()
+    small = TrainOptions(**{**host.options.model_dump(), "epochs": min(1, host.options.epochs), "batch_size": 4})
+    with tempfile.TemporaryDirectory() as folder:
+        trial = host.elsewhere(made_up(classes, task, shape, labelled), small, Store(Path(folder)))
+        server = trial.init()
+        for round in method.phases(host.options.rounds):
+            server = method.round(server, Trial(trial, round, lines, round))
+        end = Trial(trial, host.options.rounds, lines, host.options.rounds)
+        server = method.finish(server, end)
+        ask = Trial(trial, 0, lines, 0)
+        flags = {"own": torch.tensor(True)} | ({"exact": torch.tensor(True)} if exact else {})
+        for tree in method.predictors(server, ask).values():
+            ask(method.evaluate, server=tree, **flags)
+    return Ledger(tuple(lines))

@@ -1,0 +1,19 @@
+"""From counts to metrics: per class, per site, per attribute, pooled and local, and which round to report."""
+
+from __future__ import annotations
+
+from equipoise.evaluate.metrics import by_attribute, from_scores, from_statistics, shot_groups
+from equipoise.evaluate.observer import Evaluation
+from equipoise.evaluate.options import EvaluateOptions
+from equipoise.evaluate.protocol import select, summarise
+
+__all__ = [
+    "EvaluateOptions",
+    "Evaluation",
+    "by_attribute",
+    "from_scores",
+    "from_statistics",
+    "select",
+    "shot_groups",
+    "summarise",
+]

@@ -1,0 +1,168 @@
+"""Evaluation as the training loop's observer: asks every site for scores or counts, writes one metrics row per round."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.data.samples import Samples
+from equipoise.errors import StorageError
+from equipoise.evaluate.metrics import by_attribute, from_scores, from_statistics, shot_groups
+from equipoise.evaluate.options import EvaluateOptions
+from equipoise.evaluate.protocol import blend, select, summarise
+from equipoise.methods.base import SPLITS, Method
+from equipoise.partition import Holding
+from equipoise.server import Exchange
+from equipoise.tree import Tree
+
+METRICS = "metrics.jsonl"
+
+
+class Evaluation:
+    """Metrics of every evaluated round, kept in memory and in `metrics.jsonl`."""
+
+    def __init__(
+        self,
+        method: Method,
+        options: EvaluateOptions,
+        samples: Samples,
+        holdings: tuple[Holding, ...],
+        counts: Tensor,
+        rounds: int,
+        path: Path,
+        tell: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        self.method, self.options, self.rounds, self.path = method, options, rounds, path
+        self.samples, self.holdings = samples, {holding.name: holding for holding in holdings}
+        self.tell = tell or (lambda row: None)
+        self.shots = shot_groups(counts, options.shots)
+        self.history: list[dict[str, Any]] = []
+
+    # The loop's view of us ---------------------------------------------------------------------------------------------
+
+    def wants_tuned(self, round: int) -> bool:
+        return self.options.own == "tuned" and self._due(round + 1)
+
+    def observe(self, done: int, server: Tree, ask: Exchange, facts: Mapping[str, Any]) -> None:
+        row: dict[str, Any] = {"round": done, **facts}
+        if self._due(done):
+            row |= self._evaluate(server, ask)
+        self.history.append(row)
+        try:
+            with open(self.path, "a") as file:
+                file.write(json.dumps(row) + "\n")
+        except OSError as error:
+            raise StorageError(f"{self.path} cannot be written: {error.strerror}; free disk space, then `equipoise resume`") from error
+        self.tell(row)
+
+    def pinned(self) -> frozenset[int]:
+        if self.options.select != "best_validation" or not any("validation" in row for row in self.history):
+            return frozenset()
+        return frozenset(self.selected()[0])
+
+    def _due(self, done: int) -> bool:
+        return done % self.options.every == 0 or done >= self.rounds
+
+    # Before and after --------------------------------------------------------------------------------------------------
+
+    def resume(self, done: int) -> None:
+        """Forget rows of rounds that were never committed, and a line a crash cut short."""
+        lines = self.path.read_text().splitlines(keepends=True) if self.path.exists() else []
+        rows = [json.loads(line) for line in lines if line.endswith("\n")]
+        self.history = [row for row in rows if row["round"] <= done]
+        part = self.path.with_suffix(".part")
+        part.write_text("".join(json.dumps(row) + "\n" for row in self.history))
+        part.replace(self.path)
+
+    def selected(self) -> tuple[list[int], dict[str, Any]]:
+        """The reported rounds and their metrics."""
+        rows = [row for row in self.history if "test" in row]
+        return select(rows, self.options.select, key="generalisation.balanced_accuracy")
+
+    # The work ----------------------------------------------------------------------------------------------------------
+
+    def _evaluate(self, server: Tree, ask: Exchange) -> dict[str, Any]:
+        flags = {"own": torch.tensor(True)} | ({"exact": torch.tensor(True)} if self.options.exact else {})
+        found = [
+            ask(self.method.evaluate, server=tree, **flags) for tree in self.method.predictors(server, ask).values()
+        ]
+        if self.options.exact:
+            per_predictor = [self._exact(answers["scores"]) for answers in found]
+        else:
+            per_predictor = [self._counted(answers["pooled"], answers["own"]) for answers in found]
+        # Several global predictors (training alone has one per site) count by their mean; a site's own predictor is the same in all.
+        return blend(per_predictor) if len(per_predictor) > 1 else per_predictor[0]
+
+    def _exact(self, scores: dict[str, Tree]) -> dict[str, Any]:
+        result = {}
+        for split in SPLITS:
+            index = {site: getattr(self.holdings[site], split) for site in scores}
+            labels = {site: torch.from_numpy(np.ascontiguousarray(self.samples.labels[rows])) for site, rows in index.items()}
+            filled = [site for site in scores if len(index[site])]
+            if not filled:
+                continue
+
+            def metrics(logits: Tensor, y: Tensor) -> dict[str, Any]:
+                return from_scores(logits, y, task=self.samples.task, shots=self.shots)
+
+            names = list(scores[filled[0]][split])
+            pooled_labels = torch.cat([labels[site] for site in filled])
+            pooled = {
+                name: torch.cat([scores[site][split][name] for site in filled]) for name in names if name.startswith("global.")
+            }
+            roles = {name: metrics(logits, pooled_labels) for name, logits in pooled.items()}
+            sites = {
+                name: {site: metrics(scores[site][split][name], labels[site]) for site in filled}
+                for name in names
+                if name.startswith("own.")
+            }
+            result[split] = self._summary(roles, sites)
+            if self.options.attributes and self.samples.attributes and split == "test":
+                rows = np.concatenate([index[site] for site in filled])
+                first = next(iter(pooled.values()))
+                result[split]["attributes"] = {
+                    name: {
+                        value: scalars(found)
+                        for value, found in by_attribute(
+                            first, pooled_labels, values[rows], task=self.samples.task, shots=self.shots
+                        ).items()
+                    }
+                    for name, values in self.samples.attributes.items()
+                }
+        return result
+
+    def _counted(self, pooled: Tree, own: dict[str, Tree]) -> dict[str, Any]:
+        result = {}
+        for split in SPLITS:
+            if split not in pooled:
+                continue
+            roles = {name: from_statistics(stats, shots=self.shots) for name, stats in pooled[split].items()}
+            names = next(iter(own.values()))[split]
+            sites = {
+                name: {site: from_statistics(tree[split][name], shots=self.shots) for site, tree in own.items() if split in tree}
+                for name in names
+            }
+            result[split] = self._summary(roles, sites)
+        return result
+
+    @staticmethod
+    def _summary(roles: dict[str, dict[str, Any]], sites: dict[str, dict[str, dict[str, Any]]]) -> dict[str, Any]:
+        """The summary of the predictors that count (the first of each kind), and in `roles` what every one of them reached."""
+        first, own = next(iter(roles)), next(iter(sites))
+        summary = summarise(roles[first], sites[own])
+        summary["sites"] = sites[own]
+        summary["roles"] = {name: scalars(found) for name, found in roles.items()} | {
+            name: scalars(blend(list(found.values()))) for name, found in sites.items()
+        }
+        return summary
+
+
+def scalars(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """The metrics that are one number."""
+    return {key: value for key, value in metrics.items() if value is None or isinstance(value, int | float)}

@@ -1,0 +1,26 @@
+"""The `[evaluate]` section of the config."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from equipoise.options import Options
+
+
+class EvaluateOptions(Options):
+    """When and how a model is evaluated."""
+
+    every: int = Field(default=1, ge=1)
+    """evaluate after every so many rounds; the last round always is"""
+    select: Literal["last", "best_validation", "mean_last_5"] = "last"
+    """which round is reported; the test set is never used to choose"""
+    own: Literal["tuned", "received"] = "tuned"
+    """a site's own predictor: its body after the last local training, or the received body; with its private parts"""
+    exact: bool = True
+    """in simulation, compute AUC from the scores themselves instead of from histograms"""
+    shots: Literal["absolute", "thirds"] = "thirds"
+    """head, medium and tail classes by training images (over 700, under 70) or by thirds of the classes"""
+    attributes: bool = True
+    """also report the metrics per value of each attribute column"""

@@ -1,0 +1,91 @@
+"""Two views of one federation (generalisation, specialisation), and the round that is reported."""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+
+from equipoise.errors import ConfigError
+from equipoise.names import unknown
+
+RULES = ("last", "best_validation", "mean_last_5")
+
+
+def summarise(generalisation: dict[str, Any], per_site: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The pooled test, the mean over sites of their own tests, the mean of both, and the site that fares worst.
+
+    Only scalar metrics are averaged; a site where a metric is None is left out of that metric's mean.
+    """
+    keys = [key for key, value in generalisation.items() if _is_number(value) or value is None]
+    specialisation = {key: blend([site.get(key) for site in per_site.values()]) for key in keys}
+    both = {key: (generalisation[key], specialisation[key]) for key in keys}
+    scored = [
+        (site["balanced_accuracy"], name)
+        for name, site in per_site.items()
+        if site.get("balanced_accuracy") is not None
+    ]
+    worst = min(scored, default=(None, None))
+    return {
+        "generalisation": generalisation,
+        "specialisation": specialisation,
+        "average": {key: None if None in pair else sum(pair) / 2 for key, pair in both.items()},
+        "worst_site": {"name": worst[1], "balanced_accuracy": worst[0]},
+    }
+
+
+def select(
+    history: list[dict[str, Any]], rule: str, key: str = "balanced_accuracy"
+) -> tuple[list[int], dict[str, Any]]:
+    """The rounds that `rule` reports and their metrics, without the round number. The test set is never used to choose.
+
+    `key` names the validation metric; dots lead into nested metrics ("generalisation.balanced_accuracy"). Of equally
+    good rounds the earliest is taken. A mean goes over every number in the rows; what is not a number is kept if it is
+    the same in all of them, and None otherwise.
+    """
+    if rule not in RULES:
+        raise ConfigError(unknown("evaluate.select", rule, RULES))
+    if not history:
+        raise ConfigError("evaluate.every: no round was evaluated, so there is none to select; lower it or add rounds")
+    rows = sorted(history, key=lambda row: row["round"])
+    if rule == "last":
+        chosen = rows[-1:]
+    elif rule == "mean_last_5":
+        chosen = rows[-5:]
+    else:
+        scored = [(score, row) for row in rows if (score := _look_up(row.get("validation"), key)) is not None]
+        if not scored:
+            raise ConfigError(
+                f"evaluate.select is 'best_validation', but no round has a validation '{key}'; "
+                "set split.validation above 0 or select 'last'"
+            )
+        chosen = [max(scored, key=lambda pair: pair[0])[1]]  # max keeps the first of equals, which is the earliest
+    metrics = [{name: value for name, value in row.items() if name != "round"} for row in chosen]
+    return [row["round"] for row in chosen], metrics[0] if len(metrics) == 1 else blend(metrics)
+
+
+def _look_up(metrics: Any, key: str) -> float | None:
+    """The number at a dotted key, or None where there is none."""
+    for part in key.split("."):
+        metrics = metrics.get(part) if isinstance(metrics, dict) else None
+    return metrics if _is_number(metrics) else None
+
+
+def blend(values: list[Any]) -> Any:
+    """The mean of like-shaped values, leaf by leaf, over those that are not None."""
+    present = [value for value in values if value is not None]
+    if not present:
+        return None
+    if all(isinstance(value, dict) for value in present):
+        names = dict.fromkeys(name for value in present for name in value)
+        return {name: blend([value.get(name) for value in present]) for name in names}
+    if all(isinstance(value, list) for value in present):
+        return [blend(list(column)) for column in zip_longest(*present)]
+    if all(_is_number(value) for value in present):
+        return float(np.mean(present))
+    return present[0] if all(value == present[0] for value in present) else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,130 @@
+"""The ledger: every leaf that leaves a site, its kind, shape and bytes, and who can read it.
+
+It is made by asking each question of two small made-up sites (see `engine.probe`), so it shows what the code does, not what a
+method says of itself. The guard then holds every real answer against it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from equipoise.exchange.reduction import tensors_of
+from equipoise.leaves import Kind, Mean, Upload
+
+Shape = tuple[int | None, ...]
+"""None stands for a length that differs from site to site (one row per sample, say)."""
+
+READERS: dict[str, str] = {
+    "sum": "coordinator: the sum over sites only",
+    "mean": "coordinator: the weighted mean and the summed weight only",
+    "each": "coordinator: this site's own value",
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of one leaf."""
+
+    leaf: str
+    tensor: str
+    kind: Kind
+    dtype: str
+    shape: Shape
+    weight: Shape | None = None
+
+    def bytes(self, rows: int = 1) -> int:
+        """Size on the wire, with `rows` for every length that varies."""
+        item = getattr(torch, self.dtype).itemsize
+        size = item * math.prod(rows if n is None else n for n in self.shape)
+        return size + (0 if self.weight is None else 8 * math.prod(rows if n is None else n for n in self.weight))
+
+    @property
+    def name(self) -> str:
+        return f"{self.leaf}/{self.tensor}" if self.tensor else self.leaf
+
+
+@dataclass(frozen=True)
+class Line:
+    """One question, as it is from round `since` on."""
+
+    question: str
+    since: int
+    up: tuple[Entry, ...]
+    down_bytes: int
+
+    @property
+    def up_bytes(self) -> int:
+        return sum(entry.bytes() for entry in self.up)
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What a run exchanges."""
+
+    lines: tuple[Line, ...]
+
+    def line(self, question: str, round: int) -> Line | None:
+        """The line in force for a question in a round."""
+        found = [line for line in self.lines if line.question == question and line.since <= round]
+        return max(found, key=lambda line: line.since, default=None)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row per leaf, for tables and JSON: tensors of one leaf are counted together."""
+        rows = []
+        for line in self.lines:
+            for leaf in dict.fromkeys(entry.leaf for entry in line.up):
+                entries = [entry for entry in line.up if entry.leaf == leaf]
+                shape = (
+                    "×".join("n" if n is None else str(n) for n in entries[0].shape) or "1"
+                    if len(entries) == 1
+                    else f"{len(entries)} tensors"
+                )
+                rows.append(
+                    {
+                        "question": line.question,
+                        "from_round": line.since,
+                        "leaf": leaf,
+                        "kind": entries[0].kind,
+                        "shape": shape,
+                        "dtype": entries[0].dtype,
+                        "bytes": sum(entry.bytes() for entry in entries),
+                        "varies": any(None in entry.shape for entry in entries),
+                        "read_by": READERS[entries[0].kind],
+                    }
+                )
+        return rows
+
+
+def entries(upload: Upload) -> tuple[Entry, ...]:
+    """The ledger entries of one answer."""
+    found = []
+    for name, leaf in upload.items():
+        weight = tuple(torch.as_tensor(leaf.weight).shape) if isinstance(leaf, Mean) else None
+        for i, (path, x) in enumerate(sorted(tensors_of(leaf).items())):
+            dtype = str(x.dtype).removeprefix("torch.")
+            found.append(Entry(name, path, leaf.kind, dtype, tuple(x.shape), weight if i == 0 else None))
+    return tuple(found)
+
+
+def merge(answers: Sequence[tuple[Entry, ...]]) -> tuple[Entry, ...]:
+    """Entries of the same question from different sites as one list: a length that differs becomes None."""
+    first, *others = answers
+    merged = []
+    for i, entry in enumerate(first):
+        same = [other[i] for other in others]
+        if any((o.leaf, o.tensor, o.kind, o.dtype, len(o.shape)) != (*_identity(entry), len(entry.shape)) for o in same):
+            raise ValueError(f"the leaf '{entry.name}' is not the same at every site")
+        shape = tuple(n if all(o.shape[d] == n for o in same) else None for d, n in enumerate(entry.shape))
+        merged.append(Entry(*_identity(entry), shape, entry.weight))
+    if any(len(other) != len(first) for other in others):
+        raise ValueError("sites give different leaves")
+    return tuple(merged)
+
+
+def _identity(entry: Entry) -> tuple[str, str, Kind, str]:
+    return entry.leaf, entry.tensor, entry.kind, entry.dtype

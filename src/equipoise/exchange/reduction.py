@@ -1,0 +1,125 @@
+"""How answers are combined: exact sums in 64-bit fixed point, so that neither arrival order nor masking changes a bit.
+
+A float x with weight w contributes round(w · x · 2^28) as an int64. With at most 1,024 sites and |w · x| ≤ 2^24 each, a sum
+cannot overflow; the guard refuses anything larger. Answers are added as they arrive, so memory does not grow with sites.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equipoise.leaves import Each, Leaf, Mean, Upload
+from equipoise.tree import Tree, flatten, unflatten
+
+FRACTION_BITS = 28
+SCALE = float(2**FRACTION_BITS)
+LARGEST = float(2**24)
+MOST_SITES = 1024
+
+
+def fixed(x: Tensor, weight: Tensor | None = None) -> Tensor:
+    """round(weight · x · 2^28) as int64; whole-number tensors without a weight are kept as they are."""
+    if weight is None and not x.is_floating_point():
+        return x.to(torch.int64)
+    y = x.to(torch.float64) * SCALE
+    if weight is not None:
+        y = y.mul_(spread(weight, x))
+    return y.round_().to(torch.int64)
+
+
+def spread(weight: Tensor, x: Tensor) -> Tensor:
+    """A weight over the first dimensions of x, shaped to broadcast against x."""
+    return weight.to(torch.float64).reshape(weight.shape + (1,) * (x.dim() - weight.dim()))
+
+
+def tensors_of(leaf: Leaf) -> dict[str, Tensor]:
+    """The tensors of a leaf by name; a leaf that is one tensor has the name ""."""
+    return flatten(leaf.value) if isinstance(leaf.value, Mapping) else {"": leaf.value}
+
+
+def whole(tensors: Mapping[str, Tensor]) -> Any:
+    """The inverse of `tensors_of`."""
+    return tensors[""] if set(tensors) == {""} else unflatten(tensors)
+
+
+class Answers:
+    """What the coordinator may know of one question: reduced leaves by name.
+
+    `answers["delta"]` is a sum, a mean, or (for `Each`) a dict by site in the federation's order. `weight` has the summed
+    weight of every mean; where it is 0 the mean is 0. `sites` are those whose answer counted.
+    """
+
+    def __init__(self, leaves: dict[str, Any], weight: dict[str, Tensor], sites: tuple[str, ...]) -> None:
+        self.leaves, self.weight, self.sites = leaves, weight, sites
+
+    def __getitem__(self, name: str) -> Any:
+        return self.leaves[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.leaves
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.leaves)
+
+
+class Reduction:
+    """Adds up answers in any order."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, str] = {}
+        self._dtypes: dict[tuple[str, str], torch.dtype] = {}
+        self._sums: dict[tuple[str, str], Tensor] = {}
+        self._weights: dict[str, Tensor] = {}
+        self._each: dict[str, dict[str, Any]] = {}
+        self._sites: list[str] = []
+
+    def add(self, site: str, upload: Upload) -> None:
+        """Count one site's answer in."""
+        self._sites.append(site)
+        for name, leaf in upload.items():
+            self._kinds[name] = leaf.kind
+            if isinstance(leaf, Each):
+                self._each.setdefault(name, {})[site] = leaf.value
+                continue
+            weight = torch.as_tensor(leaf.weight, dtype=torch.float64) if isinstance(leaf, Mean) else None
+            if weight is not None:
+                self._accumulate(self._weights, name, fixed(weight))
+            for path, x in tensors_of(leaf).items():
+                self._dtypes[name, path] = x.dtype
+                self._accumulate(self._sums, (name, path), fixed(x, weight))
+
+    @staticmethod
+    def _accumulate(sums: dict, key: Any, x: Tensor) -> None:
+        if key in sums:
+            sums[key].add_(x)
+        else:
+            sums[key] = x
+
+    def result(self, order: tuple[str, ...]) -> Answers:
+        """The reduced leaves; `order` is the federation's order of sites."""
+        leaves: dict[str, Any] = {}
+        weights = {name: total.to(torch.float64) / SCALE for name, total in self._weights.items()}
+        for name, kind in self._kinds.items():
+            if kind == "each":
+                leaves[name] = {site: self._each[name][site] for site in order if site in self._each[name]}
+                continue
+            parts: Tree = {}
+            for (leaf, path), total in self._sums.items():
+                if leaf != name:
+                    continue
+                dtype = self._dtypes[leaf, path]
+                if kind == "sum" and not dtype.is_floating_point:
+                    parts[path] = total
+                    continue
+                x = total.to(torch.float64) / SCALE
+                if kind == "mean":
+                    weight = spread(weights[name], x)
+                    x = torch.where(weight > 0, x / weight.clamp_min(1 / SCALE), 0.0)
+                    dtype = dtype if dtype.is_floating_point else torch.float64
+                parts[path] = x.to(dtype)
+            leaves[name] = whole(parts) if parts else {}
+        return Answers(leaves, weights, tuple(site for site in order if site in self._sites))

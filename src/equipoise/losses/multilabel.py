@@ -1,0 +1,70 @@
+"""Losses for several labels per image, of which a site may know only some: `logits` and `y` [N, C].
+
+`mask` says which cells count: bool [C] (labels the site annotates) or [N, C] (single cells); None counts all.
+`over` is what the sum is divided by: the cells that count ("labelled") or all N·C ("all", as FedMLP does).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from equipoise.losses.shaping import binary_margin_shift, odds_shift
+from equipoise.losses.single import focus
+
+Over = Literal["labelled", "all"]
+
+
+def masked_mean(cells: Tensor, mask: Tensor | None = None, over: Over = "labelled") -> Tensor:
+    """Mean of the cells that count; 0 (still part of the graph) when none does."""
+    if mask is None:
+        return cells.mean()
+    mask = mask.to(cells.device).expand_as(cells)
+    total = cells.masked_fill(~mask, 0.0).sum()
+    return total / (cells.numel() if over == "all" else mask.sum().clamp_min(1))
+
+
+def positive_weight(positives: Tensor, total: int | Tensor, labelled: Tensor | None = None) -> Tensor:
+    """Weight n/positives of the positive side, from observed labels only; 1 for labels unknown or never positive."""
+    positives = positives.to(torch.float64)
+    known = positives > 0 if labelled is None else (positives > 0) & labelled
+    return torch.where(known, torch.as_tensor(total, device=positives.device) / positives.clamp_min(1.0), 1.0)
+
+
+def bce_cells(logits: Tensor, y: Tensor, pos_weight: Tensor | None = None) -> Tensor:
+    """Binary cross-entropy of every cell, [N, C]."""
+    weight = None if pos_weight is None else pos_weight.to(logits)
+    return F.binary_cross_entropy_with_logits(logits, y.to(logits.dtype), pos_weight=weight, reduction="none")
+
+
+def masked_bce(
+    logits: Tensor, y: Tensor, mask: Tensor | None = None, pos_weight: Tensor | None = None, over: Over = "labelled"
+) -> Tensor:
+    """Binary cross-entropy over the cells that count."""
+    return masked_mean(bce_cells(logits, y, pos_weight), mask, over)
+
+
+def adjusted_bce(logits: Tensor, y: Tensor, prior: Tensor, mask: Tensor | None = None, over: Over = "labelled") -> Tensor:
+    """Binary cross-entropy of `z + log(p1 / p0)`, `prior` being p1 per label (FedMLP Eq. 3-4); see `positive_prior`."""
+    return masked_bce(odds_shift(prior)(logits), y, mask, over=over)
+
+
+def masked_focal(logits: Tensor, y: Tensor, gamma: float = 2.0, mask: Tensor | None = None, over: Over = "labelled") -> Tensor:
+    """Sigmoid focal loss over the cells that count."""
+    return masked_mean(focus(bce_cells(logits, y), gamma), mask, over)
+
+
+def fedlc_bce(
+    logits: Tensor,
+    y: Tensor,
+    positives: Tensor,
+    negatives: Tensor,
+    tau: float = 1.0,
+    mask: Tensor | None = None,
+    over: Over = "labelled",
+) -> Tensor:
+    """Binary cross-entropy with FedLC's margin between the two sides of each label."""
+    return masked_bce(binary_margin_shift(positives, negatives, tau)(logits), y, mask, over=over)

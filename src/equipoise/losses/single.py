@@ -1,0 +1,130 @@
+"""Losses for one label per image: `logits` [N, C], `y` int64 [N].
+
+`reduction` is "mean" or "none" (one loss per image). With class weights the mean is the weighted one, Σ w·loss / Σ w.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from equipoise.losses.shaping import margin_shift, prior_shift, quarter, restriction
+
+Reduction = Literal["mean", "none"]
+
+cross_entropy = F.cross_entropy
+
+
+def balanced_softmax(logits: Tensor, y: Tensor, prior: Tensor, reduction: Reduction = "mean") -> Tensor:
+    """Cross-entropy of `z + log prior` (Ren et al. 2020); counts and frequencies give the same loss."""
+    return F.cross_entropy(prior_shift(prior)(logits), y, reduction=reduction)
+
+
+def logit_adjustment(logits: Tensor, y: Tensor, prior: Tensor, tau: float = 1.0, reduction: Reduction = "mean") -> Tensor:
+    """Cross-entropy of `z + tau * log prior` (Menon et al. 2021)."""
+    return F.cross_entropy(prior_shift(prior, tau)(logits), y, reduction=reduction)
+
+
+def focus(loss: Tensor, gamma: float) -> Tensor:
+    """`(1 - p)^gamma * loss` for losses that are `-log p`: the focal factor, for softmax and sigmoid alike."""
+    # The clamp keeps the gradient finite for gamma < 1 where p rounds to one.
+    miss = (-torch.expm1(-loss)).clamp_min(torch.finfo(loss.dtype).tiny)
+    return miss.pow(gamma) * loss
+
+
+def focal(logits: Tensor, y: Tensor, gamma: float = 2.0, reduction: Reduction = "mean") -> Tensor:
+    """`-(1 - p_y)^gamma * log p_y` (Lin et al. 2017)."""
+    loss = focus(F.cross_entropy(logits, y, reduction="none"), gamma)
+    return loss if reduction == "none" else loss.mean()
+
+
+def effective_weight(counts: Tensor, beta: float = 0.9999) -> Tensor:
+    """`(1 - beta) / (1 - beta^n)` scaled to sum to the number of present classes; 0 for absent ones.
+
+    `beta` = 0 weighs all present classes alike, `beta` = 1 (the limit) by inverse frequency.
+    """
+    n = counts.to(torch.float64)
+    present = n > 0
+    n = n.clamp_min(1.0)
+    weight = 1.0 / n if beta == 1.0 else (1.0 - beta) / (1.0 - beta**n)
+    weight = weight * present
+    return weight * (present.sum() / weight.sum().clamp_min(torch.finfo(weight.dtype).tiny))
+
+
+def weighted(loss: Tensor, y: Tensor, weight: Tensor, reduction: Reduction) -> Tensor:
+    """Losses [N] times the weight of their class, and their weighted mean (0 where all weights are 0)."""
+    each = weight.to(loss)[y]
+    if reduction == "none":
+        return each * loss
+    return (each * loss).sum() / each.sum().clamp_min(torch.finfo(loss.dtype).tiny)
+
+
+def class_balanced(logits: Tensor, y: Tensor, counts: Tensor, beta: float = 0.9999, reduction: Reduction = "mean") -> Tensor:
+    """Cross-entropy weighted by the effective number of samples per class (Cui et al. 2019)."""
+    loss = F.cross_entropy(logits, y, reduction="none")
+    return weighted(loss, y, effective_weight(counts, beta), reduction)
+
+
+def ldam_margin(counts: Tensor, max_margin: float = 0.5) -> Tensor:
+    """`max_margin * n^(-1/4)` relative to the rarest present class; 0 for absent ones."""
+    margin = quarter(counts) * (counts > 0)
+    return max_margin * margin / margin.max().clamp_min(torch.finfo(margin.dtype).tiny)
+
+
+def ldam(
+    cosines: Tensor,
+    y: Tensor,
+    counts: Tensor,
+    max_margin: float = 0.5,
+    scale: float = 30.0,
+    weight: Tensor | None = None,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """Cross-entropy of `scale * (cos - margin on the true class)` (Cao et al. 2019), on a cosine head's outputs.
+
+    `weight` [C] is the deferred re-weighting, see `effective_weight`.
+    """
+    margin = ldam_margin(counts, max_margin).to(cosines)
+    shaped = scale * (cosines - margin * F.one_hot(y, cosines.shape[1]))
+    if weight is None:
+        return F.cross_entropy(shaped, y, reduction=reduction)
+    return weighted(F.cross_entropy(shaped, y, reduction="none"), y, weight, reduction)
+
+
+def strict_cross_entropy(logits: Tensor, y: Tensor, reduction: Reduction = "mean") -> Tensor:
+    """Cross-entropy whose denominator leaves out the true class, as FedLC prints it; unbounded below."""
+    true = F.one_hot(y, logits.shape[1]).bool()
+    others = logits.masked_fill(true, -torch.inf).logsumexp(1)
+    loss = others - logits.gather(1, y[:, None])[:, 0]
+    return loss if reduction == "none" else loss.mean()
+
+
+def fedlc(
+    logits: Tensor, y: Tensor, counts: Tensor, tau: float = 1.0, strict: bool = False, reduction: Reduction = "mean"
+) -> Tensor:
+    """Cross-entropy of `z - tau * n^(-1/4)` (FedLC, Zhang et al. 2022)."""
+    shaped = margin_shift(counts, tau)(logits)
+    return strict_cross_entropy(shaped, y, reduction) if strict else F.cross_entropy(shaped, y, reduction=reduction)
+
+
+def fedrs(
+    logits: Tensor,
+    y: Tensor,
+    counts: Tensor,
+    alpha: float = 0.5,
+    mode: Literal["binary", "proportional"] = "binary",
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """Cross-entropy with the logits of absent classes times `alpha` (FedRS, Li & Zhan 2021)."""
+    return F.cross_entropy(restriction(counts, alpha, mode)(logits), y, reduction=reduction)
+
+
+def kl(teacher: Tensor, student: Tensor) -> Tensor:
+    """KL(teacher ‖ student) of two sets of logits: sum over classes, mean over the batch.
+
+    The caller detaches the side that shall not learn.
+    """
+    return F.kl_div(F.log_softmax(student, dim=1), F.log_softmax(teacher, dim=1), reduction="batchmean", log_target=True)

@@ -1,0 +1,48 @@
+"""One file per federated method, and where they are found by name.
+
+A name is one of `METHODS`, or `path/to/file.py:Class`, or `package.module:Class` for a method of your own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from pathlib import Path
+
+from equipoise.errors import ConfigError
+from equipoise.methods.base import Ask, Method
+from equipoise.methods.fca import FCA
+from equipoise.methods.fedavg import FedAvg
+from equipoise.methods.fedprox import FedProx
+from equipoise.methods.local import Local
+from equipoise.names import unknown
+
+METHODS: dict[str, type[Method]] = {"fedavg": FedAvg, "fedprox": FedProx, "local": Local, "fca": FCA}
+
+
+def find(name: str, base: Path) -> type[Method]:
+    """The method class of that name; `base` is where a relative path starts."""
+    if name in METHODS:
+        return METHODS[name]
+    source, _, attribute = name.rpartition(":")
+    if not source:
+        raise ConfigError("method.name: " + unknown("method", name, METHODS) + ", or FILE.py:Class")
+    if source.endswith(".py"):
+        path = (base / source).resolve()
+        spec = importlib.util.spec_from_file_location(f"equipoise_method_{path.stem}", path)
+        if spec is None or spec.loader is None or not path.is_file():
+            raise ConfigError(f"method.name: there is no file {path}")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    else:
+        try:
+            module = importlib.import_module(source)
+        except ImportError as error:
+            raise ConfigError(f"method.name: the module '{source}' cannot be imported ({error})") from error
+    found = getattr(module, attribute, None)
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise ConfigError(f"method.name: '{source}' has no method class '{attribute}'")
+    return found
+
+
+__all__ = ["METHODS", "Ask", "Method", "find"]

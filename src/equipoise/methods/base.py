@@ -1,0 +1,154 @@
+"""The method object: hyper-parameters as fields, and a handful of hooks that each default to FedAvg.
+
+A method runs in two places. At the coordinator: `init`, `round`, `finish`. At a site, as the answer to a question: `train`,
+`evaluate`, and any further public method with the signature `(self, net, loc) -> Upload`. It holds hyper-parameters and
+nothing else; what it must remember lives in the server tree or in `loc.mine`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Protocol
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+from equipoise.data.samples import Task
+from equipoise.leaves import Each, Mean, Sum, Upload
+from equipoise.nets import Net, ProjectorSpec
+from equipoise.site import Batch, Loc, measure
+from equipoise.tree import Tree, plus
+
+SPLITS = ("validation", "test")
+
+
+class Answered(Protocol):
+    """What a question brings back: reduced leaves by name (see `exchange.Answers`)."""
+
+    weight: dict[str, Tensor]
+    sites: tuple[str, ...]
+
+    def __getitem__(self, name: str) -> Any: ...
+
+
+class Ask(Protocol):
+    """How a method's round speaks with the sites."""
+
+    round: int
+    rounds: int
+    sites: tuple[str, ...]
+
+    def __call__(self, question: Any, *, each: Mapping[str, Tree] | None = None, **down: Any) -> Answered: ...
+
+    def generator(self, *purpose: object) -> torch.Generator: ...
+
+
+class Method(BaseModel):
+    """FedAvg's round around any loss; the base of every method."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    paper: ClassVar[str] = ""
+    tasks: ClassVar[tuple[Task, ...]] = ("single", "multi")
+    heads: ClassVar[tuple[str, ...]] = ("fed",)
+    private: ClassVar[tuple[str, ...]] = ()
+    projector: ClassVar[ProjectorSpec | None] = None
+    views: ClassVar[tuple[str, ...]] = ("weak",)
+    recommends: ClassVar[dict[str, Any]] = {}
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}
+    neutral: ClassVar[dict[str, Any] | None] = None
+
+    # At the coordinator ------------------------------------------------------------------------------------------------
+
+    def init(self, net: Net, shared: Mapping[str, Tensor]) -> Tree:
+        """The first server tree; `shared` are the net's tensors that are exchanged."""
+        return {"model": {name: tensor.detach().clone().contiguous() for name, tensor in shared.items()}}
+
+    def round(self, server: Tree, ask: Ask) -> Tree:
+        """One communication round: the next server tree."""
+        up = ask(self.train, model=server["model"])
+        return {**server, "model": plus(server["model"], up["delta"])}
+
+    def finish(self, server: Tree, ask: Ask) -> Tree:
+        """After the last round."""
+        return server
+
+    def phases(self, rounds: int) -> Sequence[int]:
+        """Rounds from which a different set of leaves leaves the sites (the ledger is made anew at each)."""
+        return (0,)
+
+    def serving(self, server: Tree) -> Tree:
+        """The part of the server tree that prediction needs."""
+        return {"model": server["model"]}
+
+    def predictors(self, server: Tree, ask: Ask) -> Mapping[str, Tree]:
+        """The global predictors to be tested on the union of test sets; generalisation is their mean."""
+        return {"global": self.serving(server)}
+
+    # At a site ---------------------------------------------------------------------------------------------------------
+
+    def init_site(self, net: Net, loc: Loc) -> Tree:
+        """The site's first private tree. May set private parameters of the net in place."""
+        return {}
+
+    def prepare(self, net: Net, loc: Loc) -> None:
+        """Once before local training: teachers, pseudo-labels, statistics, into `loc.scratch`."""
+
+    def loss(self, net: Net, batch: Batch, loc: Loc) -> Tensor:
+        """The loss of one batch."""
+        return loc.objective(net(batch.x), batch.y)
+
+    def train(self, net: Net, loc: Loc) -> Upload:
+        """Question: train locally, answer with the change of the shared tensors, weighted by samples."""
+        self.prepare(net, loc)
+        loss = loc.fit(net, self.loss)
+        return {"delta": Mean(loc.delta(net), loc.samples), "loss": Mean(torch.tensor(loss, dtype=torch.float64), loc.samples)}
+
+    def evaluate(self, net: Net, loc: Loc) -> Upload:
+        """Question: score the validation and test rows with the global predictor and with the site's own.
+
+        `exact` answers with the logits of every image (simulation, where the images are at hand anyway); otherwise with
+        counts that can be added up.
+        """
+        server, exact = loc.down["server"], "exact" in loc.down
+        kinds = {"global": None, "own": loc.mine} if "own" in loc.down else {"global": None}
+        scores: Tree = {split: {} for split in SPLITS}
+        for kind, mine in kinds.items():
+            loc.receive(net, server["model"] if mine is None else {**server["model"], **loc.tuned})
+            for split in SPLITS:
+                parts: dict[str, list[Tensor]] = {}
+                for batch in loc.scan(split):
+                    for name, logits in self.predict(net, batch.x, mine, server).items():
+                        parts.setdefault(f"{kind}.{name}", []).append(logits.float().cpu())
+                scores[split] |= {name: torch.cat(logits) for name, logits in parts.items()}
+        if exact:
+            return {"scores": Each(scores)}
+        counted = {
+            split: {
+                name: measure(logits, loc.data.splits[split].labels, task=loc.task) for name, logits in scores[split].items()
+            }
+            for split in SPLITS
+        }
+        pooled = {split: {n: s for n, s in counted[split].items() if n.startswith("global.")} for split in SPLITS}
+        own = {split: {n: s for n, s in counted[split].items() if n.startswith("own.")} for split in SPLITS}
+        return {"pooled": Sum(pooled)} | ({"own": Each(own)} if "own" in kinds else {})
+
+    def predict(self, net: Net, x: Tensor, mine: Tree | None, server: Tree) -> dict[str, Tensor]:
+        """Logits by predictor, the one that counts first. `mine` is None for the global predictor."""
+        return {"fed": net(x)}
+
+    # About the class ---------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def questions(cls) -> tuple[str, ...]:
+        """Names of the questions a site answers: public methods with exactly the parameters (self, net, loc)."""
+        hooks = {"init_site", "prepare"}
+        return tuple(
+            name
+            for name, member in inspect.getmembers(cls, inspect.isfunction)
+            if not name.startswith("_")
+            and name not in hooks
+            and list(inspect.signature(member).parameters) == ["self", "net", "loc"]
+        )

@@ -1,0 +1,21 @@
+"""Backbones, heads and projectors."""
+
+from equipoise.nets.assemble import NetOptions, build
+from equipoise.nets.net import Cosine, Net, ProjectorSpec, load, state
+from equipoise.nets.norm import batch_norm_names
+from equipoise.nets.registry import NETS
+from equipoise.nets.weights import KNOWN, load_weights
+
+__all__ = [
+    "KNOWN",
+    "NETS",
+    "Cosine",
+    "Net",
+    "NetOptions",
+    "ProjectorSpec",
+    "batch_norm_names",
+    "build",
+    "load",
+    "load_weights",
+    "state",
+]

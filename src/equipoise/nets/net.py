@@ -1,0 +1,112 @@
+"""A network is one body, named classifier heads on its pooled features, and sometimes a projector."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from equipoise.errors import WeightsError
+from equipoise.names import nearest
+from equipoise.nets.norm import batch_norms
+
+
+@dataclass(frozen=True)
+class ProjectorSpec:
+    """An MLP on the pooled features: the sizes of its layers, and what stands between them."""
+
+    sizes: tuple[int, ...]
+    """output size of each linear layer; 0 means the width of the features"""
+    batch_norm: bool = False
+    activation: bool = False
+
+    def make(self, width: int) -> nn.Sequential:
+        """The MLP for features of this width."""
+        layers: list[nn.Module] = []
+        inputs = width
+        for size in (size or width for size in self.sizes):
+            if layers and self.batch_norm:
+                layers.append(nn.BatchNorm1d(inputs))
+            if layers and self.activation:
+                layers.append(nn.ReLU(inplace=True))
+            layers.append(nn.Linear(inputs, size))
+            inputs = size
+        return nn.Sequential(*layers)
+
+
+class Cosine(nn.Module):
+    """A classifier that answers with the cosine between features and class vectors; the scale lives in the loss."""
+
+    def __init__(self, width: int, classes: int):
+        super().__init__()
+        self.weight = nn.Parameter(nn.init.normal_(torch.empty(classes, width), std=width**-0.5))
+
+    def forward(self, z: Tensor) -> Tensor:
+        return F.linear(F.normalize(z), F.normalize(self.weight))
+
+
+class Net(nn.Module):
+    """Body, dropout, heads and projector; parameters are called `body.…`, `head.<name>.…` and `projector.…`."""
+
+    def __init__(
+        self,
+        name: str,
+        body: nn.Module,
+        width: int,
+        head: Mapping[str, nn.Module],
+        *,
+        projector: nn.Module | None = None,
+        dropout: float = 0.0,
+        frozen: bool = False,
+    ):
+        super().__init__()
+        self.name = name
+        self.width = width
+        self.frozen = frozen
+        self.body = body
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.ModuleDict(dict(head))
+        self.projector = projector
+        for layer in batch_norms(self):
+            # Only a cumulative average would read this counter. Without it, all state is float and can be averaged.
+            layer.num_batches_tracked = None
+
+    def features(self, x: Tensor) -> Tensor:
+        """Pooled features [N, width], after dropout: what a head reads."""
+        return self.dropout(self.body(x))
+
+    def forward(self, x: Tensor, head: str = "fed") -> Tensor:
+        """Logits (or cosines) of one head."""
+        return self.head[head](self.features(x))
+
+    def train(self, mode: bool = True) -> Net:
+        """As usual, except that frozen BatchNorm layers keep using, and never change, their statistics."""
+        super().train(mode)
+        if self.frozen:
+            for layer in batch_norms(self):
+                layer.eval()
+        return self
+
+
+def state(net: nn.Module) -> dict[str, Tensor]:
+    """Parameters and float buffers by name. Detached, but the live memory: writing into one changes the net."""
+    return {name: tensor for name, tensor in net.state_dict().items() if tensor.is_floating_point()}
+
+
+def load(net: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy tensors into the net, in place. Names may be left out; nothing is copied if one name or shape is wrong."""
+    own = state(net)
+    for name, tensor in tensors.items():
+        if name not in own:
+            guess = nearest(name, own)
+            hint = f"; did you mean '{guess}'?" if guess else ""
+            raise WeightsError(f"the net has no tensor '{name}'{hint}")
+        if tensor.shape != own[name].shape:
+            raise WeightsError(f"'{name}' has shape {[*tensor.shape]}, but the net needs {[*own[name].shape]}")
+    if not tensors:
+        return
+    with torch.no_grad():
+        torch._foreach_copy_([own[name] for name in tensors], list(tensors.values()))

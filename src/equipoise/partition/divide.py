@@ -1,0 +1,146 @@
+"""Divide a data set: first who holds a row, then what the holder uses it for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from equipoise.data.samples import Samples
+from equipoise.errors import PartitionError
+from equipoise.partition.kinds import PartitionOptions
+from equipoise.partition.units import units
+from equipoise.seeds import numpy_generator
+
+SPLITS = ("train", "validation", "test")
+TRAIN, VALIDATION, TEST = range(3)
+
+
+class SplitOptions(Protocol):
+    """The part of the data options that says how a site splits its rows."""
+
+    @property
+    def test(self) -> float: ...
+    @property
+    def validation(self) -> float: ...
+    @property
+    def column(self) -> str | None: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Holding:
+    """The rows of one site, as sorted int64 indices into the samples."""
+
+    name: str
+    train: np.ndarray
+    validation: np.ndarray
+    test: np.ndarray
+    labelled: np.ndarray | None = None
+    """bool [C]: the classes this site labels (multi-label tasks); None means all"""
+
+
+def divide(samples: Samples, options: PartitionOptions, split: SplitOptions, seed: int) -> tuple[Holding, ...]:
+    """One holding per site, in order of name; every row is in exactly one split of one site.
+
+    A split the data set brings is kept as it is, even where it cuts a group; if it has no validation rows at all, the
+    fraction `split.validation` of each site's training rows becomes validation. Otherwise each site is split by the two
+    fractions, class by class, in whole groups.
+    """
+    given = _given_splits(samples, split)
+    if not (split.test >= 0 and split.validation >= 0 and split.test + split.validation < 1):
+        raise PartitionError(
+            f"split: test={split.test:g} and validation={split.validation:g} leave nothing to train on; "
+            "both must be 0 or more and their sum below 1"
+        )
+    chosen = np.full(len(samples), TRAIN)
+    decided: dict[str, int] = {}
+    sites = sorted(options.sites_of(samples, seed).items())
+    for name, rows in sites:
+        rng = numpy_generator(seed, "split", name)
+        if given is None:
+            fractions = np.array([1 - split.validation - split.test, split.validation, split.test])
+            chosen[rows] = _stratified(samples, rows, fractions, rng, decided)
+            continue
+        chosen[rows] = given[rows]
+        train = rows[given[rows] == TRAIN]
+        if not (given == VALIDATION).any() and len(train):
+            fractions = np.array([1 - split.validation, split.validation, 0])
+            chosen[train] = _stratified(samples, train, fractions, rng, decided)
+    return tuple(_holding(name, rows, chosen[rows]) for name, rows in sites)
+
+
+def table(samples: Samples, holdings: tuple[Holding, ...]) -> dict[str, Any]:
+    """Rows and class counts per site and split, and in total, in plain JSON types."""
+    sites = {
+        holding.name: {split: _tally(samples, getattr(holding, split)) for split in SPLITS} for holding in holdings
+    }
+    everyone = {split: np.concatenate([getattr(holding, split) for holding in holdings]) for split in SPLITS}
+    total = {split: _tally(samples, rows) for split, rows in everyone.items()}
+    return {"classes": list(samples.classes), "sites": sites, "total": total}
+
+
+def _tally(samples: Samples, rows: np.ndarray) -> dict[str, Any]:
+    labels = np.asarray(samples.labels)[rows]
+    if samples.task == "single":
+        counts = np.bincount(labels, minlength=len(samples.classes))
+    else:
+        counts = (labels > 0).sum(axis=0)
+    return {"rows": len(rows), "counts": counts.tolist()}
+
+
+def _given_splits(samples: Samples, split: SplitOptions) -> np.ndarray | None:
+    """The split the data set brings, as indices into SPLITS, or None."""
+    if samples.split is None:
+        if split.column is not None:
+            raise PartitionError(
+                f"split.column is '{split.column}', but the data carries no split; check the column's name"
+            )
+        return None
+    values = np.asarray(samples.split).astype(str)
+    strange = sorted(set(values.tolist()) - set(SPLITS))
+    if strange:
+        raise PartitionError(f"the data's split has the value '{strange[0]}'; use train, validation or test")
+    return np.array([SPLITS.index(value) for value in values.tolist()], dtype=np.int64)
+
+
+def _stratified(
+    samples: Samples, rows: np.ndarray, fractions: np.ndarray, rng: np.random.Generator, decided: dict[str, int]
+) -> np.ndarray:
+    """A split for each of one site's rows: whole groups, and within each class as near the fractions as groups allow.
+
+    Largest groups first, each to where most rows of its class are missing, so no class ends more than one group off.
+    Every class gets a training group before anything else; a class of two groups trains on one and tests on the other.
+    `decided` holds the groups an earlier site has placed (a patient seen at two hospitals), and learns this site's.
+    """
+    movable = units(samples, rows)
+    group = _group_names(samples, rows[movable.first])
+    placed = np.array([decided.get(name, -1) if name else -1 for name in group], dtype=np.int64)
+    preferred = [TRAIN, *(part for part in (TEST, VALIDATION) if fractions[part] > 0)]
+    for stratum in np.unique(movable.stratum):
+        members = rng.permutation(np.flatnonzero(movable.stratum == stratum))
+        missing = fractions * movable.size[members].sum()
+        settled = members[placed[members] >= 0]
+        missing -= np.bincount(placed[settled], weights=movable.size[settled], minlength=3)
+        free = members[placed[members] < 0]
+        free = free[np.argsort(-movable.size[free], kind="stable")]
+        wanted = [part for part in preferred[: 2 if len(members) <= 2 else 1] if part not in placed[settled]]
+        for unit in free:
+            part = wanted.pop(0) if wanted else int(missing.argmax())
+            placed[unit] = part
+            missing[part] -= movable.size[unit]
+    decided.update({name: int(part) for name, part in zip(group, placed, strict=True) if name})
+    return placed[movable.of]
+
+
+def _group_names(samples: Samples, rows: np.ndarray) -> list[str]:
+    """The group of each row, blank where it has none."""
+    return [""] * len(rows) if samples.group is None else np.asarray(samples.group)[rows].astype(str).tolist()
+
+
+def _holding(name: str, rows: np.ndarray, chosen: np.ndarray) -> Holding:
+    """The holding of one site; a site with nothing to train on is refused."""
+    train, validation, test = (np.sort(rows[chosen == part]).astype(np.int64) for part in range(3))
+    if not len(train):
+        raise PartitionError(f"site '{name}' has no training rows; use fewer sites, a larger min_size or another seed")
+    return Holding(name=name, train=train, validation=validation, test=test)

@@ -1,0 +1,179 @@
+"""A run from config to result: the hall where the rooms meet."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+import torch
+
+from equipoise.config import Config, read, resolve
+from equipoise.engine import Engine, Host, Pool, Serial, probe
+from equipoise.errors import StorageError
+from equipoise.evaluate import Evaluation
+from equipoise.exchange import Ledger
+from equipoise.server import Checkpoints, Federation, Journal
+from equipoise.server.checkpoint import write_atomic
+from equipoise.setup import Material, make_host, material
+from equipoise.tree import Tree, digest
+
+Watch = Callable[[str, dict[str, Any]], None]
+"""told of events: ("data", …), ("round", …), ("answer", …)"""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run came to."""
+
+    folder: Path
+    server: Tree
+    state_hash: str
+    rounds: list[int]
+    """the rounds that were selected"""
+    metrics: dict[str, Any]
+    history: list[dict[str, Any]]
+    classes: tuple[str, ...]
+
+    def summary(self) -> dict[str, Any]:
+        """What `run --json` prints."""
+        return {"state_hash": self.state_hash, "selected_rounds": self.rounds, "metrics": self.metrics, "folder": str(self.folder)}
+
+
+def run(
+    config: Config | Mapping[str, Any] | str | Path,
+    out: str | Path | None = None,
+    *,
+    watch: Watch | None = None,
+    wrap: Callable[[Engine], Engine] | None = None,
+) -> Result:
+    """Train as the config says, into the folder `out` (a temporary one if none), from where it was left if it was begun.
+
+    `config` is a path to a TOML file, a table, or a resolved config. `wrap` puts something around the engine (tests use it to
+    lose or spoil answers).
+    """
+    if isinstance(config, str | Path):
+        config = read(Path(config))
+    elif not isinstance(config, Config):
+        config = resolve(config)
+    folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="equipoise-"))
+    _claim(folder, config)
+    watch = watch or (lambda event, facts: None)
+    with one_thread():
+        stuff = material(config, lambda text, done, total: watch("data", {"text": text, "done": done, "total": total}))
+        host = make_host(config, stuff, folder / "sites")
+        ledger = make_ledger(config, host, stuff)
+        write_atomic(folder / "ledger.json", json.dumps(ledger.rows(), indent=1).encode())
+        watch("begin", {"sites": stuff.sizes, "classes": stuff.samples.classes, "rounds": config.train.rounds})
+        engine = make_engine(config, host, stuff, folder)
+        journal = Journal(folder / "journal.jsonl")
+        try:
+            return _train(config, stuff, host, ledger, wrap(engine) if wrap else engine, journal, folder, watch)
+        finally:
+            journal.close()
+            engine.close()
+
+
+def resume(folder: str | Path, *, watch: Watch | None = None) -> Result:
+    """Go on with the run in a folder."""
+    path = Path(folder) / "config.toml"
+    if not path.is_file():
+        raise StorageError(f"{folder} is not a run folder: it has no config.toml")
+    return run(read(path), folder, watch=watch)
+
+
+def _train(
+    config: Config,
+    stuff: Material,
+    host: Host,
+    ledger: Ledger,
+    engine: Engine,
+    journal: Journal,
+    folder: Path,
+    watch: Watch,
+) -> Result:
+    evaluation = Evaluation(
+        config.method,
+        config.evaluate,
+        stuff.samples,
+        stuff.holdings,
+        stuff.counts(),
+        config.train.rounds,
+        folder / "metrics.jsonl",
+        tell=lambda row: watch("round", row),
+    )
+    checkpoints = Checkpoints(folder / "checkpoints")
+    found = checkpoints.newest()
+    evaluation.resume(-1 if found is None else sys.maxsize if found[1].finished else found[1].round)
+    journal.write("resumed" if found else "started", config=config.digest, data=stuff.samples.fingerprint)
+    federation = Federation(
+        method=config.method,
+        engine=engine,
+        ledger=ledger,
+        limits=config.exchange,
+        journal=journal,
+        checkpoints=checkpoints,
+        sites=tuple(holding.name for holding in stuff.holdings),
+        rounds=config.train.rounds,
+        seed=config.train.seed,
+        participation=config.train.participation,
+        config_hash=config.digest,
+        observer=evaluation,
+        progress=lambda question, site: watch("answer", {"question": question, "site": site}),
+    )
+    server = federation.run(host.init)
+    rounds, metrics = evaluation.selected() if config.train.rounds else ([], {})
+    result = Result(folder, server, digest(server), rounds, metrics, evaluation.history, stuff.samples.classes)
+    write_atomic(folder / "result.json", json.dumps(result.summary(), indent=1).encode())
+    return result
+
+
+def make_ledger(config: Config, host: Host, stuff: Material) -> Ledger:
+    """What this run will exchange."""
+    samples = stuff.samples
+    return probe(
+        host,
+        samples.classes,
+        samples.task,
+        samples.images.shape[1:],
+        config.evaluate.exact,
+        any(holding.labelled is not None for holding in stuff.holdings),
+    )
+
+
+def make_engine(config: Config, host: Host, stuff: Material, folder: Path) -> Engine:
+    """The engine the config asks for."""
+    if config.engine.kind == "serial":
+        return Serial(host)
+    setup = json.dumps({"config": config.table(), "private": str(folder / "sites")}).encode()
+    return Pool([sys.executable, "-m", "equipoise.worker"], setup, config.engine.workers, stuff.sizes)
+
+
+def _claim(folder: Path, config: Config) -> None:
+    """Make the run folder, or check that the one there is of this very run."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"the run folder {folder} cannot be made: {error.strerror}; choose another --out") from error
+    path = folder / "config.toml"
+    if not path.exists():
+        write_atomic(path, tomli_w.dumps(config.table()).encode())
+    elif read(path).digest != config.digest:
+        raise StorageError(f"{folder} holds a run with another config: choose another --out, or `equipoise resume {folder}`")
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Arithmetic in one thread, so that sums have one order on any number of cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,8 @@
+"""The only training loop: rounds, checkpoints, journal."""
+
+from equipoise.server.ask import Exchange
+from equipoise.server.checkpoint import Checkpoints, Header
+from equipoise.server.journal import Journal
+from equipoise.server.loop import Federation, Observer
+
+__all__ = ["Checkpoints", "Exchange", "Federation", "Header", "Journal", "Observer"]

@@ -1,0 +1,100 @@
+"""`ask`: how a method's round reaches the sites. Guarding, reducing, journalling and private versions happen here, once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from equipoise.engine import Engine, Question
+from equipoise.errors import MethodError, Rejected, SiteError
+from equipoise.exchange import Answers, ExchangeOptions, Ledger, Reduction, check, pack
+from equipoise.seeds import generator
+from equipoise.server.journal import Journal
+from equipoise.tree import Tree, flatten
+
+
+class Exchange:
+    """One round's (or one evaluation's) conversation. `sites` shrinks when an answer is bad or missing: a site that fell out of
+    a round stays out until the next."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        ledger: Ledger,
+        limits: ExchangeOptions,
+        journal: Journal,
+        sites: tuple[str, ...],
+        round: int,
+        rounds: int,
+        seed: int,
+        versions: Mapping[str, str],
+        writes: bool = True,
+        tuned: bool = False,
+        progress: Callable[[str, str], None] | None = None,
+    ) -> None:
+        self.sites, self.round, self.rounds = sites, round, rounds
+        self.versions = dict(versions)
+        """private versions as they will be if this conversation is committed"""
+        self.bytes_up = self.bytes_down = 0
+        self.numbers: dict[str, float] = {}
+        """every single number the sites' answers came to, train.loss for one"""
+        self._committed = versions
+        self._engine, self._ledger, self._limits, self._journal = engine, ledger, limits, journal
+        self._seed, self._writes, self._tuned, self._progress = seed, writes, tuned, progress
+        self._count = 0
+
+    def generator(self, *purpose: object) -> torch.Generator:
+        """Draws of the coordinator for one purpose in this round."""
+        return generator(self._seed, self.round, "server", *purpose)
+
+    def __call__(self, question: Any, *, each: Mapping[str, Tree] | None = None, **down: Any) -> Answers:
+        """Ask all sites still in the conversation; their reduced leaves."""
+        name = question.__name__
+        line = self._ledger.line(name, self.round)
+        if line is None:
+            raise MethodError(f"the question '{name}' of round {self.round} is not in the ledger: say so in the method's phases()")
+        asked = Question(
+            name=name,
+            round=self.round,
+            payload=pack({}, flatten(down)),
+            each={site: pack({}, flatten(each[site])) for site in self.sites if each and site in each},
+            read={site: version for site, version in self.versions.items() if site in self.sites},
+            write=f"{self.round}.{self._count}" if self._writes else None,
+            keep={site: (version,) for site, version in self._committed.items()},
+            tuned=self._tuned,
+        )
+        self._count += 1
+        reduction, good = Reduction(), set[str]()
+        for site, data in self._engine.ask(asked, self.sites):
+            self.bytes_down += len(asked.payload) + len(asked.each.get(site, b""))
+            self.bytes_up += len(data)
+            try:
+                header, upload = check(site, data, line, self._limits)
+            except Rejected as error:
+                self._journal.write("rejected", site=site, round=self.round, question=name, reason=str(error))
+                continue
+            reduction.add(site, upload)
+            good.add(site)
+            if header.get("wrote") is True:
+                self.versions[site] = asked.write or ""
+            if self._progress:
+                self._progress(name, site)
+        missing = [site for site in self.sites if site not in good]
+        if missing:
+            self._journal.write("missing", round=self.round, question=name, sites=missing)
+        order, self.sites = self.sites, tuple(site for site in self.sites if site in good)
+        if len(self.sites) < self._limits.min_sites or not self.sites:
+            raise SiteError(
+                f"round {self.round}: only {len(self.sites)} of {len(order)} sites gave a usable answer to '{name}', "
+                f"{self._limits.min_sites} are needed; the journal names the others and why"
+            )
+        answers = reduction.result(order)
+        self.numbers |= {
+            f"{name}.{leaf}": float(answers[leaf])
+            for leaf in answers
+            if isinstance(answers[leaf], torch.Tensor) and answers[leaf].dim() == 0
+        }
+        return answers

@@ -1,0 +1,100 @@
+"""Checkpoints: one safetensors file per round with a JSON header, and a head file that names the newest.
+
+Written to a temporary name, synced, renamed; the head file is renamed last. So at any moment, `kill -9` included, the head names
+a whole checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from equipoise.errors import StorageError
+from equipoise.exchange import pack, unpack
+from equipoise.exchange.codec import CodecError
+from equipoise.tree import Tree, digest, flatten, unflatten
+
+HEAD = "HEAD.json"
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a checkpoint says of itself."""
+
+    round: int
+    """rounds done"""
+    config: str
+    """hash of the resolved config"""
+    state: str
+    """digest of the server tree"""
+    parent: str
+    """digest of the checkpoint before"""
+    versions: dict[str, str] = field(default_factory=dict)
+    """by site: the committed version of its private tree"""
+    finished: bool = False
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """tmp → fsync → rename."""
+    part = path.with_name(path.name + ".part")
+    try:
+        with open(part, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}; free disk space, then `equipoise resume`") from error
+
+
+class Checkpoints:
+    """The checkpoints of one run folder; the newest two and pinned ones are kept."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def path(self, round: int) -> Path:
+        return self.folder / f"round-{round:06d}.safetensors"
+
+    def save(self, server: Tree, header: Header, pinned: frozenset[int] = frozenset()) -> Header:
+        """Write a checkpoint and make it the newest; returns the header as written."""
+        write_atomic(self.path(header.round), pack(asdict(header), flatten(server)))
+        write_atomic(self.folder / HEAD, json.dumps({"round": header.round, "state": header.state}).encode())
+        for old in self.folder.glob("round-*.safetensors"):
+            number = int(old.stem.removeprefix("round-"))
+            if number not in pinned and number < header.round - 1:
+                old.unlink(missing_ok=True)
+        return header
+
+    def newest(self) -> tuple[Tree, Header] | None:
+        """The newest checkpoint, or None before the first."""
+        head = self.folder / HEAD
+        if not head.exists():
+            return None
+        try:
+            number = int(json.loads(head.read_bytes())["round"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise StorageError(f"{head} is damaged: name a whole checkpoint in it as {{\"round\": N}}, or start anew") from error
+        return self.load(number)
+
+    def load(self, round: int) -> tuple[Tree, Header]:
+        """One checkpoint, checked against its own digest."""
+        path = self.path(round)
+        try:
+            fields, flat = unpack(path.read_bytes())
+            header = Header(**fields)
+        except (OSError, CodecError, TypeError) as error:
+            raise StorageError(f"checkpoint {path} is missing or damaged: restore it, or start the run anew") from error
+        server = unflatten(flat)
+        if digest(server) != header.state:
+            raise StorageError(f"checkpoint {path} does not have the digest it claims: restore it, or start the run anew")
+        return with_branches(server, fields), header
+
+
+def with_branches(server: Tree, fields: dict[str, Any]) -> Tree:
+    """An empty model (a method that shares nothing) leaves no tensor behind; give its branch back."""
+    return server if "model" in server else {**server, "model": {}}

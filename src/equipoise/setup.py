@@ -1,0 +1,112 @@
+"""From a config to things that run: samples, holdings, and a host. The coordinator and every worker do the same."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from equipoise.config import Config
+from equipoise.data import Progress, Samples
+from equipoise.engine import Host
+from equipoise.errors import ConfigError, MethodError
+from equipoise.losses import ObjectiveOptions
+from equipoise.nets import build
+from equipoise.partition import Holding, divide
+from equipoise.seeds import derive
+from equipoise.site import SiteData, Store
+from equipoise.site.views import NORMS, VIEWS, channel_statistics, make_view
+
+
+def cache_folder() -> Path:
+    """Where decoded images are kept: $EQUIPOISE_CACHE, or the user's cache folder."""
+    given = os.environ.get("EQUIPOISE_CACHE")
+    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "equipoise"
+
+
+@dataclass(frozen=True)
+class Material:
+    """The data of a run: what there is and who holds it."""
+
+    samples: Samples
+    holdings: tuple[Holding, ...]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {holding.name: len(holding.train) for holding in self.holdings}
+
+    def counts(self) -> torch.Tensor:
+        """Training images per class over all sites (positives, for multi-label)."""
+        index = np.concatenate([holding.train for holding in self.holdings])
+        labels = torch.from_numpy(self.samples.labels[index])
+        if self.samples.task == "single":
+            return torch.bincount(labels, minlength=len(self.samples.classes))
+        return labels.sum(0).to(torch.int64)
+
+
+def material(config: Config, progress: Progress | None = None) -> Material:
+    """Read the data and divide it among sites; refuse a method or objective that does not fit the task."""
+    samples = config.data.load(cache=cache_folder(), base=config.base, progress=progress)
+    fits(config, samples.task, config.objective)
+    return Material(samples, divide(samples, config.partition, config.data.split, config.train.seed))
+
+
+def fits(config: Config, task: str, objective: ObjectiveOptions) -> None:
+    """Refuse what cannot work for this task."""
+    if task not in config.method.tasks:
+        raise MethodError(
+            f"method '{config.method_name}' is for {' and '.join(config.method.tasks)}-label data and this is {task}-label; "
+            "see `equipoise methods` for those that fit"
+        )
+    if task not in objective.tasks:
+        names = "+".join(part.name for part in objective.parts)
+        raise ConfigError(f"train.objective '{names}' is for {objective.tasks[0]}-label data and this is {task}-label")
+
+
+def device_of(config: Config) -> torch.device:
+    """The device asked for; `auto` takes CUDA, then MPS, then the CPU."""
+    name = config.engine.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"engine.device '{name}' is not there: use \"auto\" or \"cpu\"") from error
+    return device
+
+
+def make_host(config: Config, stuff: Material, private: Path) -> Host:
+    """A host that can play every site of the run; `private` is where sites keep their own state."""
+    device, samples = device_of(config), stuff.samples
+    _, height, _, channels = samples.images.shape
+    net = build(
+        config.net,
+        classes=len(samples.classes),
+        heads=config.method.heads,
+        projector=config.method.projector,
+        channels=channels,
+        image_size=height,
+        seed=derive(config.train.seed, "net"),
+        base=config.base,
+    ).to(device)
+    norm = config.train.augment.normalise
+    if norm == "data":
+        mean, std = channel_statistics(samples.images, np.concatenate([h.train for h in stuff.holdings]))
+    else:
+        mean, std = NORMS[norm]
+    views = {name: make_view(name, config.train.augment, mean, std) for name in VIEWS}
+    return Host(
+        method=config.method,
+        net=net,
+        sites={holding.name: SiteData(samples, holding, device) for holding in stuff.holdings},
+        options=config.train,
+        objective=config.objective,
+        views=views,
+        store=Store(private),
+        device=device,
+        local_batch_norm=config.net.batch_norm == "local",
+    )

@@ -1,0 +1,9 @@
+"""Inside one hospital: batches, views, local training, private store."""
+
+from equipoise.site.batches import Batch, SiteData
+from equipoise.site.loc import Loc
+from equipoise.site.measure import measure
+from equipoise.site.options import TrainOptions
+from equipoise.site.store import Store
+
+__all__ = ["Batch", "Loc", "SiteData", "Store", "TrainOptions", "measure"]

@@ -1,0 +1,187 @@
+"""`Loc`: all a method may touch while it answers one question at one site, and the local training loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.losses import Objective
+from equipoise.nets import Net, load, state
+from equipoise.seeds import generator
+from equipoise.site.batches import Batch, Rows, SiteData
+from equipoise.site.options import TrainOptions
+from equipoise.site.views import View
+from equipoise.tree import Tree, flatten
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+LossFunction = Callable[[Net, Batch, "Loc"], Tensor]
+
+
+class Loc:
+    """One site, one question. Methods read it, train through it, and may hang scratch on `scratch`; all of it is thrown away
+    after the answer, except `mine`, which the site keeps."""
+
+    def __init__(
+        self,
+        *,
+        data: SiteData,
+        options: TrainOptions,
+        objective: Objective,
+        views: Mapping[str, View],
+        wanted: tuple[str, ...],
+        round: int,
+        question: str,
+        down: Tree,
+        shared: tuple[str, ...],
+        device: torch.device,
+    ) -> None:
+        self.data, self.options, self.objective, self.device = data, options, objective, device
+        self.site, self.task, self.classes, self.labelled = data.name, data.task, data.classes, data.labelled
+        self.counts, self.samples = data.counts, len(data.splits["train"])
+        self.round, self.rounds, self.question, self.down = round, options.rounds, question, down
+        self.mine: Tree = {}
+        self.tuned: dict[str, Tensor] = {}
+        self.scratch: dict[str, Any] = {}
+        self.notes: dict[str, float] = {}
+        self.optimizer_state: dict[str, Tensor] = {}
+        self._views, self._wanted, self._shared = views, wanted, shared
+
+    @property
+    def prior(self) -> Tensor:
+        """Class shares of the local training labels (for multi-label: share of positives per class)."""
+        return (self.counts / max(1, self.samples)).to(torch.float32)
+
+    @property
+    def train(self) -> Rows:
+        """The local training rows."""
+        return self.data.splits["train"]
+
+    def generator(self, *purpose: object) -> torch.Generator:
+        """Draws for one purpose of this question at this site in this round."""
+        return generator(self.options.seed, self.round, self.site, self.question, *purpose)
+
+    def view(self, name: str) -> View:
+        """A named view."""
+        return self._views[name]
+
+    def note(self, name: str, value: float) -> None:
+        """Log a number at the site only."""
+        self.notes[name] = value
+
+    def order(self, epoch: int) -> Tensor:
+        """The shuffled training rows of one epoch."""
+        return torch.randperm(self.samples, generator=self.generator("shuffle", epoch))
+
+    def batches(self, epoch: int = 0, views: Sequence[str] | None = None, order: Tensor | None = None) -> Iterator[Batch]:
+        """Shuffled, augmented training batches of one epoch."""
+        chosen = [self._views[name] for name in (views or self._wanted)]
+        order = self.order(epoch) if order is None else order
+        return self.train.batches(order, self.options.batch_size, chosen, self.generator("view", epoch))
+
+    def scan(self, split: str = "train") -> Iterator[Batch]:
+        """Every row of a split once, in order, without augmentation, about a million pixels at a time."""
+        rows = self.data.splits[split]
+        _, height, width, _ = rows.images.shape
+        size = max(8, min(256, 2**20 // (height * width)))
+        order = torch.arange(len(rows))
+        return rows.batches(order, size, [self._views["eval"]], self.generator("scan"), lone=True)
+
+    def shared(self, net: Net) -> dict[str, Tensor]:
+        """The live tensors of the net that are exchanged."""
+        tensors = state(net)
+        return {name: tensors[name] for name in self._shared}
+
+    def delta(self, net: Net) -> dict[str, Tensor]:
+        """How far local training has moved the shared tensors from what was received."""
+        received = self.down["model"]
+        return {name: tensor.detach().cpu() - received[name] for name, tensor in self.shared(net).items()}
+
+    def receive(self, net: Net, model: Mapping[str, Tensor] | None = None) -> None:
+        """Put the received shared tensors (or others) into the net."""
+        load(net, self.down["model"] if model is None else model)
+
+    def optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+        """A fresh optimiser at this round's learning rate."""
+        o, rate = self.options, self.options.rate(self.round)
+        if o.optimizer == "sgd":
+            return torch.optim.SGD(
+                parameters, rate, momentum=o.momentum, nesterov=o.nesterov, weight_decay=o.weight_decay, fused=True
+            )
+        kind = torch.optim.Adam if o.optimizer == "adam" else torch.optim.AdamW
+        return kind(parameters, rate, weight_decay=o.weight_decay, fused=True)
+
+    def fit(
+        self,
+        net: Net,
+        loss: LossFunction,
+        *,
+        epochs: int | None = None,
+        only: Callable[[str], bool] | None = None,
+        after_step: Callable[[], None] | None = None,
+    ) -> float:
+        """Local training: `epochs` passes of `loss` over the training rows. Returns the mean loss.
+
+        `only` picks the parameters (by name) that train. A site with a single image trains with its BatchNorm in eval mode:
+        one value has no variance.
+        """
+        named = {name: p for name, p in net.named_parameters() if only is None or only(name)}
+        optimizer = self.optimizer(list(named.values()))
+        keep = self.options.persist_optimizer and only is None
+        if keep:
+            _restore(optimizer, named, self.optimizer_state)
+        for name, parameter in net.named_parameters():
+            parameter.requires_grad_(name in named)
+        net.train()
+        if self.samples == 1:
+            for module in net.modules():
+                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                    module.eval()
+        total, seen = torch.zeros((), device=self.device), 0
+        bf16 = self.options.precision == "bf16"
+        for epoch in range(self.options.epochs if epochs is None else epochs):
+            for batch in self.batches(epoch):
+                optimizer.zero_grad(set_to_none=True)
+                with torch.autocast(self.device.type, torch.bfloat16) if bf16 else nullcontext():
+                    value = loss(net, batch, self)
+                value.backward()
+                if self.options.clip_norm is not None:
+                    nn.utils.clip_grad_norm_(list(named.values()), self.options.clip_norm)
+                optimizer.step()
+                if after_step is not None:
+                    after_step()
+                total += value.detach() * len(batch)
+                seen += len(batch)
+        optimizer.zero_grad(set_to_none=True)
+        if keep:
+            self.optimizer_state = _moments(optimizer, named)
+        net.requires_grad_(True)
+        net.eval()
+        return float(total) / max(1, seen)
+
+
+def _moments(optimizer: torch.optim.Optimizer, named: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """The optimiser's state by parameter name, as a flat tree."""
+    return flatten(
+        {
+            name: {key: value for key, value in optimizer.state[parameter].items() if isinstance(value, Tensor)}
+            for name, parameter in named.items()
+            if parameter in optimizer.state
+        }
+    )
+
+
+def _restore(optimizer: torch.optim.Optimizer, named: Mapping[str, nn.Parameter], moments: Mapping[str, Tensor]) -> None:
+    """Put kept moments back, each in its parameter's memory layout, so that it is walked in the same order as a fresh one."""
+    for path, value in moments.items():
+        name, key = path.split("/")
+        parameter = named[name]
+        optimizer.state[parameter][key] = (
+            value.to(parameter.device) if key == "step" else torch.empty_like(parameter).copy_(value)
+        )
+

@@ -1,0 +1,57 @@
+"""A site's private store: versions of its own tree, in its own folder, never on the wire.
+
+The coordinator names the version to read and the version to write ("12.0" = round 12, question 0), so a repeated round reads
+what it read the first time. Versions of the last two rounds are kept, and any the coordinator pins.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from equipoise.errors import StorageError
+
+
+class Store:
+    """One folder per site under `root`; `durable` waits for the disk at every write."""
+
+    def __init__(self, root: Path, durable: bool = False) -> None:
+        self.root, self.durable = root, durable
+
+    def _path(self, site: str, version: str) -> Path:
+        return self.root / site / f"{version}.safetensors"
+
+    def read(self, site: str, version: str) -> dict[str, Tensor]:
+        """The flat tree of one version."""
+        path = self._path(site, version)
+        try:
+            return load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise StorageError(
+                f"private state '{version}' of site '{site}' cannot be read from {path}: restore the folder, or start the run anew"
+            ) from error
+
+    def write(self, site: str, version: str, tensors: dict[str, Tensor], keep: Collection[str] = ()) -> None:
+        """Write one version and drop those more than one round old that are not in `keep`."""
+        path = self._path(site, version)
+        part = path.with_suffix(".part")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, part)
+            if self.durable:
+                with open(part, "rb") as file:
+                    os.fsync(file.fileno())
+            os.replace(part, path)
+        except (OSError, SafetensorError) as error:
+            raise StorageError(
+                f"private state of site '{site}' cannot be written to {path}: free disk space, then `equipoise resume`"
+            ) from error
+        oldest = int(version.split(".")[0]) - 1
+        for old in path.parent.glob("*.safetensors"):
+            if int(old.stem.split(".")[0]) < oldest and old.stem not in keep:
+                old.unlink(missing_ok=True)

@@ -1,0 +1,71 @@
+"""Trees of tensors: nested dicts with string keys, the shape of all state in Equipoise.
+
+`flatten` gives the form that is written to disk and sent: one dict whose names join the keys with "/".
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Tree = dict[str, Any]
+"""A nested dict of tensors. (A recursive alias would only make every access a cast.)"""
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
+    """One dict of tensors, names joined by "/"; empty branches vanish."""
+    flat: dict[str, Tensor] = {}
+    for key, value in tree.items():
+        if "/" in key:
+            raise ValueError(f"a tree key may not contain '/': '{key}'")
+        if isinstance(value, Mapping):
+            flat.update(flatten(value, f"{prefix}{key}/"))
+        else:
+            flat[prefix + key] = torch.as_tensor(value)
+    return flat
+
+
+def unflatten(flat: Mapping[str, Tensor]) -> Tree:
+    """The inverse of `flatten`."""
+    tree: Tree = {}
+    for name, value in flat.items():
+        *path, last = name.split("/")
+        branch = tree
+        for key in path:
+            branch = branch.setdefault(key, {})
+        branch[last] = value
+    return tree
+
+
+def combine(function: Callable[..., Tensor], first: Mapping[str, Any], *others: Mapping[str, Any]) -> Tree:
+    """`function` applied to the tensors at the same place of every tree."""
+    return {
+        key: combine(function, value, *(o[key] for o in others))
+        if isinstance(value, Mapping)
+        else function(value, *(o[key] for o in others))
+        for key, value in first.items()
+    }
+
+
+def plus(a: Mapping[str, Any], b: Mapping[str, Any], scale: float = 1.0) -> Tree:
+    """`a + scale · b`, tensor by tensor."""
+    return combine(lambda x, y: torch.add(x, y.to(x.dtype), alpha=scale), a, b)
+
+
+def zeros_like(tree: Mapping[str, Any]) -> Tree:
+    """A tree of zeros of the same shape."""
+    return combine(torch.zeros_like, tree)
+
+
+def digest(tree: Mapping[str, Any]) -> str:
+    """sha256 over names, dtypes, shapes and bits: equal digests mean equal trees."""
+    sha = hashlib.sha256()
+    for name, value in sorted(flatten(tree).items()):
+        tensor = value.detach().cpu().contiguous()
+        sha.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        sha.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()

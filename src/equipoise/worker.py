@@ -1,0 +1,60 @@
+"""A worker process of the pool: builds a host from the config, then answers until its input ends.
+
+Started as `python -m equipoise.worker`; see `engine.pool` for the other end and `engine.frames` for what is spoken.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from equipoise.config import resolve
+from equipoise.engine import Host, frames
+from equipoise.errors import EquipoiseError
+from equipoise.setup import make_host, material
+
+
+def main() -> None:
+    """Serve one pool."""
+    pipe_in = os.fdopen(os.dup(0), "rb")
+    pipe_out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints must not end up between the frames
+    setup = json.loads(frames.read(pipe_in))
+    host: Host | EquipoiseError
+    try:
+        host = _host(setup)
+    except EquipoiseError as error:
+        host = error  # told to whoever asks first
+    payload = b""
+    while True:
+        try:
+            call = json.loads(frames.read(pipe_in))
+            sent, extra = frames.read(pipe_in), frames.read(pipe_in)
+        except EOFError:
+            return
+        payload = payload if call["same"] else sent
+        try:
+            if isinstance(host, EquipoiseError):
+                raise host
+            answer, status = host.answer(call, payload, extra or None), dict[str, str]()
+        except EquipoiseError as error:
+            answer, status = b"", {"error": type(error).__name__, "message": str(error)}
+        frames.write(pipe_out, json.dumps(status).encode(), answer)
+
+
+def _host(setup: dict[str, Any]) -> Host:
+    torch.set_num_threads(1)
+    config = resolve(setup["config"])
+    return make_host(config, material(config), Path(setup["private"]))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (BrokenPipeError, KeyboardInterrupt):
+        sys.exit(1)

@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from equipoise.errors import ConfigError
+from equipoise.losses import OBJECTIVES, ObjectiveOptions, make_objective, multilabel, parse_objective, single
+from equipoise.losses.objectives import Focal
+from equipoise.losses.shaping import positive_prior
+
+COUNTS = torch.tensor([8, 2, 0])
+PRIOR = torch.tensor([0.8, 0.2, 0.0], dtype=torch.float64)
+Z = torch.tensor([[1.0, 0.0, -1.0], [0.5, 2.0, 0.4]], dtype=torch.float64)
+Y = torch.tensor([0, 1])
+MANY = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]], dtype=torch.float64)
+LABELLED = torch.tensor([True, True, False])
+
+
+def one(value, **kwargs):
+    return make_objective(parse_objective(value), counts=COUNTS, total=10, task="single", **kwargs)
+
+
+def many(value, **kwargs):
+    return make_objective(parse_objective(value), counts=COUNTS, total=10, task="multi", **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("cross_entropy", lambda: F.cross_entropy(Z, Y)),
+        ("balanced_softmax", lambda: single.balanced_softmax(Z, Y, PRIOR)),
+        ({"name": "logit_adjustment", "tau": 0.5}, lambda: single.logit_adjustment(Z, Y, PRIOR, 0.5)),
+        ({"name": "focal", "gamma": 1.0}, lambda: single.focal(Z, Y, 1.0)),
+        ({"name": "class_balanced", "beta": 0.9}, lambda: single.class_balanced(Z, Y, COUNTS, 0.9)),
+        ({"name": "fedlc", "tau": 0.5}, lambda: single.fedlc(Z, Y, COUNTS, 0.5)),
+        ({"name": "fedlc", "strict": True}, lambda: single.fedlc(Z, Y, COUNTS, 1.0, strict=True)),
+        ({"name": "fedrs", "alpha": 0.1}, lambda: single.fedrs(Z, Y, COUNTS, 0.1)),
+        ({"name": "ldam", "scale": 5}, lambda: single.ldam(Z, Y, COUNTS, scale=5.0)),
+        (["fedrs", "focal"], lambda: single.focal(Z * torch.tensor([1.0, 1.0, 0.5]), Y, 2.0)),
+    ],
+)
+def test_single_label_objectives_equal_their_functions(value, expected):
+    torch.testing.assert_close(one(value)(Z, Y), expected(), atol=1e-12, rtol=0)
+
+
+def test_plain_cross_entropy_is_the_function_of_torch():
+    objective = one("cross_entropy")
+    assert objective.criterion is F.cross_entropy and objective.shape(Z) is Z
+
+
+def test_every_registered_objective_has_a_description_and_works_by_name_alone():
+    for name, part in OBJECTIVES.items():
+        assert part.__doc__ and "\n" not in part.__doc__
+        for task in part.tasks:
+            objective = make_objective(parse_objective(name), counts=COUNTS, total=10, task=task)
+            logits = Z.float().requires_grad_()
+            y = Y if task == "single" else MANY.float()
+            loss = objective(logits, y)
+            loss.backward()
+            assert loss.shape == () and loss.isfinite() and logits.grad.isfinite().all()
+            assert objective.each(logits, y).shape == (2,)
+
+
+def test_parts_shape_in_the_order_given():
+    scaled_first = torch.tensor([1.0, 1.0, 0.5]) * Z + torch.log(PRIOR + 1e-9)
+    shifted_first = torch.tensor([1.0, 1.0, 0.5]) * (Z + torch.log(PRIOR + 1e-9))
+    torch.testing.assert_close(one("fedrs+balanced_softmax").shape(Z), scaled_first)
+    torch.testing.assert_close(one("balanced_softmax + fedrs").shape(Z), shifted_first)
+    torch.testing.assert_close(one("fedrs+balanced_softmax")(Z, Y), F.cross_entropy(scaled_first, Y))
+
+
+def test_each_averages_to_the_loss():
+    for objective, y in ((one("fedrs+balanced_softmax"), Y), (many("adjusted_bce", labelled=LABELLED), MANY)):
+        torch.testing.assert_close(objective.each(Z, y).mean(), objective(Z, y))
+    objective = many({"name": "bce", "over": "all"}, labelled=LABELLED)
+    torch.testing.assert_close(objective.each(Z, MANY).mean(), objective(Z, MANY))
+
+
+def test_a_mask_leaves_images_out():
+    objective = one("balanced_softmax")
+    torch.testing.assert_close(objective(Z, Y, torch.tensor([False, True])), objective(Z[1:], Y[1:]))
+    assert objective(Z, Y, torch.tensor([False, False])).item() == 0.0
+
+
+def test_ldam_reweights_after_four_fifths_of_the_rounds():
+    early, late = one("ldam", round=79, rounds=100), one("ldam", round=80, rounds=100)
+    cosines = -Z / 4
+    weight = single.effective_weight(COUNTS)
+    torch.testing.assert_close(early(cosines, Y), single.ldam(cosines, Y, COUNTS))
+    torch.testing.assert_close(late(cosines, Y), single.ldam(cosines, Y, COUNTS, weight=weight))
+    assert not torch.isclose(early(cosines, Y), late(cosines, Y))
+    never = one({"name": "ldam", "defer": 1.0}, round=99, rounds=100)
+    torch.testing.assert_close(never(cosines, Y), early(cosines, Y))
+
+
+def test_only_ldam_asks_for_a_cosine_head():
+    assert [name for name in OBJECTIVES if parse_objective(name).cosine] == ["ldam"]
+    assert parse_objective("fedrs+ldam").cosine
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("bce", lambda: multilabel.masked_bce(Z, MANY, LABELLED)),
+        ({"name": "bce", "over": "all"}, lambda: multilabel.masked_bce(Z, MANY, LABELLED, over="all")),
+        (
+            {"name": "bce", "pos_weight": True},
+            lambda: multilabel.masked_bce(Z, MANY, LABELLED, torch.tensor([1.25, 5.0, 1.0])),
+        ),
+        ("focal", lambda: multilabel.masked_focal(Z, MANY, 2.0, LABELLED)),
+        ("fedlc", lambda: multilabel.fedlc_bce(Z, MANY, COUNTS, 10 - COUNTS, 1.0, LABELLED)),
+        ("adjusted_bce", lambda: multilabel.adjusted_bce(Z, MANY, positive_prior(COUNTS, 10), LABELLED)),
+        (
+            ["adjusted_bce", {"name": "focal", "over": "all"}],
+            lambda: multilabel.masked_focal(Z + torch.logit(positive_prior(COUNTS, 10)), MANY, 2.0, LABELLED, over="all"),
+        ),
+    ],
+)
+def test_multi_label_objectives_equal_their_functions(value, expected):
+    torch.testing.assert_close(many(value, labelled=LABELLED)(Z, MANY), expected(), atol=1e-12, rtol=0)
+
+
+def test_missing_labels_can_be_trained_on_as_negatives():
+    objective = many({"name": "bce", "missing": "negative"}, labelled=LABELLED)
+    zeroed = MANY * LABELLED
+    torch.testing.assert_close(objective(Z, MANY), F.binary_cross_entropy_with_logits(Z, zeroed))
+    torch.testing.assert_close(objective.each(Z, MANY).mean(), objective(Z, MANY))
+
+
+def test_a_label_the_site_does_not_know_is_not_shifted():
+    for name in ("adjusted_bce", "fedlc"):
+        shaped = many(name, labelled=torch.tensor([True, False, True])).shape(Z)
+        torch.testing.assert_close(shaped[:, 1], Z[:, 1], atol=0, rtol=0)
+        assert (shaped[:, [0, 2]] != Z[:, [0, 2]]).all()
+
+
+def test_a_label_without_positives_is_clipped_or_left_alone():
+    clipped = many("adjusted_bce").shape(Z)
+    torch.testing.assert_close(clipped[:, 2], Z[:, 2] + torch.logit(torch.tensor(0.05).double()), atol=1e-7, rtol=0)
+    left = many({"name": "adjusted_bce", "absent": "none"}).shape(Z)
+    torch.testing.assert_close(left[:, 2], Z[:, 2], atol=0, rtol=0)
+    torch.testing.assert_close(left[:, :2], clipped[:, :2])
+
+
+def test_a_mask_of_cells_stands_in_for_the_labels_of_the_site():
+    mask = torch.tensor([[False, False, True], [True, False, True]])
+    objective = many({"name": "bce", "over": "all"}, labelled=LABELLED)
+    torch.testing.assert_close(objective(Z, MANY, mask), multilabel.masked_bce(Z, MANY, mask, over="all"))
+
+
+def test_the_total_may_differ_by_label():
+    total = torch.tensor([10, 4, 7])
+    objective = make_objective(parse_objective("adjusted_bce"), counts=COUNTS, total=total, task="multi")
+    expected = Z + torch.logit(torch.tensor([0.8, 0.5, 1 / 14], dtype=torch.float64))
+    torch.testing.assert_close(objective.shape(Z), expected)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "focal",
+        "fedrs+balanced_softmax",
+        {"name": "ldam", "scale": 10.0},
+        [{"name": "fedrs", "alpha": 0.0}, "fedlc+focal"],
+        Focal(gamma=1.0),
+    ],
+)
+def test_options_survive_a_dump(value):
+    options = parse_objective(value)
+    assert ObjectiveOptions.model_validate(options.model_dump()) == options
+    assert ObjectiveOptions.model_validate_json(options.model_dump_json()) == options
+    assert parse_objective(options) is options
+
+
+def test_the_default_is_cross_entropy():
+    assert ObjectiveOptions() == parse_objective("cross_entropy")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("ballanced_softmax", "unknown objective 'ballanced_softmax': did you mean 'balanced_softmax'"),
+        ("fedrs+", "unknown objective ''"),
+        ({"name": "focal", "gama": 2.0}, "key of objective 'focal' 'gama': did you mean 'gamma'"),
+        ({"name": "focal", "gamma": -1}, "objective 'focal': gamma = -1"),
+        ({"name": "fedrs", "mode": "smooth"}, "objective 'fedrs': mode = 'smooth'"),
+        ({"gamma": 1.0}, "give a 'name'"),
+        ("focal+balanced_softmax", "'focal' brings its own criterion, so it must be the last part"),
+        ([{"name": "fedlc", "strict": True}, "focal"], "'fedlc' brings its own criterion"),
+        ("balanced_softmax+bce", "mixes single-label and multi-label parts"),
+        ([], "must be a name, a table with 'name', or a non-empty list"),
+        (3, "not 3"),
+    ],
+)
+def test_a_wrong_objective_is_one_clear_sentence(value, message):
+    with pytest.raises(ConfigError) as caught:
+        parse_objective(value)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_an_objective_of_the_other_task_is_refused():
+    with pytest.raises(ConfigError, match="'balanced_softmax' does not fit a multi-label task; use one of adjusted_bce"):
+        many("balanced_softmax")
+    with pytest.raises(ConfigError, match="'bce' does not fit a single-label task"):
+        one("bce")
+    with pytest.raises(ConfigError, match="strict = true has no multi-label form"):
+        many({"name": "fedlc", "strict": True})
