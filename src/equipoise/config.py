@@ -6,6 +6,7 @@ method or a data kind nobody knows: one sentence with the place and the nearest 
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import tomllib
@@ -101,7 +102,7 @@ def read(path: Path, overrides: Sequence[str] = (), base: Path | None = None) ->
 
 def override(table: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """A copy of the table with `section.key=value` texts applied; values are TOML, or plain text where that fails."""
-    result = json.loads(json.dumps(table)) if overrides else dict(table)
+    result = copy.deepcopy(dict(table))
     for text in overrides:
         path, equals, value = text.partition("=")
         keys = path.strip().split(".")
@@ -125,7 +126,7 @@ def resolve(table: Mapping[str, Any], base: Path | None = None) -> Config:
         if key not in (*SECTIONS, "base"):
             raise ConfigError(unknown("section", key, SECTIONS))
     sections = {name: {**DEFAULTS.get(name, {}), **_section(table, name)} for name in SECTIONS}
-    base = Path(table.get("base", base or Path.cwd()))
+    base = Path(str(table.get("base", base or Path.cwd())))
     name, method = _method(dict(sections["method"]), base)
     train = {**method.recommends, **sections["train"]}
     options = _validate(TrainOptions, train, "train")
@@ -160,7 +161,7 @@ def _section(table: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def _kind(kinds: Mapping[str, type[Model]], table: Mapping[str, Any], where: str) -> type[Model]:
     kind = table["kind"]
-    if kind not in kinds:
+    if not isinstance(kind, str) or kind not in kinds:
         raise ConfigError(f"{where}.kind: " + unknown("kind", str(kind), kinds))
     return kinds[kind]
 
@@ -168,10 +169,10 @@ def _kind(kinds: Mapping[str, type[Model]], table: Mapping[str, Any], where: str
 def _method(table: dict[str, Any], base: Path) -> tuple[str, Method]:
     name = str(table.pop("name"))
     cls = find(name, base)
-    preset = table.pop("preset", None)
-    if preset is not None and preset not in cls.presets:
-        raise ConfigError("method.preset: " + unknown(f"preset of '{name}'", str(preset), cls.presets))
-    return name, _validate(cls, {**cls.presets.get(preset or "", {}), **table}, "method", also=("name", "preset"))
+    preset = str(table.pop("preset", ""))
+    if preset and preset not in cls.presets:
+        raise ConfigError("method.preset: " + unknown(f"preset of '{name}'", preset, cls.presets))
+    return name, _validate(cls, {**cls.presets.get(preset, {}), **table}, "method", also=("name", "preset"))
 
 
 def _objective(value: Any, data_table: Mapping[str, Any]) -> ObjectiveOptions:
@@ -207,7 +208,9 @@ def _validate(cls: type[Model], table: Mapping[str, Any], where: str, also: Sequ
     given = first["input"]
     hint = ""
     if first["type"] == "literal_error":
-        guess = nearest(str(given), [text.strip().strip("'") for text in first["ctx"]["expected"].replace(" or ", ",").split(",")])
+        guess = nearest(
+            str(given), [text.strip().strip("'") for text in first["ctx"]["expected"].replace(" or ", ",").split(",")]
+        )
         hint = f" (did you mean '{guess}'?)" if guess else ""
     message = first["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]

@@ -18,7 +18,7 @@ from equipoise.nets import build
 from equipoise.partition import Holding, divide
 from equipoise.seeds import derive
 from equipoise.site import SiteData, Store
-from equipoise.site.views import NORMS, VIEWS, channel_statistics, make_view
+from equipoise.site.views import VIEWS, channel_statistics, make_view, statistics
 
 
 def cache_folder() -> Path:
@@ -93,11 +93,10 @@ def make_host(config: Config, stuff: Material, private: Path) -> Host:
         seed=derive(config.train.seed, "net"),
         base=config.base,
     ).to(device)
-    norm = config.train.augment.normalise
-    if norm == "data":
-        mean, std = channel_statistics(samples.images, np.concatenate([h.train for h in stuff.holdings]))
-    else:
-        mean, std = NORMS[norm]
+    measured = None
+    if config.train.augment.normalise == "data":
+        measured = channel_statistics(samples.images, np.concatenate([h.train for h in stuff.holdings]))
+    mean, std = statistics(config.train.augment, channels, measured)
     views = {name: make_view(name, config.train.augment, mean, std) for name in VIEWS}
     return Host(
         method=config.method,

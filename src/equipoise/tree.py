@@ -30,13 +30,17 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
 
 
 def unflatten(flat: Mapping[str, Tensor]) -> Tree:
-    """The inverse of `flatten`."""
+    """The inverse of `flatten`; a name that is a tensor and a branch at once is a ValueError."""
     tree: Tree = {}
     for name, value in flat.items():
         *path, last = name.split("/")
         branch = tree
         for key in path:
             branch = branch.setdefault(key, {})
+            if not isinstance(branch, dict):
+                raise ValueError(f"'{name}' lies below a tensor")
+        if last in branch:
+            raise ValueError(f"'{name}' is a branch and a tensor")
         branch[last] = value
     return tree
 

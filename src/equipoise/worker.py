@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import sys
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -23,8 +25,10 @@ def main() -> None:
     """Serve one pool."""
     pipe_in = os.fdopen(os.dup(0), "rb")
     pipe_out = os.fdopen(os.dup(1), "wb")
+    inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(pipe_in, inbox), daemon=True).start()
     os.dup2(2, 1)  # what a library prints must not end up between the frames
-    setup = json.loads(frames.read(pipe_in))
+    setup = json.loads(inbox.get())
     host: Host | EquipoiseError
     try:
         host = _host(setup)
@@ -32,11 +36,7 @@ def main() -> None:
         host = error  # told to whoever asks first
     payload = b""
     while True:
-        try:
-            call = json.loads(frames.read(pipe_in))
-            sent, extra = frames.read(pipe_in), frames.read(pipe_in)
-        except EOFError:
-            return
+        call, sent, extra = json.loads(inbox.get()), inbox.get(), inbox.get()
         payload = payload if call["same"] else sent
         try:
             if isinstance(host, EquipoiseError):
@@ -45,6 +45,16 @@ def main() -> None:
         except EquipoiseError as error:
             answer, status = b"", {"error": type(error).__name__, "message": str(error)}
         frames.write(pipe_out, json.dumps(status).encode(), answer)
+
+
+def _listen(pipe: BinaryIO, inbox: queue.SimpleQueue[bytes]) -> None:
+    """Pass frames on until the pool is gone, then end the process at once: half-done work of a killed run must not go on
+    beside the run that resumes it."""
+    try:
+        while True:
+            inbox.put(frames.read(pipe))
+    except EOFError:
+        os._exit(0)
 
 
 def _host(setup: dict[str, Any]) -> Host:

@@ -52,10 +52,13 @@ def only(folder: Path, ending: str) -> Path:
 def test_is_built_once_and_shared_read_only(tmp_path: Path) -> None:
     first, second = Maker(), Maker()
     a, b = build(tmp_path, first), build(tmp_path, second)
-    assert [start for start, _ in first.asked] == [0, 256, 512, 768, 1024] and second.asked == []
-    assert isinstance(b.images, np.memmap) and not b.images.flags.writeable
+    assert [start for start, _ in first.asked] == [0, 256, 512, 768, 1024]
+    assert second.asked == []
+    assert isinstance(b.images, np.memmap)
+    assert not b.images.flags.writeable
     np.testing.assert_array_equal(b.images, straight())
-    assert a.digest == b.digest and b.broken == {}
+    assert a.digest == b.digest
+    assert b.broken == {}
     assert {path.suffix for path in tmp_path.iterdir()} == {".raw", ".json", ".lock"}
 
 
@@ -63,13 +66,28 @@ def test_another_recipe_is_another_cache(tmp_path: Path) -> None:
     build(tmp_path)
     make = Maker()
     build(tmp_path, make, recipe="other")
-    assert make.asked and len(list(tmp_path.glob("*.raw"))) == 2
+    assert make.asked
+    assert len(list(tmp_path.glob("*.raw"))) == 2
 
 
 def test_progress_counts_up_to_the_end(tmp_path: Path) -> None:
     seen: list[tuple[str, int, int]] = []
     decoded(tmp_path, "r", COUNT, SHAPE, Maker(), lambda *report: seen.append(report), "drawing")
     assert seen == [("drawing", done, COUNT) for done in (0, 256, 512, 768, 1024, COUNT)]
+
+
+def test_large_images_come_in_smaller_chunks(tmp_path: Path) -> None:
+    shape, asked = (1024, 1024, 1), []
+
+    def make(start: int, stop: int) -> list[np.ndarray | str]:
+        asked.append((start, stop))
+        return ["torn"] * (stop - start)
+
+    decoded(tmp_path, "r", 100, shape, make)
+    assert asked == [(0, 64), (64, 100)]  # 64 MB at most
+    asked.clear()
+    decoded(tmp_path, "r", 40, (2048, 2048, 3), make)
+    assert asked == [(0, 32), (32, 40)]
 
 
 def test_an_interrupted_build_goes_on_where_it_stood(tmp_path: Path) -> None:
@@ -169,7 +187,7 @@ def test_a_full_disk_is_one_sentence_and_keeps_what_was_built(tmp_path: Path, mo
 
     with monkeypatch.context() as patch:
         patch.setattr("equipoise.data.cache.os.fsync", full)
-        with pytest.raises(StorageError, match=r"No space left on device.*free some space.*256 of 1034 images") as refusal:
+        with pytest.raises(StorageError, match=r"No space left.*free some space.*256 of 1034 images") as refusal:
             build(tmp_path)
     assert "\n" not in str(refusal.value)
     rest = Maker()
@@ -195,4 +213,5 @@ def test_entries_that_cannot_be_made_have_no_row_but_a_reason(tmp_path: Path) ->
 
 def test_nothing_can_be_made(tmp_path: Path) -> None:
     found = decoded(tmp_path, "r", 3, SHAPE, lambda start, stop: ["torn"] * (stop - start))
-    assert found.images.shape == (0, *SHAPE) and len(found.broken) == 3
+    assert found.images.shape == (0, *SHAPE)
+    assert len(found.broken) == 3

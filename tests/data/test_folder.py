@@ -36,7 +36,9 @@ def plain(encode: Any) -> dict[str, bytes]:
 def test_one_folder_per_class(tmp_path: Path, plain: dict[str, bytes]) -> None:
     plant(tmp_path / "set", plain)
     samples = load(tmp_path)
-    assert samples.classes == ("mel", "nv") and samples.task == "single" and samples.split is None
+    assert samples.classes == ("mel", "nv")
+    assert samples.task == "single"
+    assert samples.split is None
     assert samples.ids.tolist() == ["mel/deep/er/a.JPG", "nv/b.jpg", "nv/c.png"]
     assert samples.labels.tolist() == [0, 1, 1]
     np.testing.assert_allclose(samples.images[:, 0, 0, 0], [10, 20, 30], atol=3)
@@ -58,7 +60,8 @@ def test_a_zip_with_a_folder_around_everything(tmp_path: Path, plain: dict[str, 
             archive.writestr(f"my set/{name}", data)
         archive.writestr("__MACOSX/my set/nv/._b.jpg", b"")
     samples = load(tmp_path, "set.zip")
-    assert samples.classes == ("mel", "nv") and samples.labels.tolist() == [0, 1, 1]
+    assert samples.classes == ("mel", "nv")
+    assert samples.labels.tolist() == [0, 1, 1]
 
 
 def test_bad_files_are_refused_or_skipped(tmp_path: Path, plain: dict[str, bytes], noise_jpeg: bytes) -> None:

@@ -30,7 +30,9 @@ def test_an_image_of_the_right_size_keeps_its_pixels() -> None:
 def test_squash_keeps_the_whole_image_and_crop_its_centre() -> None:
     squashed, cropped = fit(halves(), 10, 1, "squash"), fit(halves(), 10, 1, "crop")
     assert squashed.shape == (10, 10, 1)
-    assert squashed[5, 0, 0] == 0 and squashed[5, 5, 0] == 255 and squashed[5, 9, 0] == 0
+    assert squashed[5, 0, 0] == 0
+    assert squashed[5, 5, 0] == 255
+    assert squashed[5, 9, 0] == 0
     by_hand = halves().resize((20, 10), Image.Resampling.BILINEAR).crop((5, 0, 15, 10))
     np.testing.assert_array_equal(cropped[..., 0], np.asarray(by_hand))
 
@@ -38,7 +40,8 @@ def test_squash_keeps_the_whole_image_and_crop_its_centre() -> None:
 def test_shrinking_averages() -> None:
     checks = np.indices((64, 64)).sum(0) % 2 * 255
     small = fit(Image.fromarray(checks.astype(np.uint8)), 8, 1, "squash")
-    assert 120 < small.min() and small.max() < 135
+    assert small.min() > 120
+    assert small.max() < 135
 
 
 def test_grey_becomes_three_equal_channels_and_colour_becomes_luminance() -> None:
@@ -70,7 +73,8 @@ def test_a_photograph_held_sideways_is_turned() -> None:
     exif[0x0112] = 6  # turn 90° clockwise to view
     image.save(file, "PNG", exif=exif)
     turned = decode(file.getvalue(), 8, 1, "squash")[..., 0]
-    assert (turned[:4] == 255).all() and (turned[4:] == 0).all()
+    assert (turned[:4] == 255).all()
+    assert (turned[4:] == 0).all()
 
 
 def test_a_large_jpeg_is_reduced_while_decoding_without_a_visible_change() -> None:

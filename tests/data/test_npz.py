@@ -40,11 +40,13 @@ def test_colour_images_keep_their_pixels_and_splits(tmp_path: Path, compressed: 
     samples = load(tmp_path, given, compressed)
     stacked = np.concatenate([given[f"{part}_images"] for part in ("train", "val", "test")])
     np.testing.assert_array_equal(samples.images, stacked)
-    assert samples.labels.tolist() == [0, 1, 2, 1, 2, 0, 1] and samples.labels.dtype == np.int64
+    assert samples.labels.tolist() == [0, 1, 2, 1, 2, 0, 1]
+    assert samples.labels.dtype == np.int64
     assert samples.split is not None
     assert samples.split.tolist() == ["train"] * 4 + ["validation"] + ["test"] * 2
     assert samples.ids.tolist()[3:5] == ["train/3", "val/0"]
-    assert samples.classes == ("0", "1", "2") and samples.task == "single"
+    assert samples.classes == ("0", "1", "2")
+    assert samples.task == "single"
 
 
 def test_more_than_one_chunk(tmp_path: Path) -> None:
@@ -68,7 +70,8 @@ def test_grey_images_are_repeated_or_kept_and_resized(tmp_path: Path) -> None:
 def test_many_labels_per_image(tmp_path: Path) -> None:
     given = {"train_images": pictures(3, 28, 28), "train_labels": np.array([[0, 1], [1, 1], [0, 0]])}
     samples = load(tmp_path, given)
-    assert samples.task == "multi" and samples.labels.dtype == np.float32
+    assert samples.task == "multi"
+    assert samples.labels.dtype == np.float32
     assert samples.labels.tolist() == [[0, 1], [1, 1], [0, 0]]
 
 
@@ -79,7 +82,8 @@ def test_bad_labels_are_refused_or_skipped(tmp_path: Path) -> None:
         load(tmp_path, given, classes=["a", "b", "c"])
     samples = load(tmp_path, given, classes=["a", "b", "c"], bad_rows="skip")
     np.testing.assert_array_equal(samples.images[5, ..., 0], given["test_images"][1])
-    assert len(samples) == 6 and len(samples.skipped) == 1
+    assert len(samples) == 6
+    assert len(samples.skipped) == 1
     many = {"train_images": pictures(2, 28, 28), "train_labels": np.array([[0, 2], [1, 1]])}
     with pytest.raises(DataError, match=r"train_labels\[0\]: \[0, 2\] holds a value that is neither 0 nor 1"):
         load(tmp_path, many)
@@ -105,7 +109,7 @@ def test_arrays_that_cannot_be_used(tmp_path: Path, change: dict[str, np.ndarray
 
 
 def test_other_files(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no train_images.* but x, y"):
+    with pytest.raises(DataError, match=r"no train_images.* but x, y"):
         load(tmp_path, {"x": np.zeros(2), "y": np.zeros(2)})
     with pytest.raises(DataError, match="unknown array 'train_labels'"):
         load(tmp_path, {"train_images": pictures(2, 8, 8)})

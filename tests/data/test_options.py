@@ -34,4 +34,5 @@ def test_a_split_leaves_something_to_train_on() -> None:
 
 
 def test_phantom_images_are_small_by_default() -> None:
-    assert PhantomData().image_size == 32 and CsvData(path="x", label="y").image_size == 64
+    assert PhantomData().image_size == 32
+    assert CsvData(path="x", label="y").image_size == 64

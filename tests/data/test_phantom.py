@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from equipoise.data import PhantomData, Samples
-from equipoise.data.phantom import CLASSES, FINDINGS, SITES, TEST, TRAIN, scaled
+from equipoise.data.phantom import BATCH, CLASSES, FINDINGS, SITES, TEST, TRAIN, scaled
 
 
 def load(cache: Path, **options: Any) -> Samples:
@@ -16,7 +16,8 @@ def load(cache: Path, **options: Any) -> Samples:
 
 def counts(samples: Samples, split: str) -> np.ndarray:
     table = np.zeros((len(SITES), len(CLASSES)), int)
-    assert samples.site is not None and samples.split is not None
+    assert samples.site is not None
+    assert samples.split is not None
     for site, label, part in zip(samples.site.tolist(), samples.labels.tolist(), samples.split.tolist(), strict=True):
         table[SITES.index(site), label] += part == split
     return table
@@ -49,20 +50,24 @@ def test_counts_by_site_class_and_split_are_the_scaled_table(tmp_path: Path) -> 
     samples = load(tmp_path)
     np.testing.assert_array_equal(counts(samples, "train"), scaled(TRAIN, 0.02))
     np.testing.assert_array_equal(counts(samples, "test"), scaled(TEST, 0.02))
-    assert samples.classes == CLASSES and samples.task == "single"
+    assert samples.classes == CLASSES
+    assert samples.task == "single"
     assert set(samples.attributes["tone"].tolist()) == {"light", "medium", "dark"}
     assert len(set(samples.ids.tolist())) == len(samples)
 
 
 def test_the_same_seed_gives_the_same_bytes_anywhere(tmp_path: Path) -> None:
     a, b = load(tmp_path / "a"), load(tmp_path / "b")
-    assert a.images.tobytes() == b.images.tobytes() and a.fingerprint == b.fingerprint
-    assert a.labels.tolist() == b.labels.tolist() and a.attributes["tone"].tolist() == b.attributes["tone"].tolist()
+    assert a.images.tobytes() == b.images.tobytes()
+    assert a.fingerprint == b.fingerprint
+    assert a.labels.tolist() == b.labels.tolist()
+    assert a.attributes["tone"].tolist() == b.attributes["tone"].tolist()
 
 
 def test_another_seed_gives_other_images_with_the_same_counts(tmp_path: Path) -> None:
     a, b = load(tmp_path), load(tmp_path, seed=1)
-    assert a.images.tobytes() != b.images.tobytes() and a.fingerprint != b.fingerprint
+    assert a.images.tobytes() != b.images.tobytes()
+    assert a.fingerprint != b.fingerprint
     np.testing.assert_array_equal(counts(a, "train"), counts(b, "train"))
 
 
@@ -78,9 +83,9 @@ def test_an_interrupted_drawing_goes_on_to_the_same_images(tmp_path: Path) -> No
 
 
 def test_global_random_state_is_left_alone(tmp_path: Path) -> None:
-    before = np.random.get_state()[1].tolist()  # type: ignore[union-attr,index]
+    before = np.random.get_state()[1].tolist()  # type: ignore[index]
     load(tmp_path)
-    assert np.random.get_state()[1].tolist() == before  # type: ignore[union-attr,index]
+    assert np.random.get_state()[1].tolist() == before  # type: ignore[index]
 
 
 def test_images_look_like_skin_with_something_darker_in_the_middle(tmp_path: Path) -> None:
@@ -89,6 +94,12 @@ def test_images_look_like_skin_with_something_darker_in_the_middle(tmp_path: Pat
     middle, rim = images[:, 12:20, 12:20].mean((1, 2)), images[:, 8:24, [2, 3, 28, 29]].mean((1, 2))
     assert (rim[:, 0] > rim[:, 2]).mean() > 0.95  # skin is redder than blue
     assert (middle.sum(1) < rim.sum(1)).mean() > 0.85
+
+
+def test_batches_do_not_repeat_each_other(tmp_path: Path) -> None:
+    first, second = np.diff(np.asarray(load(tmp_path).images[: 2 * BATCH], np.float32), axis=2).reshape(2, -1)
+    # Lesions in the middle and dark corners are a little alike in all images; the same draws would be much more so.
+    assert abs(first @ second) / np.linalg.norm(first) / np.linalg.norm(second) < 0.2
 
 
 def test_hospitals_differ_in_colour(tmp_path: Path) -> None:
@@ -114,11 +125,14 @@ def test_grey(tmp_path: Path) -> None:
 
 def test_findings_have_their_prevalences_and_come_together(tmp_path: Path) -> None:
     samples = load(tmp_path, task="multi")
-    assert samples.task == "multi" and samples.classes == tuple(FINDINGS) and samples.labels.dtype == np.float32
+    assert samples.task == "multi"
+    assert samples.classes == tuple(FINDINGS)
+    assert samples.labels.dtype == np.float32
     wanted = [max(1, round(share * len(samples))) for _, share in FINDINGS.values()]
     assert samples.labels.sum(0).tolist() == wanted
     assert (samples.labels.sum(1) >= 2).mean() > 0.15
-    assert samples.site is not None and set(samples.site.tolist()) == set(SITES)
+    assert samples.site is not None
+    assert set(samples.site.tolist()) == set(SITES)
 
 
 def test_a_finding_shows_in_its_images(tmp_path: Path) -> None:

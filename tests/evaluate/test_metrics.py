@@ -85,7 +85,7 @@ def mean(values: list[float]) -> float | None:
 
 
 @pytest.mark.parametrize("task", ["single", "multi"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**31), rows=st.integers(1, 60), levels=st.sampled_from([None, 1, 2]))
 def test_scores_agree_with_scikit_learn(task: Task, seed: int, rows: int, levels: int | None) -> None:
     logits, labels = batch(task, seed, rows, levels=levels)

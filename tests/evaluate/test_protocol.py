@@ -13,7 +13,7 @@ from equipoise.evaluate import EvaluateOptions, select, summarise
 
 def test_summary_by_hand() -> None:
     pooled = {"balanced_accuracy": 0.6, "macro_auc": 0.8, "map": None, "recall": [0.5, 0.7], "support": [3, 4]}
-    sites = {
+    sites: dict[str, dict[str, Any]] = {
         "north": {"balanced_accuracy": 0.9, "macro_auc": None, "map": 0.5, "recall": [0.9, None], "support": [1, 0]},
         "south": {"balanced_accuracy": 0.5, "macro_auc": 0.6, "map": None, "recall": [0.4, 0.6], "support": [1, 2]},
         "tiny": {"balanced_accuracy": None, "macro_auc": None, "map": None, "recall": [None, None], "support": [0, 0]},
@@ -93,4 +93,4 @@ def test_options() -> None:
     assert (options.every, options.select, options.exact, options.shots) == (1, "last", True, "thirds")
     for wrong in ({"every": 0}, {"select": "best_test"}, {"evry": 1}):
         with pytest.raises(ValidationError):
-            EvaluateOptions(**wrong)  # type: ignore[arg-type]
+            EvaluateOptions.model_validate(wrong)

@@ -47,13 +47,15 @@ def test_an_empty_mask_gives_zero_with_a_gradient_of_zero():
     z = Z.clone().requires_grad_()
     loss = multilabel.masked_bce(z, Y, torch.zeros(3, dtype=torch.bool))
     loss.backward()
-    assert loss.item() == 0.0 and z.grad.eq(0).all()
+    assert loss.item() == 0.0
+    assert z.grad.eq(0).all()
 
 
 def test_unlabelled_columns_get_no_gradient():
     z = Z.clone().requires_grad_()
     multilabel.masked_bce(z, Y, LABELLED).backward()
-    assert z.grad[:, 1].eq(0).all() and z.grad[:, [0, 2]].ne(0).all()
+    assert z.grad[:, 1].eq(0).all()
+    assert z.grad[:, [0, 2]].ne(0).all()
 
 
 def test_positive_weight_uses_observed_labels_only():
@@ -120,4 +122,5 @@ def test_finite_whatever_is_absent(z, y, mask, positives):
         + multilabel.fedlc_bce(logits, labels, counts, 9 - counts, mask=cells_that_count)
     )
     loss.backward()
-    assert loss.isfinite() and logits.grad.isfinite().all()
+    assert loss.isfinite()
+    assert logits.grad.isfinite().all()

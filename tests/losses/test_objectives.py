@@ -46,19 +46,23 @@ def test_single_label_objectives_equal_their_functions(value, expected):
 
 def test_plain_cross_entropy_is_the_function_of_torch():
     objective = one("cross_entropy")
-    assert objective.criterion is F.cross_entropy and objective.shape(Z) is Z
+    assert objective.criterion is F.cross_entropy
+    assert objective.shape(Z) is Z
 
 
 def test_every_registered_objective_has_a_description_and_works_by_name_alone():
     for name, part in OBJECTIVES.items():
-        assert part.__doc__ and "\n" not in part.__doc__
+        assert part.__doc__
+        assert "\n" not in part.__doc__
         for task in part.tasks:
             objective = make_objective(parse_objective(name), counts=COUNTS, total=10, task=task)
             logits = Z.float().requires_grad_()
             y = Y if task == "single" else MANY.float()
             loss = objective(logits, y)
             loss.backward()
-            assert loss.shape == () and loss.isfinite() and logits.grad.isfinite().all()
+            assert loss.shape == ()
+            assert loss.isfinite()
+            assert logits.grad.isfinite().all()
             assert objective.each(logits, y).shape == (2,)
 
 
@@ -196,7 +200,8 @@ def test_the_default_is_cross_entropy():
 def test_a_wrong_objective_is_one_clear_sentence(value, message):
     with pytest.raises(ConfigError) as caught:
         parse_objective(value)
-    assert message in str(caught.value) and "\n" not in str(caught.value)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_an_objective_of_the_other_task_is_refused():

@@ -220,4 +220,5 @@ def test_finite_for_any_logits_and_labels(name, z, y):
     loss = ALL[name](logits, torch.from_numpy(y), "mean")
     loss.backward()
     assert loss.dtype == torch.float32
-    assert loss.isfinite() and logits.grad.isfinite().all()
+    assert loss.isfinite()
+    assert logits.grad.isfinite().all()

@@ -16,6 +16,8 @@ from equipoise.nets import NETS, Net, NetOptions, build, state
 from equipoise.nets.borrowed import rename_b0, rename_densenet
 from equipoise.seeds import generator
 
+pytestmark = pytest.mark.slow
+
 # Parameters of the published classifiers for 1000 classes, less the classifier.
 COUNTS = {
     "resnet18": 11_689_512 - 513 * 1000,

@@ -6,10 +6,11 @@ import csv
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -28,7 +29,7 @@ class Split:
     column: str | None = None
 
 
-def samples(labels, *, classes: int | None = None, group=None, site=None, split=None) -> Samples:
+def samples(labels: Any, *, classes: int | None = None, group: Any = None, site: Any = None, split: Any = None) -> Samples:
     labels = np.asarray(labels)
     multi = labels.ndim == 2
     count = labels.shape[1] if multi else classes or int(labels.max()) + 1
@@ -65,12 +66,12 @@ def place(holdings: tuple[Holding, ...], total: int) -> tuple[np.ndarray, np.nda
 
 
 @st.composite
-def data_sets(draw) -> Samples:
+def data_sets(draw: st.DrawFn) -> Samples:
     """Random data: one or several labels, with or without groups (some blank), always with natural sites."""
     total = draw(st.integers(30, 160))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     if draw(st.booleans()):
-        labels = rng.random((total, 4)) < [0.5, 0.3, 0.1, 0.02]
+        labels = (rng.random((total, 4)) < [0.5, 0.3, 0.1, 0.02]).astype(np.int64)
     else:
         labels = rng.choice(4, size=total, p=[0.6, 0.25, 0.1, 0.05])
     group = rng.integers(0, max(8, total // draw(st.integers(1, 4))), size=total).astype(str)
@@ -108,7 +109,7 @@ def test_every_row_is_held_once_and_groups_stay_whole(data: Samples, kind: Parti
 
 @settings(max_examples=80, deadline=None)
 @given(data_sets(), st.floats(0, 0.5), st.floats(0, 0.4), st.integers(0, 2**31))
-def test_each_class_is_within_one_group_of_its_fraction(data: Samples, test: float, validation: float, seed: int):
+def test_each_class_is_within_one_group_of_its_fraction(data: Samples, test: float, validation: float, seed: int) -> None:
     data = replace(data, site=None)  # no group at two sites
     for h in divide(data, Iid(sites=2), Split(test, validation), seed):
         rows = np.sort(rows_of(h))
@@ -156,6 +157,14 @@ def test_a_class_trains_even_when_most_rows_are_for_testing() -> None:
     data = samples([0] * 40 + [1] * 3, site=["a"] * 43)
     counts = table(data, divide(data, Column(), Split(test=0.95, validation=0), 0))["sites"]["a"]
     assert [counts[s]["counts"][1] for s in SPLITS] == [1, 0, 2]
+
+
+def test_large_groups_are_placed_first() -> None:
+    """Ten rows in groups of 6, 1, 1, 1, 1: the fractions can be met exactly, but only if the 6 is placed first."""
+    data = samples([0] * 10, group=["big"] * 6 + list("abcd"), site=["a"] * 10)
+    for seed in range(5):
+        (held,) = divide(data, Column(), Split(), seed)
+        assert (len(held.train), len(held.validation), len(held.test)) == (7, 1, 2)
 
 
 def test_a_site_splits_alone_as_it_does_in_company() -> None:
@@ -222,14 +231,13 @@ def test_dirichlet_first_class_has_the_moments_of_a_dirichlet() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 12), st.floats(0.05, 10), st.integers(1, 15), st.integers(0, 2**31))
-def test_min_size_holds_or_is_refused(sites: int, alpha: float, least: int, seed: int) -> None:
+def test_min_size_holds_unless_it_is_refused(sites: int, alpha: float, least: int, seed: int) -> None:
     data = samples(np.arange(150) % 5, group=np.arange(150) // 2)
     try:
         found = Dirichlet(sites=sites, alpha=alpha, min_size=least, tries=30).sites_of(data, seed)
-    except PartitionError as error:
-        assert "fewer sites" in str(error)
-    else:
-        assert min(len(rows) for rows in found.values()) >= least
+    except PartitionError:
+        reject()  # hypothesis complains when it is refused too often
+    assert min(len(rows) for rows in found.values()) >= least
 
 
 def test_iid_sites_are_equally_large_and_many_sites_sort_by_name() -> None:
@@ -298,7 +306,7 @@ def test_empty_data_is_refused() -> None:
 def test_options_are_strict() -> None:
     assert list(KINDS) == ["column", "iid", "dirichlet"]
     for name, kind in KINDS.items():
-        assert kind().kind == name
+        assert kind.model_validate({}).kind == name
     for wrong in ({"sites": 0}, {"alpha": 0}, {"alpha": float("nan")}, {"alhpa": 1.0}):
         with pytest.raises(ValidationError):
             Dirichlet(**wrong)

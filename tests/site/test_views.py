@@ -58,7 +58,8 @@ def raw(name, x, seed=0, **options):
 def test_a_view_keeps_size_and_layout_and_gives_finite_floats(name, channels):
     x = images(channels=channels)
     out = view(name, MEAN[:channels], STD[:channels])(x, generator(0))
-    assert out.shape == x.shape and out.dtype == torch.float32
+    assert out.shape == x.shape
+    assert out.dtype == torch.float32
     assert out.is_contiguous(memory_format=torch.channels_last)
     assert out.isfinite().all()
 
@@ -67,14 +68,16 @@ def test_a_view_keeps_size_and_layout_and_gives_finite_floats(name, channels):
 def test_a_view_stays_between_black_and_white(name):
     for seed in range(5):
         out = raw(name, images(count=16), seed)
-        assert out.min() >= -1e-5 and out.max() <= 1 + 1e-5
+        assert out.min() >= -1e-5
+        assert out.max() <= 1 + 1e-5
 
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_a_view_leaves_its_input_and_the_global_generator_alone(name):
     x, before = images(), torch.get_rng_state()
     view(name)(x, generator(0))
-    assert torch.equal(x, images()) and torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(x, images())
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("name", [name for name in VIEWS if name != "eval"])
@@ -217,11 +220,14 @@ def test_a_crop_is_the_enlarged_box():
 def test_crops_lie_inside_the_image_and_have_the_area_asked_for():
     maps = views.crop_map(0.3, 60, 80, 2000, generator(0))
     wide, high = maps[:, 0, 0], maps[:, 1, 1]
-    assert (maps[:, 0, 2].abs() + wide <= 1 + 1e-6).all() and (maps[:, 1, 2].abs() + high <= 1 + 1e-6).all()
+    assert (maps[:, 0, 2].abs() + wide <= 1 + 1e-6).all()
+    assert (maps[:, 1, 2].abs() + high <= 1 + 1e-6).all()
     whole = (wide < 1) & (high < 1)
     area, aspect = (wide * high)[whole], (80 * wide / (60 * high))[whole]
-    assert 0.3 - 1e-5 <= area.min() < 0.32 and area.max() > 0.9
-    assert 0.75 - 1e-4 <= aspect.min() < 0.78 and 1.28 < aspect.max() <= 4 / 3 + 1e-4
+    assert 0.3 - 1e-5 <= area.min() < 0.32
+    assert area.max() > 0.9
+    assert 0.75 - 1e-4 <= aspect.min() < 0.78
+    assert 1.28 < aspect.max() <= 4 / 3 + 1e-4
 
 
 def test_maps_apply_in_the_order_given():
@@ -238,7 +244,8 @@ def test_the_flip_view_gives_the_four_mirrors_about_equally_often():
     out, one = raw("flip", one.expand(4000, -1, -1, -1)), one[0] / 255
     share = [out.eq(one.flip(axes)).flatten(1).all(1).float().mean().item() for axes in ((), (2,), (1,), (1, 2))]
     assert sum(share) == pytest.approx(1.0)
-    assert min(share) > 0.215 and max(share) < 0.285  # five standard deviations
+    assert min(share) > 0.215
+    assert max(share) < 0.285
 
 
 @pytest.mark.parametrize("name", ["flip", "weak", "rand"])
@@ -273,7 +280,8 @@ def test_blur_agrees_with_kornia(monkeypatch, cached):
 def test_blur_of_an_image_smaller_than_the_kernel():
     x = floats(height=3, width=4)
     out = views.blur(x, torch.full((6,), 5.0), 5.0)
-    assert out.isfinite().all() and out.std() < x.std()
+    assert out.isfinite().all()
+    assert out.std() < x.std()
 
 
 def test_brightness_agrees_with_kornia():

@@ -28,6 +28,9 @@ from equipoise.errors import StorageError
 CHUNK = 256
 """Images decoded between two records of progress; what a killed build loses at most."""
 
+STEP, CHUNK_BYTES = 32, 2**26
+"""Large images come in smaller chunks, a multiple of STEP, so that memory stays flat."""
+
 FORMAT = 1
 """Part of every key: raised when decoding or the layout changes, so old caches are not mistaken for new ones."""
 
@@ -90,6 +93,7 @@ def _build(
     """Decode chunk by chunk, from where an earlier build stood, and give the result its final name."""
     part, state = place.with_suffix(".part"), place.with_suffix(".progress")
     row_bytes = int(np.prod(shape))
+    chunk = max(STEP, min(CHUNK, CHUNK_BYTES // row_bytes // STEP * STEP))
     record = _record(state, key)
     if record is None or not part.is_file() or part.stat().st_size < record["rows"] * row_bytes:
         start = hashlib.sha256(repr(shape).encode()).hexdigest()
@@ -99,7 +103,7 @@ def _build(
     while record["done"] < count:
         if progress is not None:
             progress(text, record["done"], count)
-        start, stop = record["done"], min(record["done"] + CHUNK, count)
+        start, stop = record["done"], min(record["done"] + chunk, count)
         made = make(start, stop)
         pixels = b"".join(_pixels(image, shape) for image in made if not isinstance(image, str))
         broken = {str(start + i): why for i, why in enumerate(made) if isinstance(why, str)}
@@ -126,7 +130,8 @@ def _build(
 
 
 def _pixels(image: np.ndarray, shape: tuple[int, int, int]) -> bytes:
-    assert image.dtype == np.uint8 and image.shape == shape, (image.dtype, image.shape, shape)
+    if image.dtype != np.uint8 or image.shape != shape:
+        raise TypeError(f"an image is {image.dtype} {image.shape} and not uint8 {shape}")
     return image.tobytes()
 
 

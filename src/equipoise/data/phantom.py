@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from equipoise.data.cache import decoded
+from equipoise.data.cache import STEP, decoded
 from equipoise.data.draw import CAMERAS, TONES, draw
 from equipoise.data.options import DataOptions, Progress
 from equipoise.data.samples import Samples, fingerprint
@@ -23,8 +23,8 @@ from equipoise.data.samples import Samples, fingerprint
 VERSION = 1
 """Part of the cache key: raised when the same options give other images."""
 
-BATCH = 32
-"""Images drawn at once: few enough to stay in the processor's cache. It divides a chunk of the image cache."""
+BATCH = STEP
+"""Images drawn at once: few enough for the processor's cache, and a divisor of every chunk of the image cache."""
 
 CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
 SITES = ("bcn", "vidir_molemax", "vidir_modern", "rosendahl", "msk4", "vienna_dias")
@@ -103,11 +103,9 @@ class PhantomData(DataOptions):
         rng = numpy_generator(self.seed, "phantom", self.task, "rows")
         site, disease, split = rows(self.scale, rng)
         tone = np.array([rng.choice(len(TONES), p=CAMERAS[name].tones) for name in np.array(SITES)[site]])
-        if self.task == "single":
-            labels, classes, traits = disease.astype(np.int64), CLASSES, disease_traits(disease, rng)
-        else:
-            labels, classes = findings(site, rng), tuple(FINDINGS)
-            traits = finding_traits(labels, rng)
+        classes: tuple[str, ...] = CLASSES if self.task == "single" else tuple(FINDINGS)
+        labels = disease.astype(np.int64) if self.task == "single" else findings(site, rng)
+        traits = disease_traits(labels, rng) if self.task == "single" else finding_traits(labels, rng)
 
         def make(start: int, stop: int) -> Sequence[np.ndarray]:
             made: list[np.ndarray] = []

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import struct
-from typing import BinaryIO
+from typing import IO
 
 
-def write(pipe: BinaryIO, *frames: bytes) -> None:
+def write(pipe: IO[bytes], *frames: bytes) -> None:
     """Send frames and flush."""
     for frame in frames:
         pipe.write(struct.pack("<Q", len(frame)))
@@ -14,13 +14,13 @@ def write(pipe: BinaryIO, *frames: bytes) -> None:
     pipe.flush()
 
 
-def read(pipe: BinaryIO) -> bytes:
+def read(pipe: IO[bytes]) -> bytes:
     """The next frame; EOFError when the other end is gone."""
     (size,) = struct.unpack("<Q", _exactly(pipe, 8))
     return _exactly(pipe, size)
 
 
-def _exactly(pipe: BinaryIO, size: int) -> bytes:
+def _exactly(pipe: IO[bytes], size: int) -> bytes:
     data = pipe.read(size)
     if data is None or len(data) < size:
         raise EOFError("the other end of the pipe is gone")

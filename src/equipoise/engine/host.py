@@ -102,7 +102,7 @@ class Host:
             loc.mine = self.method.init_site(self.net, loc)
         else:
             loc.mine, loc.tuned = kept.get("mine", {}), kept.get("tuned", {})
-            loc.optimizer_state = flatten(kept.get("optimizer", {}))
+            loc.moments = kept.get("optimizer", {})
         upload = getattr(self.method, call["question"])(self.net, loc)
         wrote = call["write"] is not None and self._keep(call, loc)
         if loc.notes:
@@ -131,7 +131,7 @@ class Host:
         """Write what the site must remember, if there is anything."""
         live = state(self.net)
         mine: dict[str, Tensor] = {f"net/{name}": live[name] for name in self.private}
-        mine |= flatten(loc.mine, "mine/") | {f"optimizer/{k}": v for k, v in loc.optimizer_state.items()}
+        mine |= flatten(loc.mine, "mine/") | flatten(loc.moments, "optimizer/")
         if call["tuned"]:
             mine |= {f"tuned/{name}": live[name] for name in self.shared}
         if not mine:
@@ -149,10 +149,15 @@ class Host:
 
 @contextmanager
 def isolated(seed: int, device: torch.device) -> Iterator[None]:
-    """Layers that draw from torch's global generator (dropout) get a seeded one; the global one is left as it was."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
+    """Layers that draw from torch's global generator (dropout) find it seeded; afterwards it is as it was before."""
+    used = [torch.default_generator]
+    if device.type == "cuda":
+        used.append(torch.cuda.default_generators[device.index or 0])
+    before = [generator.get_state() for generator in used]
+    for generator in used:
+        generator.manual_seed(seed)
+    try:
         yield
-
-
+    finally:
+        for generator, state_before in zip(used, before, strict=True):
+            generator.set_state(state_before)

@@ -59,16 +59,16 @@ class Trial:
     def __call__(self, question: Any, *, each: Mapping[str, Tree] | None = None, **down: Any) -> Answers:
         extra = {site: pack({}, flatten(tree)) for site, tree in (each or {}).items()}
         asked = Question(question.__name__, self.round, pack({}, flatten(down)), extra, self._versions, f"{self.round}.0")
-        reduction, seen = Reduction(), []
+        reduction, found = Reduction(), []
         for site in self.sites:
             header, upload = decode_upload(self.host.answer(asked.call(site), asked.payload, extra.get(site)))
-            seen.append(entries(upload))
+            found.append(entries(upload))
             reduction.add(site, upload)
             if header["wrote"]:
                 self._versions[site] = f"{self.round}.0"
         size = len(asked.payload) + max(map(len, extra.values()), default=0)
-        line = Line(asked.name, self._since, merge(seen), size)
-        if not any(line.question == l.question and line.up == l.up for l in self._lines):
+        line = Line(asked.name, self._since, merge(found), size)
+        if not any(line.question == seen.question and line.up == seen.up for seen in self._lines):
             self._lines.append(line)
         return reduction.result(self.sites)
 
@@ -85,7 +85,7 @@ def probe(host: Host, classes: tuple[str, ...], task: Task, shape: tuple[int, in
         end = Trial(trial, host.options.rounds, lines, host.options.rounds)
         server = method.finish(server, end)
         ask = Trial(trial, 0, lines, 0)
-        flags = {"own": torch.tensor(True)} | ({"exact": torch.tensor(True)} if exact else {})
+        flags: Tree = {"own": torch.tensor(True)} | ({"exact": torch.tensor(True)} if exact else {})
         for tree in method.predictors(server, ask).values():
             ask(method.evaluate, server=tree, **flags)
     return Ledger(tuple(lines))

@@ -126,9 +126,7 @@ def _metrics(counts: dict[str, Tensor], curves: list[Curve], shots: Tensor | Non
 def _by_shot(recall: list[float | None], shots: Tensor | None) -> dict[str, float | None]:
     """Mean recall over head, medium and tail classes."""
     groups = [-1] * len(recall) if shots is None else shots.tolist()
-    return {
-        name: _mean([r for r, group in zip(recall, groups, strict=True) if group == i]) for i, name in enumerate(SHOTS)
-    }
+    return {name: _mean([r for r, group in zip(recall, groups, strict=True) if group == i]) for i, name in enumerate(SHOTS)}
 
 
 def _calibration_error(calibration: Tensor) -> float | None:
@@ -154,9 +152,8 @@ def _area(negatives: np.ndarray, positives: np.ndarray) -> float:
 def _precision(negatives: np.ndarray, positives: np.ndarray) -> float:
     """Average precision: Σ (recall step × precision) from the highest threshold down, without interpolation."""
     found = np.cumsum(positives[::-1])
-    shown = found + np.cumsum(negatives[::-1])
-    step = positives[::-1] > 0
-    return float((positives[::-1][step] * found[step] / shown[step]).sum() / found[-1])
+    shown = found + np.cumsum(negatives[::-1])  # never 0: every distinct score belongs to some row
+    return float((positives[::-1] * found / shown).sum() / found[-1])
 
 
 def _mixed_precision(negatives: np.ndarray, positives: np.ndarray) -> float:

@@ -88,7 +88,7 @@ class Evaluation:
     # The work ----------------------------------------------------------------------------------------------------------
 
     def _evaluate(self, server: Tree, ask: Exchange) -> dict[str, Any]:
-        flags = {"own": torch.tensor(True)} | ({"exact": torch.tensor(True)} if self.options.exact else {})
+        flags: Tree = {"own": torch.tensor(True)} | ({"exact": torch.tensor(True)} if self.options.exact else {})
         found = [
             ask(self.method.evaluate, server=tree, **flags) for tree in self.method.predictors(server, ask).values()
         ]

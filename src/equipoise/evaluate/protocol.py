@@ -21,11 +21,7 @@ def summarise(generalisation: dict[str, Any], per_site: dict[str, dict[str, Any]
     keys = [key for key, value in generalisation.items() if _is_number(value) or value is None]
     specialisation = {key: blend([site.get(key) for site in per_site.values()]) for key in keys}
     both = {key: (generalisation[key], specialisation[key]) for key in keys}
-    scored = [
-        (site["balanced_accuracy"], name)
-        for name, site in per_site.items()
-        if site.get("balanced_accuracy") is not None
-    ]
+    scored = [(site["balanced_accuracy"], name) for name, site in per_site.items() if site.get("balanced_accuracy") is not None]
     worst = min(scored, default=(None, None))
     return {
         "generalisation": generalisation,
@@ -35,9 +31,7 @@ def summarise(generalisation: dict[str, Any], per_site: dict[str, dict[str, Any]
     }
 
 
-def select(
-    history: list[dict[str, Any]], rule: str, key: str = "balanced_accuracy"
-) -> tuple[list[int], dict[str, Any]]:
+def select(history: list[dict[str, Any]], rule: str, key: str = "balanced_accuracy") -> tuple[list[int], dict[str, Any]]:
     """The rounds that `rule` reports and their metrics, without the round number. The test set is never used to choose.
 
     `key` names the validation metric; dots lead into nested metrics ("generalisation.balanced_accuracy"). Of equally

@@ -32,7 +32,20 @@ class CodecError(EquipoiseError):
 def pack(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
     """One message: a JSON header and named tensors."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    return safetensors_save(plain, metadata={HEADER: json.dumps(header, sort_keys=True)})
+    # safetensors gives tensors back in no fixed order, and some trees mean something by theirs: so the names go along.
+    message = {"header": header, "names": list(plain)}
+    return safetensors_save(_apart(plain), metadata={HEADER: json.dumps(message, sort_keys=True)})
+
+
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors that share memory as copies, which is what the other end gets anyway; safetensors takes no others."""
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        memory = tensor.untyped_storage().data_ptr()
+        if memory in seen:
+            tensors[name] = tensor.clone()
+        seen.add(memory)
+    return tensors
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -40,11 +53,24 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         (size,) = struct.unpack("<Q", data[:8])
         meta = json.loads(data[8 : 8 + size]).get("__metadata__", {})
-        header = json.loads(meta[HEADER])
+        message = json.loads(meta[HEADER])
+        header, names = message["header"], message["names"]
         if not isinstance(header, dict):
             raise CodecError("the message header is not a table")
-        return header, safetensors_load(data)
-    except (SafetensorError, struct.error, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        tensors = safetensors_load(data)
+        if sorted(names) != sorted(tensors):
+            raise CodecError("the message does not hold the tensors it names")
+        return header, {name: tensors[name] for name in names}
+    except (
+        SafetensorError,
+        struct.error,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        RuntimeError,
+    ) as error:
         raise CodecError(f"not a readable message ({type(error).__name__})") from error
 
 
@@ -66,7 +92,7 @@ def decode_upload(data: bytes) -> tuple[dict[str, Any], Upload]:
     """The header and the typed leaves of one answer."""
     header, tensors = unpack(data)
     kinds = header.get("leaves")
-    if not isinstance(kinds, dict) or not all(kind in LEAVES for kind in kinds.values()):
+    if not isinstance(kinds, dict) or not all(isinstance(kind, str) and kind in LEAVES for kind in kinds.values()):
         raise CodecError("the message does not say what kinds its leaves are")
     upload: Upload = {}
     for name, kind in kinds.items():
@@ -74,7 +100,10 @@ def decode_upload(data: bytes) -> tuple[dict[str, Any], Upload]:
             value: Any = tensors.pop(name)
         else:
             branch = {key: tensors.pop(key) for key in [k for k in tensors if k.startswith(f"{name}/")]}
-            value = unflatten({key.removeprefix(f"{name}/"): tensor for key, tensor in branch.items()})
+            try:
+                value = unflatten({key.removeprefix(f"{name}/"): tensor for key, tensor in branch.items()})
+            except ValueError as error:
+                raise CodecError(f"the leaf '{name}' is no tree: {error}") from error
         if kind == "mean":
             if name + WEIGHT not in tensors:
                 raise CodecError(f"the mean leaf '{name}' has no weight")

@@ -22,7 +22,7 @@ class ExchangeOptions(Options):
 
     max_norm: float = Field(1e5, gt=0)
     """largest Euclidean norm of one leaf's value"""
-    max_weight: float = Field(1e6, gt=0)
+    max_weight: float = Field(1e6, gt=0, le=LARGEST)
     """largest weight a site may claim (samples, for FedAvg)"""
     max_rows: int = Field(100_000, gt=0)
     """longest accepted length where the ledger leaves a length open"""
@@ -32,8 +32,7 @@ class ExchangeOptions(Options):
 
 def size_cap(line: Line, options: ExchangeOptions) -> int:
     """More bytes than any honest answer to this question can have."""
-    slack = 4096 + 256 * len(line.up)
-    return slack + sum(entry.bytes(options.max_rows) for entry in line.up)
+    return 4096 + sum(256 + 2 * len(entry.name) + entry.bytes(options.max_rows) for entry in line.up)
 
 
 def check(site: str, data: bytes, line: Line, options: ExchangeOptions) -> tuple[dict, Upload]:
@@ -49,14 +48,15 @@ def check(site: str, data: bytes, line: Line, options: ExchangeOptions) -> tuple
         header, upload = decode_upload(data)
     except CodecError as error:
         raise reject(str(error)) from error
-    given = {entry.name: entry for entry in entries(upload)}
-    expected = {entry.name: entry for entry in line.up}
+    # By leaf and path: joined names would let a leaf called "a/b" pass for tensor b of leaf a.
+    given = {(entry.leaf, entry.tensor): entry for entry in entries(upload)}
+    expected = {(entry.leaf, entry.tensor): entry for entry in line.up}
     if set(given) != set(expected):
         extra, missing = sorted(set(given) - set(expected)), sorted(set(expected) - set(given))
-        raise reject(f"extra tensor '{extra[0]}'" if extra else f"missing tensor '{missing[0]}'")
-    for name, entry in expected.items():
-        if problem := _mismatch(entry, given[name], options):
-            raise reject(f"tensor '{name}' {problem}")
+        raise reject(f"extra tensor '{given[extra[0]].name}'" if extra else f"missing tensor '{expected[missing[0]].name}'")
+    for key, entry in expected.items():
+        if problem := _mismatch(entry, given[key], options):
+            raise reject(f"tensor '{entry.name}' {problem}")
     for name, leaf in upload.items():
         tensors = list(tensors_of(leaf).values())
         weight = torch.as_tensor(leaf.weight, dtype=torch.float64) if isinstance(leaf, Mean) else None
@@ -98,11 +98,12 @@ def _bad_weight(weight: Tensor, options: ExchangeOptions) -> str | None:
 def _bad_values(tensors: list[Tensor], weight: Tensor | None, options: ExchangeOptions) -> str | None:
     square = 0.0
     for x in tensors:
-        if not x.is_floating_point():
+        if not x.is_floating_point() and weight is None:
             # Whole numbers are summed as they are: keep 1,024 sites from overflowing an int64.
             if x.dtype == torch.int64 and bool(((x > 2**52) | (x < -(2**52))).any()):
                 return "has a whole number above 2^52"
             continue
+        x = x if x.is_floating_point() else x.to(torch.float64)
         norm = float(torch.linalg.vector_norm(x.reshape(-1), dtype=torch.float64))
         if norm != norm or norm == float("inf"):
             return "has values that are not finite"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -133,7 +134,8 @@ class Method(BaseModel):
         }
         pooled = {split: {n: s for n, s in counted[split].items() if n.startswith("global.")} for split in SPLITS}
         own = {split: {n: s for n, s in counted[split].items() if n.startswith("own.")} for split in SPLITS}
-        return {"pooled": Sum(pooled)} | ({"own": Each(own)} if "own" in kinds else {})
+        answer: Upload = {"pooled": Sum(pooled)}
+        return answer | {"own": Each(own)} if "own" in kinds else answer
 
     def predict(self, net: Net, x: Tensor, mine: Tree | None, server: Tree) -> dict[str, Tensor]:
         """Logits by predictor, the one that counts first. `mine` is None for the global predictor."""
@@ -142,6 +144,7 @@ class Method(BaseModel):
     # About the class ---------------------------------------------------------------------------------------------------
 
     @classmethod
+    @cache
     def questions(cls) -> tuple[str, ...]:
         """Names of the questions a site answers: public methods with exactly the parameters (self, net, loc)."""
         hooks = {"init_site", "prepare"}

@@ -72,9 +72,7 @@ def divide(samples: Samples, options: PartitionOptions, split: SplitOptions, see
 
 def table(samples: Samples, holdings: tuple[Holding, ...]) -> dict[str, Any]:
     """Rows and class counts per site and split, and in total, in plain JSON types."""
-    sites = {
-        holding.name: {split: _tally(samples, getattr(holding, split)) for split in SPLITS} for holding in holdings
-    }
+    sites = {holding.name: {split: _tally(samples, getattr(holding, split)) for split in SPLITS} for holding in holdings}
     everyone = {split: np.concatenate([getattr(holding, split) for holding in holdings]) for split in SPLITS}
     total = {split: _tally(samples, rows) for split, rows in everyone.items()}
     return {"classes": list(samples.classes), "sites": sites, "total": total}
@@ -93,9 +91,7 @@ def _given_splits(samples: Samples, split: SplitOptions) -> np.ndarray | None:
     """The split the data set brings, as indices into SPLITS, or None."""
     if samples.split is None:
         if split.column is not None:
-            raise PartitionError(
-                f"split.column is '{split.column}', but the data carries no split; check the column's name"
-            )
+            raise PartitionError(f"split.column is '{split.column}', but the data carries no split; check the column's name")
         return None
     values = np.asarray(samples.split).astype(str)
     strange = sorted(set(values.tolist()) - set(SPLITS))

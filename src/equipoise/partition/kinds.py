@@ -133,8 +133,7 @@ def _enough(samples: Samples, sites: int) -> Units:
     movable = units(samples, np.arange(len(samples)))
     if len(movable) < sites:
         raise PartitionError(
-            f"partition.sites is {sites}, but the data has only {len(movable)} groups, which are never cut; "
-            "use fewer sites"
+            f"partition.sites is {sites}, but the data has only {len(movable)} groups, which are never cut; use fewer sites"
         )
     return movable
 

@@ -1,0 +1,8 @@
+"""What a run came to, on one offline page."""
+
+from __future__ import annotations
+
+from equipoise.report.folder import census, standing
+from equipoise.report.page import write_comparison, write_report
+
+__all__ = ["census", "standing", "write_comparison", "write_report"]

@@ -55,7 +55,9 @@ class Exchange:
         name = question.__name__
         line = self._ledger.line(name, self.round)
         if line is None:
-            raise MethodError(f"the question '{name}' of round {self.round} is not in the ledger: say so in the method's phases()")
+            raise MethodError(
+                f"the question '{name}' of round {self.round} is not in the ledger: say so in the method's phases()"
+            )
         asked = Question(
             name=name,
             round=self.round,

@@ -77,8 +77,8 @@ class Checkpoints:
             return None
         try:
             number = int(json.loads(head.read_bytes())["round"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise StorageError(f"{head} is damaged: name a whole checkpoint in it as {{\"round\": N}}, or start anew") from error
+        except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+            raise StorageError(f'{head} is damaged: name a whole checkpoint in it as {{"round": N}}, or start anew') from error
         return self.load(number)
 
     def load(self, round: int) -> tuple[Tree, Header]:

@@ -57,7 +57,9 @@ class Journal:
                 self._file.truncate(size)
                 self.write("recovered", bytes_dropped=cut)
         except OSError as error:
-            raise StorageError(f"the journal {path} cannot be written: {error.strerror}; check the folder and disk space") from error
+            raise StorageError(
+                f"the journal {path} cannot be written: {error.strerror}; check the folder and disk space"
+            ) from error
 
     def write(self, event: str, **facts: Any) -> None:
         """One event."""
@@ -67,8 +69,13 @@ class Journal:
             self._file.write(json.dumps(line, sort_keys=True).encode() + b"\n")
             self._file.flush()
         except OSError as error:
-            raise StorageError(f"the journal cannot be written: {error.strerror}; free disk space, then `equipoise resume`") from error
+            raise StorageError(
+                f"the journal cannot be written: {error.strerror}; free disk space, then `equipoise resume`"
+            ) from error
         self._last, self._count = line["hash"], self._count + 1
 
     def close(self) -> None:
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError:
+            pass  # bytes a full disk did not take: `write` has said so, and a cut line is dropped at the next opening

@@ -61,13 +61,14 @@ class Rows:
     def batches(
         self, order: Tensor, size: int, views: Sequence[View], generator: torch.Generator, lone: bool = False
     ) -> Iterator[Batch]:
-        """Batches along `order`. A last batch of one joins the one before it (batch statistics need two), unless `lone`."""
-        ends = list(range(size, len(order), size)) + [len(order)]
+        """Batches along `order`. A last batch of one joins the one before it (batch statistics need two), unless `lone`; then
+        no rows at all are one empty batch, so that what is computed from them has a shape."""
+        ends = [*range(size, len(order), size), len(order)]
         if not lone and len(ends) > 1 and ends[-1] - ends[-2] == 1:
             del ends[-2]
         start = 0
         for end in ends:
-            if end > start:
+            if end > start or (lone and not len(order)):
                 yield self.take(order[start:end], views, generator)
             start = end
 

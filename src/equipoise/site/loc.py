@@ -13,9 +13,10 @@ from equipoise.losses import Objective
 from equipoise.nets import Net, load, state
 from equipoise.seeds import generator
 from equipoise.site.batches import Batch, Rows, SiteData
+from equipoise.site.optimizer import Optimizer
 from equipoise.site.options import TrainOptions
 from equipoise.site.views import View
-from equipoise.tree import Tree, flatten
+from equipoise.tree import Tree
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,7 +50,8 @@ class Loc:
         self.tuned: dict[str, Tensor] = {}
         self.scratch: dict[str, Any] = {}
         self.notes: dict[str, float] = {}
-        self.optimizer_state: dict[str, Tensor] = {}
+        self.moments: Mapping[str, Mapping[str, Tensor]] = {}
+        """optimiser state kept between rounds, by parameter"""
         self._views, self._wanted, self._shared = views, wanted, shared
 
     @property
@@ -106,16 +108,6 @@ class Loc:
         """Put the received shared tensors (or others) into the net."""
         load(net, self.down["model"] if model is None else model)
 
-    def optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        """A fresh optimiser at this round's learning rate."""
-        o, rate = self.options, self.options.rate(self.round)
-        if o.optimizer == "sgd":
-            return torch.optim.SGD(
-                parameters, rate, momentum=o.momentum, nesterov=o.nesterov, weight_decay=o.weight_decay, fused=True
-            )
-        kind = torch.optim.Adam if o.optimizer == "adam" else torch.optim.AdamW
-        return kind(parameters, rate, weight_decay=o.weight_decay, fused=True)
-
     def fit(
         self,
         net: Net,
@@ -123,7 +115,6 @@ class Loc:
         *,
         epochs: int | None = None,
         only: Callable[[str], bool] | None = None,
-        after_step: Callable[[], None] | None = None,
     ) -> float:
         """Local training: `epochs` passes of `loss` over the training rows. Returns the mean loss.
 
@@ -131,10 +122,10 @@ class Loc:
         one value has no variance.
         """
         named = {name: p for name, p in net.named_parameters() if only is None or only(name)}
-        optimizer = self.optimizer(list(named.values()))
+        optimizer = Optimizer(self.options, self.options.rate(self.round), named)
         keep = self.options.persist_optimizer and only is None
         if keep:
-            _restore(optimizer, named, self.optimizer_state)
+            optimizer.restore(self.moments)
         for name, parameter in net.named_parameters():
             parameter.requires_grad_(name in named)
         net.train()
@@ -146,42 +137,18 @@ class Loc:
         bf16 = self.options.precision == "bf16"
         for epoch in range(self.options.epochs if epochs is None else epochs):
             for batch in self.batches(epoch):
-                optimizer.zero_grad(set_to_none=True)
+                optimizer.zero()
                 with torch.autocast(self.device.type, torch.bfloat16) if bf16 else nullcontext():
                     value = loss(net, batch, self)
                 value.backward()
                 if self.options.clip_norm is not None:
                     nn.utils.clip_grad_norm_(list(named.values()), self.options.clip_norm)
                 optimizer.step()
-                if after_step is not None:
-                    after_step()
                 total += value.detach() * len(batch)
                 seen += len(batch)
-        optimizer.zero_grad(set_to_none=True)
+        optimizer.zero()
         if keep:
-            self.optimizer_state = _moments(optimizer, named)
+            self.moments = optimizer.moments
         net.requires_grad_(True)
         net.eval()
         return float(total) / max(1, seen)
-
-
-def _moments(optimizer: torch.optim.Optimizer, named: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """The optimiser's state by parameter name, as a flat tree."""
-    return flatten(
-        {
-            name: {key: value for key, value in optimizer.state[parameter].items() if isinstance(value, Tensor)}
-            for name, parameter in named.items()
-            if parameter in optimizer.state
-        }
-    )
-
-
-def _restore(optimizer: torch.optim.Optimizer, named: Mapping[str, nn.Parameter], moments: Mapping[str, Tensor]) -> None:
-    """Put kept moments back, each in its parameter's memory layout, so that it is walked in the same order as a fresh one."""
-    for path, value in moments.items():
-        name, key = path.split("/")
-        parameter = named[name]
-        optimizer.state[parameter][key] = (
-            value.to(parameter.device) if key == "step" else torch.empty_like(parameter).copy_(value)
-        )
-

@@ -108,14 +108,8 @@ def _check(logits: Tensor, labels: Tensor, task: Task) -> None:
     rows, classes = logits.shape
     expected = (rows,) if task == "single" else (rows, classes)
     if tuple(labels.shape) != expected:
-        raise DataError(
-            f"evaluation: labels have shape {tuple(labels.shape)} where {expected} is needed; check the task"
-        )
+        raise DataError(f"evaluation: labels have shape {tuple(labels.shape)} where {expected} is needed; check the task")
     if task == "single" and rows and (int(labels.min()) < 0 or int(labels.max()) >= classes):
-        raise DataError(
-            f"evaluation: a label is outside 0…{classes - 1}; check the classes of the data and of the model"
-        )
+        raise DataError(f"evaluation: a label is outside 0…{classes - 1}; check the classes of the data and of the model")
     if not bool(torch.isfinite(logits).all()):
-        raise SiteError(
-            "evaluation: the model gives scores that are not finite; it has diverged, lower the learning rate"
-        )
+        raise SiteError("evaluation: the model gives scores that are not finite; it has diverged, lower the learning rate")

@@ -35,7 +35,7 @@ NORMS: dict[str, tuple[Channels, Channels]] = {
 GREY = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in brightness."""
 
-CACHED = 2**17
+CACHED = 2**18
 """Numbers that filters work on at a time."""
 
 ASPECT = math.log(4 / 3)
@@ -325,7 +325,7 @@ class View:
         x = self.change(x.to(torch.float32).div_(255), generator)
         x = x.contiguous(memory_format=torch.channels_last)
         # Whole rows at a time: in this layout, broadcasting over three channels is several times slower.
-        rows = x.permute(0, 2, 3, 1).view(len(x), x.shape[2], -1)
+        rows = x.permute(0, 2, 3, 1).view(len(x), x.shape[2], x.shape[3] * x.shape[1])
         rows.sub_(self.mean.to(x.device).repeat(x.shape[3])).div_(self.std.to(x.device).repeat(x.shape[3]))
         return x
 

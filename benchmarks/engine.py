@@ -1,0 +1,320 @@
+"""Speed of the engines, as ratios measured in one run.
+
+    python benchmarks/engine.py [small-cnn resnet18 efficientnet-lite0] [--rounds 8]
+
+For each network, FedAvg over the same sites and images, one local epoch per round, no augmentation, rounds interleaved with
+(a) a bare PyTorch loop doing the same steps on the same tensors: new model and optimiser per site, default memory format, one
+    thread; its images are already float and normalised, the engine's are not;
+(b) two such loops side by side, one per core, each with half the sites: what the machine gives two processes at that moment.
+Printed: round ÷ (a) for the serial engine, round ÷ (b) for two workers, both medians over rounds; the engine's own overhead
+beside its training steps; start-up; peak memory; bytes exchanged. Then cost against images per site, and the
+coordinator's memory against the number of sites.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from equipoise.config import Config, resolve
+from equipoise.engine import Host
+from equipoise.nets import build
+from equipoise.running import make_engine, make_ledger, one_thread
+from equipoise.server import Checkpoints, Exchange, Federation, Journal
+from equipoise.setup import Material, make_host, material
+from equipoise.site import Loc
+from equipoise.site.views import NORMS
+from equipoise.tree import Tree
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "small-cnn": {"sites": 10, "images": 256, "size": 32},
+    "resnet18": {"sites": 4, "images": 64, "size": 64},
+    "efficientnet-lite0": {"sites": 4, "images": 64, "size": 64},
+}
+CLASSES = 8
+
+
+def noise(path: Path, images: int, size: int) -> Path:
+    """A MedMNIST-like file of random images."""
+    draw = np.random.default_rng(0)
+    part = {
+        f"{split}_{kind}": draw.integers(0, 256, (n, size, size, 3), dtype=np.uint8)
+        if kind == "images"
+        else (np.arange(n) % CLASSES)[:, None]
+        for split, n in (("train", images), ("val", CLASSES), ("test", CLASSES))
+        for kind in ("images", "labels")
+    }
+    np.savez(path, **part)
+    return path
+
+
+def config_of(net: str, sites: int, images: int, size: int, folder: Path, **engine: Any) -> Config:
+    path = folder / f"{sites}x{images}x{size}.npz"
+    return resolve(
+        {
+            "data": {"kind": "npz", "path": str(path if path.exists() else noise(path, sites * images, size)), "image_size": size},
+            "partition": {"kind": "iid", "sites": sites},
+            "net": {"name": net},
+            "train": {"rounds": 10**6, "optimizer": "sgd", "lr": 0.01, "batch_size": 32, "views": ["eval"]},
+            "evaluate": {"every": 10**9},
+            "engine": engine,
+        }
+    )
+
+
+class Bare:
+    """The obvious loop: per site a copy of the model, a new optimiser, one epoch; then the weighted mean."""
+
+    def __init__(self, config: Config, stuff: Material, part: slice) -> None:
+        samples = stuff.samples
+        mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in NORMS["imagenet"])
+        self.sites: list[tuple[Tensor, Tensor]] = []
+        for holding in stuff.holdings[part]:
+            x = torch.from_numpy(np.array(samples.images[holding.train])).permute(0, 3, 1, 2).contiguous()
+            self.sites.append(((x.float() / 255 - mean) / std, torch.from_numpy(samples.labels[holding.train])))
+        size = samples.images.shape[1]
+        net = build(config.net, classes=CLASSES, image_size=size, seed=0, base=Path())
+        self.model = net.to(memory_format=torch.contiguous_format)
+        self.options = config.train
+
+    def round(self) -> float:
+        start = time.perf_counter()
+        states, sizes = [], []
+        for x, y in self.sites:
+            model = copy.deepcopy(self.model)
+            model.train()
+            optimizer = torch.optim.SGD(model.parameters(), self.options.lr)
+            order = torch.randperm(len(x))
+            for i in range(0, len(x), self.options.batch_size):
+                rows = order[i : i + self.options.batch_size]
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(model(x[rows]), y[rows])
+                loss.backward()
+                optimizer.step()
+            states.append(model.state_dict())
+            sizes.append(len(x))
+        mean = {k: sum(s[k] * (n / sum(sizes)) for s, n in zip(states, sizes, strict=True)) for k in states[0]}
+        self.model.load_state_dict(mean, strict=False)
+        return time.perf_counter() - start
+
+
+class Pair:
+    """Two bare loops in two processes, each with half the sites."""
+
+    def __init__(self, arguments: list[str]) -> None:
+        command = [sys.executable, __file__, "--bare", *arguments]
+        self.processes = [
+            subprocess.Popen([*command, half], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for half in "01"
+        ]
+        for process in self.processes:
+            assert process.stdout is not None
+            process.stdout.readline()
+
+    def round(self) -> float:
+        start = time.perf_counter()
+        for process in self.processes:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        for process in self.processes:
+            assert process.stdout is not None
+            process.stdout.readline()
+        return time.perf_counter() - start
+
+    def close(self) -> None:
+        for process in self.processes:
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.close()
+            process.wait()
+            process.stdout.close()
+
+
+def bare_process(arguments: list[str]) -> None:
+    """One half of a pair: a round for every line read."""
+    table, half = json.loads(arguments[0]), int(arguments[1])
+    torch.set_num_threads(1)
+    config = resolve(table)
+    stuff = material(config)
+    middle = len(stuff.holdings) // 2
+    loop = Bare(config, stuff, slice(0, middle) if half == 0 else slice(middle, None))
+    loop.round()
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        loop.round()
+        print("done", flush=True)
+
+
+class Enough(Exception):
+    """Ends the engine's loop."""
+
+
+class Interleave:
+    """The loop's observer: times each whole round (the commit of the one before included), then runs the references."""
+
+    def __init__(self, rounds: int, references: Mapping[str, Callable[[], float]]) -> None:
+        self.rounds, self.references = rounds, references
+        self.times: list[float] = []
+        self.compared: dict[str, list[float]] = {name: [] for name in references}
+        self.facts: Mapping[str, Any] = {}
+        self.start = time.perf_counter()
+
+    def wants_tuned(self, round: int) -> bool:
+        return False
+
+    def pinned(self) -> frozenset[int]:
+        return frozenset()
+
+    def observe(self, done: int, server: Tree, ask: Exchange, facts: Mapping[str, Any]) -> None:
+        self.times.append(time.perf_counter() - self.start)
+        self.facts = facts
+        if done > self.rounds:
+            raise Enough
+        for name, reference in self.references.items():
+            self.compared[name].append(reference())
+        self.start = time.perf_counter()
+
+    def ratio(self, name: str) -> tuple[float, float, float]:
+        """Median, smallest and largest of round ÷ reference; the first round warms up."""
+        pairs = zip(self.times[1:], self.compared[name][1:], strict=False)
+        ratios = sorted(a / b for a, b in pairs)
+        return statistics.median(ratios), ratios[0], ratios[-1]
+
+
+def engine_rounds(config: Config, folder: Path, rounds: int, references: Mapping[str, Callable[[], float]]) -> dict[str, Any]:
+    """Whole rounds of an engine, interleaved with references."""
+    begin = time.perf_counter()
+    stuff = material(config)
+    run_folder = Path(tempfile.mkdtemp(dir=folder))
+    host: Host = make_host(config, stuff, run_folder / "sites")
+    ledger = make_ledger(config, host, stuff)
+    engine = make_engine(config, host, stuff, run_folder)
+    observer = Interleave(rounds, references)
+    federation = Federation(
+        method=config.method,
+        engine=engine,
+        ledger=ledger,
+        limits=config.exchange,
+        journal=Journal(run_folder / "journal.jsonl"),
+        checkpoints=Checkpoints(run_folder / "checkpoints"),
+        sites=tuple(stuff.sizes),
+        rounds=config.train.rounds,
+        seed=0,
+        participation=1.0,
+        config_hash="",
+        observer=observer,
+    )
+    try:
+        federation.run(host.init)
+    except Enough:
+        pass
+    finally:
+        engine.close()
+        federation.journal.close()
+    return {"observer": observer, "start": time.perf_counter() - begin - sum(observer.times[1:]), "first": observer.times[0]}
+
+
+def overhead(config: Config, folder: Path, rounds: int) -> float:
+    """Share of a serial round that is not training steps."""
+    spent: list[float] = []
+    plain = Loc.fit
+
+    def timed(self: Loc, *args: Any, **kwargs: Any) -> float:
+        start = time.perf_counter()
+        try:
+            return plain(self, *args, **kwargs)
+        finally:
+            spent.append(time.perf_counter() - start)
+
+    Loc.fit = timed  # type: ignore[method-assign]
+    try:
+        found = engine_rounds(config, folder, rounds, {})
+    finally:
+        Loc.fit = plain  # type: ignore[method-assign]
+    sites = config.partition.sites  # type: ignore[attr-defined]
+    times = found["observer"].times[1:]
+    # The ledger's probe trains two small sites before the first round; whole rounds are counted from the second on.
+    steps = [sum(spent[i : i + sites]) for i in range(len(spent) - sites * len(times), len(spent), sites)]
+    return statistics.median(whole / step - 1 for whole, step in zip(times, steps, strict=True))
+
+
+def report(net: str, rounds: int, folder: Path) -> None:
+    setting = SETTINGS[net]
+    serial = config_of(net, folder=folder, kind="serial", **setting)
+    bare = Bare(serial, material(serial), slice(None))
+    bare.round()
+    alone = engine_rounds(serial, folder, rounds, {"a": bare.round})
+    two = config_of(net, folder=folder, kind="pool", workers=2, **setting)
+    pair = Pair([json.dumps(serial.table())])
+    pair.round()
+    pooled = engine_rounds(two, folder, rounds, {"b": pair.round, "a": bare.round})
+    pair.close()
+    facts = alone["observer"].facts
+    print(f"\n{net}, {setting['sites']} sites × {setting['images']} images at {setting['size']} px")
+    for text, (middle, low, high) in (
+        ("serial engine ÷ (a) bare loop", alone["observer"].ratio("a")),
+        ("two workers ÷ (b) two bare loops", pooled["observer"].ratio("b")),
+        ("two workers ÷ (a) bare loop", pooled["observer"].ratio("a")),
+    ):
+        print(f"  {text:36} {middle:5.2f}   ({low:.2f} – {high:.2f} over {rounds} rounds)")
+    print(f"  {'overhead beside training steps':36} {overhead(serial, folder, rounds):5.1%}")
+    print(f"  {'start-up + first round, s':36} {alone['first']:5.1f} serial, {pooled['first']:.1f} pool")
+    print(f"  {'bytes per round and site':36} {facts['bytes_up'] // setting['sites']:,} up, {facts['bytes_down'] // setting['sites']:,} down")
+    print(f"  {'peak memory of this process, MB':36} {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024}", flush=True)
+
+
+def scaling(folder: Path) -> None:
+    """Cost against images per site, and the coordinator's memory against sites (each in a process of its own)."""
+    print("\ncost of a round against images per site (small-cnn, 32 px, 4 sites)")
+    per_image = {}
+    for images in (64, 256, 1024):
+        found = engine_rounds(config_of("small-cnn", 4, images, 32, folder, kind="serial"), folder, 4, {})
+        per_image[images] = statistics.median(found["observer"].times[1:]) / (4 * images)
+    for images, cost in per_image.items():
+        print(f"  {images:5} images: {cost / per_image[256]:.2f} of the cost per image at 256")
+    print("coordinator memory against sites (small-cnn, 8 images each, pool)")
+    for sites in (10, 100, 300):
+        out = subprocess.run(
+            [sys.executable, __file__, "--memory", str(sites), str(folder)], capture_output=True, text=True, check=True
+        )
+        print(f"  {sites:4} sites: {out.stdout.strip()} MB")
+
+
+def memory(sites: int, folder: Path) -> None:
+    config = config_of("small-cnn", sites, 8, 32, folder, kind="pool", workers=2)
+    engine_rounds(config, folder, 2, {})
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--bare"]:
+        return bare_process(sys.argv[2:])
+    if sys.argv[1:2] == ["--memory"]:
+        return memory(int(sys.argv[2]), Path(sys.argv[3]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("nets", nargs="*", default=list(SETTINGS))
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--no-scaling", action="store_true")
+    given = parser.parse_args()
+    with one_thread(), tempfile.TemporaryDirectory() as folder:
+        for net in given.nets:
+            report(net, given.rounds, Path(folder))
+        if not given.no_scaling:
+            scaling(Path(folder))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""What there is to know of a method without running it."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from equipoise.methods import METHODS, Method, find
+
+
+def describe_all() -> list[dict[str, Any]]:
+    """All methods that come with Equipoise."""
+    return [describe(name) for name in METHODS]
+
+
+def describe(name: str) -> dict[str, Any]:
+    """One method, by name or as FILE.py:Class."""
+    method = find(name, Path.cwd())
+    return {
+        "name": name,
+        "about": inspect.cleandoc(method.__doc__ or "").split("\n\n")[0],
+        "paper": method.paper,
+        "tasks": list(method.tasks),
+        "leaves": _leaves(method),
+        "private": list(method.private),
+        "recommends": method.recommends,
+        "fields": [
+            {"name": key, "default": field.get_default(), "type": _type_name(field.annotation), "about": field.description or ""}
+            for key, field in method.model_fields.items()
+        ],
+        "presets": method.presets,
+        "text": inspect.cleandoc(sys.modules[method.__module__].__doc__ or ""),
+    }
+
+
+def _leaves(method: type[Method]) -> str:
+    """The words after 'Leaves the site:' in the method's file."""
+    text = " ".join((sys.modules[method.__module__].__doc__ or "").split())
+    found = re.search(r"Leaves the site: (.*?)\.?(?: Stays:|$)", text)
+    return found.group(1) if found else ""
+
+
+def _type_name(annotation: Any) -> str:
+    """int, float | None, 'a' | 'b': as a reader would write it."""
+    if getattr(annotation, "__origin__", None) is not None:
+        arguments = annotation.__args__
+        if all(isinstance(value, str) for value in arguments):
+            return " | ".join(repr(value) for value in arguments)
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")

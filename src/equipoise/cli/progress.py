@@ -1,0 +1,155 @@
+"""How far a run is: a bar with the time left on a terminal, a plain line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from equipoise.report.folder import percent
+
+Watch = Callable[[str, dict[str, Any]], None]
+
+LINES = 10
+"""plain lines a whole run prints at most, besides the first and the last"""
+
+
+class Clock:
+    """Share of the work done and seconds left, over one or several runs of equal length.
+
+    What an earlier session did counts as done but not as evidence of speed. Within a round the answers count; how many a
+    round has is taken from the round before.
+    """
+
+    def __init__(self, runs: int = 1) -> None:
+        self.runs, self.run = runs, -1
+        self.rounds, self.done = 1, 0
+        self._answers, self._expected = 0, 1
+        self._start, self._first = time.monotonic(), 0.0
+
+    def begin(self, rounds: int, sites: int) -> None:
+        self.run, self.rounds, self.done = self.run + 1, max(1, rounds), 0
+        self._answers, self._expected = 0, 2 * sites  # train and evaluate, until a round has been seen
+
+    def start(self) -> None:
+        """The first event of work: speed is measured from here."""
+        self._start, self._first = time.monotonic(), self.share
+
+    def answer(self) -> None:
+        self._answers += 1
+
+    def round(self, number: int) -> None:
+        skipped = number - self.done - 1
+        self._first += skipped / self.rounds / self.runs  # done by an earlier session
+        self.done, self._expected, self._answers = number, max(1, self._answers), 0
+
+    @property
+    def share(self) -> float:
+        within = min(1.0, self._answers / self._expected)
+        return min(1.0, (max(0, self.run) + (self.done + within) / self.rounds) / self.runs)
+
+    @property
+    def left(self) -> float | None:
+        """Seconds to go, or None before anything is known."""
+        gained = self.share - self._first
+        return None if gained <= 0 else (time.monotonic() - self._start) * (1 - self.share) / gained
+
+
+def duration(seconds: float | None) -> str:
+    """1:05:09, 5:09, or a dash."""
+    if seconds is None:
+        return "–:––"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def line(row: dict[str, Any], rounds: int) -> str:
+    """One round in words."""
+    text = f"round {row['round']}/{rounds}"
+    if "train.loss" in row:
+        text += f"  loss {row['train.loss']:.3f}"
+    if "test" in row:
+        both = (row["test"][key]["balanced_accuracy"] for key in ("generalisation", "specialisation"))
+        text += "  balanced accuracy {} global, {} own".format(*map(percent, both))
+    return text
+
+
+@contextmanager
+def watching(quiet: bool, runs: int = 1) -> Iterator[Watch]:
+    """A `watch` for `equipoise.run` that shows progress; `runs` runs share one bar."""
+    if quiet:
+        yield lambda event, facts: None
+    elif sys.stdout.isatty() and sys.stderr.isatty():
+        with _bar(runs) as watch:
+            yield watch
+    else:
+        yield _plain(runs)
+
+
+@contextmanager
+def _bar(runs: int) -> Iterator[Watch]:
+    clock = Clock(runs)
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(None), TextColumn("{task.percentage:3.0f} %  {task.fields[left]} left"))
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("reading data", total=1.0, left=duration(None))
+
+        def watch(event: str, facts: dict[str, Any]) -> None:
+            if event == "run":
+                progress.print(f"[bold]{facts['name']}[/bold]")
+            elif event == "data":
+                progress.update(task, description=f"{facts['text']} {facts['done']:,}/{facts['total']:,}")
+            elif event == "begin":
+                clock.begin(facts["rounds"], len(facts["sites"]))
+                if clock.run == 0:
+                    clock.start()
+                progress.update(task, description=f"round 1/{clock.rounds}", completed=clock.share)
+            elif event == "answer":
+                clock.answer()
+                progress.update(task, completed=clock.share, left=duration(clock.left))
+            elif event == "round":
+                clock.round(facts["round"])
+                progress.update(
+                    task,
+                    description=f"round {min(clock.done + 1, clock.rounds)}/{clock.rounds}",
+                    completed=clock.share,
+                    left=duration(clock.left),
+                )
+                if "test" in facts:
+                    progress.print(line(facts, clock.rounds), highlight=False)
+
+        yield watch
+
+
+def _plain(runs: int) -> Watch:
+    clock = Clock(runs)
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    def watch(event: str, facts: dict[str, Any]) -> None:
+        if event == "run":
+            say(facts["name"])
+        elif event == "data" and facts["done"] == 0:
+            say(f"{facts['text']} ({facts['total']:,})")
+        elif event == "begin":
+            clock.begin(facts["rounds"], len(facts["sites"]))
+            if clock.run == 0:
+                clock.start()
+            sizes = ", ".join(f"{site} {count:,}" for site, count in facts["sites"].items())
+            say(f"{clock.rounds} rounds at {len(facts['sites'])} sites ({sizes})")
+        elif event == "answer":
+            clock.answer()
+        elif event == "round":
+            clock.round(facts["round"])
+            step = max(1, clock.rounds // LINES)
+            if clock.done % step == 0 or clock.done in (1, clock.rounds):
+                say(f"{line(facts, clock.rounds)}  {duration(clock.left)} left")
+
+    return watch

@@ -1,0 +1,155 @@
+"""Tables for people; `--json` is for programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from equipoise.report.folder import FIGURES, by_size, percent, size
+
+if TYPE_CHECKING:
+    from equipoise.running import Result
+
+
+def _console() -> Console:
+    return Console(highlight=False)
+
+
+def _table(*columns: str, title: str | None = None, right: int = 1) -> Table:
+    """A table whose columns from number `right` on are numbers."""
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i >= right else "left", overflow="fold")
+    return table
+
+
+def result(found: Result, page: Path) -> None:
+    """The metrics of a run: the two protocols, recall per class, and where the rest is."""
+    console = _console()
+    test = found.metrics.get("test")
+    if test is not None:
+        views = ("generalisation", "specialisation", "average")
+        table = _table("test set", *views)
+        for key, title in FIGURES.items():
+            table.add_row(title, *(percent(test[view].get(key)) for view in views))
+        console.print(table)
+        table = _table("recall", "test images", "global predictor")
+        everyone = test["generalisation"]
+        for i in by_size(everyone["support"]):
+            table.add_row(escape(found.classes[i]), f"{everyone['support'][i]:,.0f}", percent(everyone["recall"][i]))
+        console.print(table)
+        worst = test["worst_site"]
+        console.print(f"worst site  {escape(str(worst['name'] or 'differs'))}, balanced accuracy {percent(worst['balanced_accuracy'])}")
+    rounds = ", ".join(map(str, found.rounds)) or "none"
+    console.print(f"rounds      {rounds}\nstate       {found.state_hash}")
+    console.print(f"report      {page}", soft_wrap=True)
+
+
+def comparison(rows: list[dict[str, Any]], page: Path) -> None:
+    """One row per method, the best of each column bold."""
+    columns = {key: title for key, title in COMPARED.items()}
+    best = {key: max((row[key] for row in rows if row[key] is not None), default=None) for key in columns}
+    table = _table("", *columns.values())
+    for row in rows:
+        cells = (f"[bold]{percent(row[key])}[/]" if row[key] == best[key] else percent(row[key]) for key in columns)
+        table.add_row(escape(row["method"]), *cells)
+    console = _console()
+    console.print(table)
+    console.print("balanced accuracy: general = one model on all hospitals' test images, special = each hospital's own on its own")
+    console.print(f"report  {page}", soft_wrap=True)
+
+
+COMPARED = {
+    "generalisation": "general",
+    "specialisation": "special",
+    "average": "average",
+    "tail": "tail recall",
+    "macro_auc": "macro AUC",
+}
+
+
+def checked(facts: dict[str, str]) -> None:
+    """A line per thing that was tried."""
+    table = _table("", "", right=2)
+    for name, text in facts.items():
+        table.add_row(f"[green]✓[/] {name}", escape(text))
+    table.show_header = False
+    console = _console()
+    console.print(table)
+    console.print("nothing was trained; the run can start")
+
+
+def methods(facts: list[dict[str, Any]]) -> None:
+    """All methods."""
+    table = _table("method", "paper", "labels", "what leaves a site", "defaults", right=5)
+    for one in facts:
+        defaults = ", ".join(f"{field['name']}={field['default']}" for field in one["fields"])
+        table.add_row(*map(escape, (one["name"], one["paper"], ", ".join(one["tasks"]), one["leaves"], defaults)))
+    _console().print(table)
+
+
+def method(one: dict[str, Any]) -> None:
+    """One method in full."""
+    console = _console()
+    console.print(escape(one["text"]), end="\n\n")
+    console.print(f"labels: {', '.join(one['tasks'])}   stays at the site: {escape(', '.join(one['private']) or 'nothing')}")
+    if one["recommends"]:
+        console.print(escape("recommends: " + ", ".join(f"train.{key} = {value}" for key, value in one["recommends"].items())))
+    if one["fields"]:
+        table = _table("method.…", "default", "type", "meaning", right=4)
+        for field in one["fields"]:
+            table.add_row(*map(escape, (field["name"], str(field["default"]), field["type"], field["about"])))
+        console.print(table)
+    if one["presets"]:
+        table = _table("method.preset", "sets", right=2)
+        for name, values in one["presets"].items():
+            table.add_row(escape(name), escape(", ".join(f"{k}={v}" for k, v in values.items()) or "the defaults"))
+        console.print(table)
+
+
+def ledger(facts: dict[str, Any]) -> None:
+    """What leaves, and how much of it."""
+    console = _console()
+    table = _table("question", "from round", "leaf", "kind", "shape", "who can read it", "bytes up", right=6)
+    for row in facts["leaves"]:
+        amount = f"{row['bytes']:,}" + (" × n" if row["varies"] else "")
+        values = (row["question"], str(row["from_round"]), row["leaf"], row["kind"], row["shape"], row["read_by"], amount)
+        table.add_row(*map(escape, values))
+    console.print(table)
+    table = _table("per site and round", "from round", "up", "down")
+    for row in facts["questions"]:
+        up = size(row["up_bytes"]) + (" × n" if row["varies"] else "")
+        table.add_row(row["question"], str(row["from_round"]), up, size(row["down_bytes"]))
+    console.print(table)
+    if any(row["varies"] for row in facts["leaves"]):
+        console.print("n: a length that differs from site to site, usually one row per image")
+
+
+def census(facts: dict[str, Any]) -> None:
+    """Class × site, split by split."""
+    console = _console()
+    classes = facts["classes"]
+    order = by_size(facts["train"])
+    for split in facts["splits"]:
+        table = _table(split, *(escape(classes[i]) for i in order), "images")
+        for name, site in facts["sites"].items():
+            table.add_row(escape(name), *(f"{site[split]['counts'][i]:,}" for i in order), f"{site[split]['images']:,}")
+        sums = [sum(site[split]["counts"][i] for site in facts["sites"].values()) for i in order]
+        images = sum(site[split]["images"] for site in facts["sites"].values())
+        table.add_section()
+        table.add_row("all", *(f"{n:,}" for n in sums), f"{images:,}")
+        console.print(table)
+    ratio, groups = facts["imbalance"], facts["groups"]
+    skew = "a class has no training image" if ratio is None else f"{ratio:.1f} times more of the largest class than of the smallest"
+    console.print(f"{facts['images']:,} images, {facts['task']}-label, {facts['height']}×{facts['width']}×{facts['channels']}")
+    console.print(f"imbalance  {skew}")
+    console.print(f"groups     {'none given: any two images may be split' if groups is None else f'{groups:,}'}")
+    console.print(f"cache      {facts['cache']}", soft_wrap=True)
+    console.print(f"skipped    {len(facts['skipped'])} bad rows")
+    for reason in facts["skipped"][:20]:
+        console.print(f"  {escape(reason)}")

@@ -1,0 +1,54 @@
+"""Everything short of training: used by `check` and `ledger`."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from equipoise.config import Config
+from equipoise.exchange import Ledger
+from equipoise.running import make_ledger, one_thread
+from equipoise.setup import device_of, make_host, material
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What was tried, and the ledger it ended in."""
+
+    checked: dict[str, str]
+    ledger: Ledger
+
+
+def trial(config: Config) -> Trial:
+    """Read the data, make the sites, the network and the method, and ask every question of two made-up sites."""
+    with one_thread(), tempfile.TemporaryDirectory() as folder:
+        stuff = material(config)
+        host = make_host(config, stuff, Path(folder))
+        ledger = make_ledger(config, host, stuff)
+    samples = stuff.samples
+    size = sum(parameter.numel() for parameter in host.net.parameters())
+    leaves = sorted({entry.leaf for line in ledger.lines for entry in line.up})
+    checked = {
+        "config": f"every key is known; digest {config.digest[:12]}",
+        "data": f"{len(samples):,} images of {len(samples.classes)} classes ({samples.task}-label); {len(samples.skipped)} bad rows skipped",
+        "sites": f"{len(stuff.holdings)} sites with {min(stuff.sizes.values()):,} to {max(stuff.sizes.values()):,} training images",
+        "net": f"{config.net.name}, {size:,} parameters, on {device_of(config)}",
+        "method": f"{config.method_name} with {'+'.join(part.name for part in config.objective.parts)}",
+        "exchange": f"every question asked of two made-up sites; what leaves: {', '.join(leaves)}",
+    }
+    return Trial(checked, ledger)
+
+
+def totals(ledger: Ledger) -> list[dict[str, str | int | bool]]:
+    """Bytes per site of each question, once per phase of the method."""
+    return [
+        {
+            "question": line.question,
+            "from_round": line.since,
+            "up_bytes": line.up_bytes,
+            "down_bytes": line.down_bytes,
+            "varies": any(None in entry.shape for entry in line.up),
+        }
+        for line in ledger.lines
+    ]

@@ -1,0 +1,143 @@
+"""A run folder, read back."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from equipoise.errors import StorageError
+
+if TYPE_CHECKING:
+    from equipoise.setup import Material
+
+SPLITS = ("train", "validation", "test")
+FIGURES = {
+    "balanced_accuracy": "balanced accuracy",
+    "accuracy": "accuracy",
+    "macro_auc": "macro AUC",
+    "macro_f1": "macro F1",
+    "head": "recall, head classes",
+    "medium": "recall, medium classes",
+    "tail": "recall, tail classes",
+    "ece": "calibration error",
+}
+"""the figures tables show, by their names in the metrics"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """All a page needs to know of one run."""
+
+    folder: Path
+    config: dict[str, Any]
+    config_text: str
+    result: dict[str, Any]
+    history: list[dict[str, Any]]
+    ledger: list[dict[str, Any]]
+    journal: list[dict[str, Any]]
+    data: dict[str, Any]
+
+    @property
+    def test(self) -> dict[str, Any] | None:
+        """Metrics on the test sets of the selected round, if any round was evaluated."""
+        return self.result["metrics"].get("test")
+
+
+def read_run(folder: Path) -> Run:
+    """The run in a folder; `StorageError` when it is not whole."""
+    from equipoise.server.journal import read as read_journal
+
+    try:
+        text = (folder / "config.toml").read_text()
+        config = tomllib.loads(text)
+        result = json.loads((folder / "result.json").read_bytes())
+        ledger = json.loads((folder / "ledger.json").read_bytes())
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        history = [json.loads(line) for line in lines]
+    except FileNotFoundError as error:
+        name = Path(error.filename).name
+        raise StorageError(f"{folder} has no {name}: finish the run with `equipoise resume {folder}`") from error
+    except (OSError, ValueError) as error:
+        raise StorageError(f"{folder} is damaged ({error}): restore it, or start the run anew") from error
+    journal, _ = read_journal(folder / "journal.jsonl")
+    return Run(folder, config, text, result, history, ledger, journal, _data(folder))
+
+
+def _data(folder: Path) -> dict[str, Any]:
+    """The census of the run's data, counted once and kept, so that the page can be made again where the data is not."""
+    from equipoise.config import read
+    from equipoise.server.checkpoint import write_atomic
+    from equipoise.setup import material
+
+    path = folder / "data.json"
+    if path.is_file():
+        try:
+            return json.loads(path.read_bytes())
+        except ValueError as error:
+            raise StorageError(f"{path} is damaged: delete it, then `equipoise resume {folder}`") from error
+    facts = census(material(read(folder / "config.toml")))
+    write_atomic(path, json.dumps(facts, indent=1).encode())
+    return facts
+
+
+def census(stuff: Material) -> dict[str, Any]:
+    """Who holds what: images and class counts (positives, for multi-label) per site and split."""
+    samples = stuff.samples
+    width = len(samples.classes)
+
+    def counts(rows: np.ndarray) -> list[int]:
+        labels = samples.labels[rows]
+        return (np.bincount(labels, minlength=width) if samples.task == "single" else labels.sum(0).astype(int)).tolist()
+
+    parts = {holding.name: {split: getattr(holding, split) for split in SPLITS} for holding in stuff.holdings}
+    sites = {
+        name: {split: {"images": len(rows), "counts": counts(rows)} for split, rows in splits.items()} for name, splits in parts.items()
+    }
+    train = [sum(site["train"]["counts"][i] for site in sites.values()) for i in range(width)]
+    _, height, across, channels = samples.images.shape
+    return {
+        "task": samples.task,
+        "classes": list(samples.classes),
+        "splits": list(SPLITS),
+        "images": len(samples),
+        "height": height,
+        "width": across,
+        "channels": channels,
+        "train": train,
+        "imbalance": max(train) / min(train) if min(train) else None,
+        "groups": None if samples.group is None else len(np.unique(samples.group)),
+        "sites": sites,
+    }
+
+
+def standing(folder: Path) -> dict[str, Any]:
+    """The five figures methods are compared by."""
+    test = read_run(folder).test or {}
+    views = ("generalisation", "specialisation", "average")
+    figures = {view: test.get(view, {}).get("balanced_accuracy") for view in views}
+    return figures | {key: test.get("generalisation", {}).get(key) for key in ("tail", "macro_auc")}
+
+
+def by_size(counts: Sequence[float]) -> list[int]:
+    """Class numbers from the most frequent to the rarest."""
+    return sorted(range(len(counts)), key=lambda i: (-counts[i], i))
+
+
+def percent(value: float | None) -> str:
+    """0.1234 → 12.3 %; a dash for what does not exist."""
+    return "–" if value is None else f"{100 * value:.1f} %"
+
+
+def size(count: float) -> str:
+    """Bytes in a unit one can read."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
+        count /= 1000
+    raise AssertionError

@@ -1,0 +1,169 @@
+"""Reduction: exact sums that no order and no mask can change."""
+
+from __future__ import annotations
+
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from equipoise.exchange import Answers, Reduction
+from equipoise.exchange.reduction import LARGEST, MOST_SITES, SCALE, fixed
+from equipoise.leaves import Each, Mean, Sum, Upload
+from equipoise.tree import digest
+
+SITES = tuple(f"site-{i}" for i in range(7))
+
+
+def reduce(uploads: dict[str, Upload], order: tuple[str, ...] | None = None) -> Answers:
+    reduction = Reduction()
+    for site in order or tuple(uploads):
+        reduction.add(site, uploads[site])
+    return reduction.result(tuple(uploads))
+
+
+def made_up(seed: int = 0) -> dict[str, Upload]:
+    draw = torch.Generator().manual_seed(seed)
+    return {
+        site: {
+            "delta": Mean({"w": torch.randn(4, 3, generator=draw), "b": {"c": torch.randn(3, generator=draw)}}, 10.0 * i + 1),
+            "class": Mean(torch.randn(5, 2, generator=draw), torch.rand(5, generator=draw, dtype=torch.float64)),
+            "loss": Sum(torch.randn(6, generator=draw, dtype=torch.float64)),
+            "count": Sum(torch.randint(0, 2**40, (6,), generator=draw)),
+            "head": Each({"v": torch.randn(2, generator=draw)}),
+        }
+        for i, site in enumerate(SITES)
+    }
+
+
+def test_means_and_sums_are_those_of_float64() -> None:
+    uploads = made_up()
+    answers = reduce(uploads)
+    weight = np.array([u["delta"].weight for u in uploads.values()])
+    for get in (lambda v: v["w"], lambda v: v["b"]["c"]):
+        x = np.stack([get(u["delta"].value).numpy().astype(np.float64) for u in uploads.values()])
+        expected = np.average(x, axis=0, weights=weight)
+        np.testing.assert_allclose(get(answers["delta"]).numpy(), expected, rtol=0, atol=1e-7)
+    assert float(answers.weight["delta"]) == weight.sum()
+    losses = np.stack([u["loss"].value.numpy() for u in uploads.values()])
+    np.testing.assert_allclose(answers["loss"].numpy(), losses.sum(0), rtol=0, atol=7 * 0.5 / SCALE + 1e-15)
+
+
+def test_weights_along_the_first_dimension_count_row_by_row() -> None:
+    uploads = made_up()
+    answers = reduce(uploads)
+    x = np.stack([u["class"].value.numpy().astype(np.float64) for u in uploads.values()])
+    w = np.stack([u["class"].weight.numpy() for u in uploads.values()])
+    np.testing.assert_allclose(answers["class"].numpy(), (w[..., None] * x).sum(0) / w.sum(0)[:, None], rtol=0, atol=1e-7)
+    np.testing.assert_allclose(answers.weight["class"].numpy(), w.sum(0), rtol=0, atol=1e-7)
+
+
+def test_by_hand() -> None:
+    answers = reduce(
+        {
+            "a": {"p": Mean(torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), torch.tensor([1.0, 0.0, 0.0]))},
+            "b": {"p": Mean(torch.tensor([[3.0, 4.0], [7.0, 8.0], [9.0, 9.0]]), torch.tensor([3.0, 2.0, 0.0]))},
+        }
+    )
+    assert answers["p"].tolist() == [[2.5, 3.5], [7.0, 8.0], [0.0, 0.0]]
+    assert answers.weight["p"].tolist() == [4.0, 2.0, 0.0]
+
+
+def test_no_weight_at_all_gives_zero_not_nan() -> None:
+    answers = reduce({"a": {"delta": Mean({"w": torch.tensor([5.0])}, 0.0)}, "b": {"delta": Mean({"w": torch.tensor([7.0])}, 0)}})
+    assert answers["delta"]["w"].tolist() == [0.0]
+    assert float(answers.weight["delta"]) == 0
+
+
+@given(st.permutations(SITES))
+@settings(max_examples=40, deadline=None)
+def test_any_order_gives_the_same_bits(order: list[str]) -> None:
+    uploads = made_up()
+    straight, shuffled = reduce(uploads), reduce(uploads, tuple(order))
+    assert digest(shuffled.leaves) == digest(straight.leaves)
+    assert digest(shuffled.weight) == digest(straight.weight)
+    assert shuffled.sites == straight.sites == SITES
+    assert list(shuffled["head"]) == list(SITES)
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=30, deadline=None)
+def test_masks_that_cancel_change_no_bit(seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    values = [torch.randn(50, generator=draw) * 100 for _ in range(5)]
+    weight = torch.tensor(321.0, dtype=torch.float64)
+    plain = [fixed(x, weight) for x in values]
+    masks = [torch.randint(-(2**63), 2**63 - 1, (50,), generator=draw) for _ in range(4)]
+    masks.append(-sum(masks[1:], masks[0]))  # int64 wraps around, so all five add up to 0 mod 2^64
+    masked = [x + m for x, m in zip(plain, masks, strict=True)]
+    assert torch.equal(sum(masked[1:], masked[0]), sum(plain[1:], plain[0]))
+    assert not torch.equal(masked[0], plain[0])
+
+
+def test_whole_numbers_are_summed_exactly() -> None:
+    uploads = made_up()
+    expected = [sum(int(u["count"].value[i]) for u in uploads.values()) for i in range(6)]
+    answers = reduce(uploads)
+    assert answers["count"].dtype == torch.int64
+    assert answers["count"].tolist() == expected
+    odd = 2**52 - 1
+    assert reduce({s: {"n": Sum(torch.tensor([odd]))} for s in SITES})["n"].tolist() == [7 * odd]
+
+
+def test_the_largest_allowed_values_of_the_most_sites_do_not_overflow() -> None:
+    for sign in (1.0, -1.0):
+        reduction = Reduction()
+        for i in range(MOST_SITES):
+            reduction.add(str(i), {"x": Sum(torch.tensor([sign * LARGEST], dtype=torch.float64)), "n": Sum(torch.tensor([2**52]))})
+        answers = reduction.result(())
+        assert answers["x"].tolist() == [sign * LARGEST * MOST_SITES]
+        assert answers["n"].tolist() == [2**62]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_a_mean_keeps_its_dtype(dtype: torch.dtype) -> None:
+    assert reduce({"a": {"x": Mean(torch.ones(2, dtype=dtype), 3)}})["x"].dtype == dtype
+
+
+def test_a_mean_of_whole_numbers_is_a_fraction() -> None:
+    answers = reduce({"a": {"x": Mean(torch.tensor([1, 2]), 1.0)}, "b": {"x": Mean(torch.tensor([2, 2]), 1.0)}})
+    assert answers["x"].tolist() == [1.5, 2.0]
+
+
+def test_sites_that_gave_no_answer_are_not_counted() -> None:
+    reduction = Reduction()
+    reduction.add("b", {"x": Each(torch.ones(1))})
+    answers = reduction.result(("a", "b", "c"))
+    assert answers.sites == ("b",)
+    assert list(answers["x"]) == ["b"]
+    assert "x" in answers
+    assert list(answers) == ["x"]
+
+
+def test_a_leaf_without_tensors_is_an_empty_tree() -> None:
+    assert reduce({"a": {"delta": Mean({}, 3.0)}})["delta"] == {}
+
+
+def test_three_hundred_answers_leave_only_their_sums() -> None:
+    reduction, alive = Reduction(), []
+    for i in range(300):
+        x, n = torch.full((100,), float(i)), torch.full((10,), i)
+        alive += [weakref.ref(x), weakref.ref(n)]
+        reduction.add(str(i), {"delta": Mean({"w": x}, 1.0), "count": Sum(n)})
+        del x, n
+    held = [ref for ref in alive if ref() is not None]
+    # A first whole-number tensor may itself become the running sum; nothing else stays.
+    assert len(held) <= 1
+    assert sum(t.numel() for t in reduction._sums.values()) == 110
+    assert reduction.result(())["count"].tolist() == [sum(range(300))] * 10
+
+
+def test_adding_does_not_write_into_what_was_added() -> None:
+    first = torch.tensor([1, 2])
+    reduction = Reduction()
+    reduction.add("a", {"n": Sum(first)})
+    reduction.add("b", {"n": Sum(torch.tensor([10, 20]))})
+    assert first.tolist() == [1, 2]
