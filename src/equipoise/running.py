@@ -19,7 +19,7 @@ from equipoise.engine import Engine, Host, Pool, Serial, probe
 from equipoise.errors import StorageError
 from equipoise.evaluate import Evaluation
 from equipoise.exchange import Ledger
-from equipoise.server import Checkpoints, Federation, Journal
+from equipoise.server import Checkpoints, Federation, Journal, drawn
 from equipoise.server.checkpoint import write_atomic
 from equipoise.setup import Material, make_host, material
 from equipoise.tree import Tree, digest
@@ -136,15 +136,7 @@ def _train(
 
 def make_ledger(config: Config, host: Host, stuff: Material) -> Ledger:
     """What this run will exchange."""
-    samples = stuff.samples
-    return probe(
-        host,
-        samples.classes,
-        samples.task,
-        samples.images.shape[1:],
-        config.evaluate.exact,
-        any(holding.labelled is not None for holding in stuff.holdings),
-    )
+    return probe(host, drawn(config.train.participation, len(stuff.holdings)), config.evaluate.exact)
 
 
 def make_engine(config: Config, host: Host, stuff: Material, folder: Path) -> Engine:

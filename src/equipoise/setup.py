@@ -14,7 +14,7 @@ from equipoise.data import Progress, Samples
 from equipoise.engine import Host
 from equipoise.errors import ConfigError, MethodError
 from equipoise.losses import ObjectiveOptions
-from equipoise.nets import build
+from equipoise.nets import NetOptions, build
 from equipoise.partition import Holding, divide
 from equipoise.seeds import derive
 from equipoise.site import SiteData, Store
@@ -79,6 +79,15 @@ def device_of(config: Config) -> torch.device:
     return device
 
 
+def frozen_net(
+    options: NetOptions, name: str, config: Config, channels: int, image_size: int, device: torch.device
+) -> torch.nn.Module:
+    """The body of a network that never trains: in eval mode from the start, without gradients."""
+    seed = derive(config.train.seed, "frozen", name)
+    net = build(options, classes=1, channels=channels, image_size=image_size, seed=seed, base=config.base)
+    return net.body.to(device).eval().requires_grad_(False)
+
+
 def make_host(config: Config, stuff: Material, private: Path) -> Host:
     """A host that can play every site of the run; `private` is where sites keep their own state."""
     device, samples = device_of(config), stuff.samples
@@ -87,7 +96,8 @@ def make_host(config: Config, stuff: Material, private: Path) -> Host:
         config.net,
         classes=len(samples.classes),
         heads=config.method.heads,
-        projector=config.method.projector,
+        projector=config.method.projection(),
+        make_head=config.method.make_head,
         channels=channels,
         image_size=height,
         seed=derive(config.train.seed, "net"),
@@ -107,5 +117,6 @@ def make_host(config: Config, stuff: Material, private: Path) -> Host:
         views=views,
         store=Store(private),
         device=device,
+        frozen={name: frozen_net(options, name, config, channels, height, device) for name, options in config.method.frozen().items()},
         local_batch_norm=config.net.batch_norm == "local",
     )

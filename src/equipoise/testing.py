@@ -460,7 +460,7 @@ def check_private(bench: Bench) -> None:
                 continue
             where = f"site '{answer.site}' sends its private '{name}' in answer to '{answer.question.name}'"
             expect(raw(now) not in answer.data, where)
-            secret = {"": now} | ({", as its change, ": now.double() - old.double()} if kind == "net" and old is not None else {})
+            secret = {"": now} | ({", as its change,": now.double() - old.double()} if kind == "net" and old is not None else {})
             for how, x in secret.items():
                 flat = x.double().flatten()
                 found = [leaf for leaf, y in uploaded if y.shape == flat.shape and torch.allclose(y, flat, rtol=1e-5, atol=1e-9)]
@@ -563,7 +563,7 @@ def check_global_rng(bench: Bench) -> None:
 
 
 def _global_states() -> dict[str, Any]:
-    kind, keys, *rest = np.random.get_state()  # noqa: NPY002  (looked at, not used)
+    kind, keys, *rest = np.random.get_state()
     return {"torch": raw(torch.get_rng_state()), "numpy": (kind, bytes(keys), *rest), "Python": random.getstate()}
 
 

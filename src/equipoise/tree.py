@@ -71,5 +71,6 @@ def digest(tree: Mapping[str, Any]) -> str:
     for name, value in sorted(flatten(tree).items()):
         tensor = value.detach().cpu().contiguous()
         sha.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        sha.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+        flat = tensor.as_strided((tensor.numel(),), (1,))  # a tensor of one element may be contiguous with any stride
+        sha.update(flat.view(torch.uint8).numpy().tobytes())
     return sha.hexdigest()

@@ -179,6 +179,8 @@ def test_a_tampered_header_is_a_codec_error(data: bytes) -> None:
 
 def test_a_pickle_is_only_bytes_that_are_no_message() -> None:
     # protocol-4 pickle of an object whose loading would run code; written out, so that no test needs the module
-    bomb = b"\x80\x04\x95\x20\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix\x94\x8c\x06system\x94\x93\x94\x8c\x04true\x94\x85\x94R\x94."
+    bomb = (
+        b"\x80\x04\x95\x20\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix\x94\x8c\x06system\x94\x93\x94\x8c\x04true\x94\x85\x94R\x94."
+    )
     with pytest.raises(CodecError):
         unpack(bomb)

@@ -28,7 +28,12 @@ def describe(name: str) -> dict[str, Any]:
         "private": list(method.private),
         "recommends": method.recommends,
         "fields": [
-            {"name": key, "default": field.get_default(), "type": _type_name(field.annotation), "about": field.description or ""}
+            {
+                "name": key,
+                "default": field.get_default(),
+                "type": _type_name(field.annotation),
+                "about": field.description or "",
+            }
             for key, field in method.model_fields.items()
         ],
         "presets": method.presets,

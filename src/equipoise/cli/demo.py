@@ -9,30 +9,34 @@ from typing import Any
 
 from equipoise.cli.progress import watching
 from equipoise.config import Config, read, resolve
+from equipoise.data.phantom import SITES
 from equipoise.errors import EquipoiseError
-from equipoise.report import standing, write_comparison, write_report
+from equipoise.report import read_run, standing, write_comparison, write_report
 from equipoise.running import run
 
 DEFAULT = Path("runs/demo")
 
 BUDGET: dict[str, Any] = {
-    "data": {"kind": "phantom", "scale": 0.05, "image_size": 32},
+    "data": {"kind": "phantom", "name": "made-up dermoscopy", "scale": 0.05, "image_size": 32},
     "partition": {"kind": "column"},
     "train": {"rounds": 20, "epochs": 1, "batch_size": 32, "lr": 1e-3},
-    "evaluate": {"every": 5},
+    "evaluate": {"every": 4},
 }
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "local": ("Local", {"method": {"name": "local"}}),
     "fedavg": ("FedAvg", {"method": {"name": "fedavg"}}),
-    "fedavg-balanced": ("FedAvg + balanced softmax", {"method": {"name": "fedavg"}, "train": {"objective": "balanced_softmax"}}),
+    "fedavg-balanced": (
+        "FedAvg + balanced softmax",
+        {"method": {"name": "fedavg"}, "train": {"objective": "balanced_softmax"}},
+    ),
     "fca": ("FCA", {"method": {"name": "fca"}}),
 }
 
 
 def configs(workers: int | None = None) -> dict[str, Config]:
     """The four configs by folder name."""
-    cores = workers or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else workers or os.cpu_count() or 1
-    engine = {"kind": "pool", "workers": min(cores, 6)} if cores > 1 else {"kind": "serial"}
+    wanted = min(workers or os.cpu_count() or 1, len(SITES))
+    engine = {"kind": "pool", "workers": wanted} if wanted > 1 else {"kind": "serial"}
     found = {}
     for name, (_, own) in METHODS.items():
         table = {**BUDGET, **own, "train": {**BUDGET["train"], **own.get("train", {})}, "engine": engine}
@@ -60,11 +64,11 @@ def _fits(path: Path, config: Config) -> bool:
 
 
 def compare(folder: Path, workers: int | None, quiet: bool) -> tuple[list[dict[str, Any]], Path]:
-    """Train (or go on with) the four and write the page; rows for the table, best figures not marked."""
+    """Train (or go on with) the four and write the page; the rows of the table and the page."""
     with watching(quiet, runs=len(METHODS)) as watch:
         for name, config in configs(workers).items():
             watch("run", {"name": METHODS[name][0]})
             run(config, folder / name, watch=watch)
             write_report(folder / name)
     runs = [(METHODS[name][0], folder / name) for name in METHODS]
-    return [{"method": title, **standing(place)} for title, place in runs], write_comparison(runs, folder)
+    return [{"method": title, **standing(read_run(place))} for title, place in runs], write_comparison(runs, folder)

@@ -96,7 +96,11 @@ def watching(quiet: bool, runs: int = 1) -> Iterator[Watch]:
 def _bar(runs: int) -> Iterator[Watch]:
     clock = Clock(runs)
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(None), TextColumn("{task.percentage:3.0f} %  {task.fields[left]} left"))
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(None),
+        TextColumn("{task.percentage:3.0f} %  {task.fields[left]} left"),
+    )
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("reading data", total=1.0, left=duration(None))
 

@@ -16,6 +16,16 @@ if TYPE_CHECKING:
     from equipoise.running import Result
 
 
+COMPARED = {
+    "generalisation": "general",
+    "specialisation": "special",
+    "average": "average",
+    "tail": "tail recall",
+    "macro_auc": "macro AUC",
+}
+"""columns of the comparison; the first three are balanced accuracy"""
+
+
 def _console() -> Console:
     return Console(highlight=False)
 
@@ -44,7 +54,9 @@ def result(found: Result, page: Path) -> None:
             table.add_row(escape(found.classes[i]), f"{everyone['support'][i]:,.0f}", percent(everyone["recall"][i]))
         console.print(table)
         worst = test["worst_site"]
-        console.print(f"worst site  {escape(str(worst['name'] or 'differs'))}, balanced accuracy {percent(worst['balanced_accuracy'])}")
+        console.print(
+            f"worst site  {escape(str(worst['name'] or 'differs'))}, balanced accuracy {percent(worst['balanced_accuracy'])}"
+        )
     rounds = ", ".join(map(str, found.rounds)) or "none"
     console.print(f"rounds      {rounds}\nstate       {found.state_hash}")
     console.print(f"report      {page}", soft_wrap=True)
@@ -52,25 +64,15 @@ def result(found: Result, page: Path) -> None:
 
 def comparison(rows: list[dict[str, Any]], page: Path) -> None:
     """One row per method, the best of each column bold."""
-    columns = {key: title for key, title in COMPARED.items()}
-    best = {key: max((row[key] for row in rows if row[key] is not None), default=None) for key in columns}
-    table = _table("", *columns.values())
+    best = {key: max((row[key] for row in rows if row[key] is not None), default=None) for key in COMPARED}
+    table = _table("", *COMPARED.values())
     for row in rows:
-        cells = (f"[bold]{percent(row[key])}[/]" if row[key] == best[key] else percent(row[key]) for key in columns)
+        cells = (f"[bold]{percent(row[key])}[/]" if row[key] == best[key] else percent(row[key]) for key in COMPARED)
         table.add_row(escape(row["method"]), *cells)
     console = _console()
     console.print(table)
-    console.print("balanced accuracy: general = one model on all hospitals' test images, special = each hospital's own on its own")
+    console.print("general: one model on the test images of all hospitals; special: each hospital's own on its own")
     console.print(f"report  {page}", soft_wrap=True)
-
-
-COMPARED = {
-    "generalisation": "general",
-    "specialisation": "special",
-    "average": "average",
-    "tail": "tail recall",
-    "macro_auc": "macro AUC",
-}
 
 
 def checked(facts: dict[str, str]) -> None:
@@ -96,7 +98,7 @@ def methods(facts: list[dict[str, Any]]) -> None:
 def method(one: dict[str, Any]) -> None:
     """One method in full."""
     console = _console()
-    console.print(escape(one["text"]), end="\n\n")
+    console.print(escape(one["text"]), end="\n\n", soft_wrap=True)
     console.print(f"labels: {', '.join(one['tasks'])}   stays at the site: {escape(', '.join(one['private']) or 'nothing')}")
     if one["recommends"]:
         console.print(escape("recommends: " + ", ".join(f"train.{key} = {value}" for key, value in one["recommends"].items())))
@@ -145,7 +147,11 @@ def census(facts: dict[str, Any]) -> None:
         table.add_row("all", *(f"{n:,}" for n in sums), f"{images:,}")
         console.print(table)
     ratio, groups = facts["imbalance"], facts["groups"]
-    skew = "a class has no training image" if ratio is None else f"{ratio:.1f} times more of the largest class than of the smallest"
+    skew = (
+        "a class has no training image"
+        if ratio is None
+        else f"{ratio:.1f} times more of the largest class than of the smallest"
+    )
     console.print(f"{facts['images']:,} images, {facts['task']}-label, {facts['height']}×{facts['width']}×{facts['channels']}")
     console.print(f"imbalance  {skew}")
     console.print(f"groups     {'none given: any two images may be split' if groups is None else f'{groups:,}'}")

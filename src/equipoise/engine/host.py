@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from equipoise.errors import EquipoiseError, MethodError, SiteError
 from equipoise.exchange import encode_upload, unpack
@@ -41,21 +41,24 @@ class Host:
         views: Mapping[str, View],
         store: Store,
         device: torch.device,
+        frozen: Mapping[str, nn.Module] | None = None,
         local_batch_norm: bool = False,
     ) -> None:
         self.method, self.net, self.sites, self.options = method, net, sites, options
         self.objective, self.views, self.store, self.device = objective, views, store, device
+        self.frozen = frozen or {}
         own = set(batch_norm_names(net)) if local_batch_norm else set()
         names = list(state(net))
         self.private = tuple(n for n in names if n in own or any(fnmatchcase(n, glob) for glob in method.private))
         self.shared = tuple(name for name in names if name not in self.private)
         self.initial = {name: tensor.detach().cpu().clone() for name, tensor in state(net).items()}
         self._decoded: tuple[bytes, Tree] | None = None
+        self._caches: dict[str, dict[str, Any]] = {}
 
     def elsewhere(self, sites: Mapping[str, SiteData], options: TrainOptions, store: Store) -> Host:
         """The same method and net with other sites."""
         other = copy.copy(self)
-        other.sites, other.options, other.store = sites, options, store
+        other.sites, other.options, other.store, other._caches = sites, options, store, {}
         return other
 
     def init(self) -> Tree:
@@ -93,7 +96,8 @@ class Host:
             round=call["round"],
             question=call["question"],
             down=down,
-            shared=self.shared,
+            frozen=self.frozen,
+            cache=self._caches.setdefault(data.name, {}),
             device=self.device,
         )
         load(self.net, self.initial | (kept or {}).get("net", {}) | down.get("model", {}))

@@ -46,11 +46,16 @@ def made_up(classes: tuple[str, ...], task: Task, shape: tuple[int, int, int], l
 
 
 class Trial:
-    """An `ask` that answers from made-up sites and writes down what it saw."""
+    """An `ask` that answers from made-up sites and writes down what it saw.
 
-    def __init__(self, host: Host, round: int, lines: list[Line], since: int) -> None:
-        self.host, self.round, self.rounds, self.sites = host, round, host.options.rounds, tuple(host.sites)
-        self._lines, self._since = lines, since
+    It speaks of as many sites as the real round has, since shapes may depend on that; all but two of them drop out. Where the
+    real round has one site, the second made-up one is looked at but not counted.
+    """
+
+    def __init__(self, host: Host, round: int, lines: list[Line], sites: int) -> None:
+        self.host, self.round, self.rounds = host, round, host.options.rounds
+        self.sites = (*SIZES, *(f"absent-{i}" for i in range(sites - len(SIZES))))[:sites]
+        self._lines = lines
         self._versions: dict[str, str] = {}
 
     def generator(self, *purpose: object) -> torch.Generator:
@@ -60,31 +65,35 @@ class Trial:
         extra = {site: pack({}, flatten(tree)) for site, tree in (each or {}).items()}
         asked = Question(question.__name__, self.round, pack({}, flatten(down)), extra, self._versions, f"{self.round}.0")
         reduction, found = Reduction(), []
-        for site in self.sites:
-            header, upload = decode_upload(self.host.answer(asked.call(site), asked.payload, extra.get(site)))
+        for site in SIZES:
+            given = extra.get(site if site in self.sites else self.sites[0])
+            header, upload = decode_upload(self.host.answer(asked.call(site), asked.payload, given))
             found.append(entries(upload))
-            reduction.add(site, upload)
+            if site in self.sites:
+                reduction.add(site, upload)
             if header["wrote"]:
                 self._versions[site] = f"{self.round}.0"
         size = len(asked.payload) + max(map(len, extra.values()), default=0)
-        line = Line(asked.name, self._since, merge(found), size)
+        line = Line(asked.name, self.round, merge(found), size)
         if not any(line.question == seen.question and line.up == seen.up for seen in self._lines):
             self._lines.append(line)
         return reduction.result(self.sites)
 
 
-def probe(host: Host, classes: tuple[str, ...], task: Task, shape: tuple[int, int, int], exact: bool, labelled: bool) -> Ledger:
-    """The ledger of a run: each phase of the method, its finish, and evaluation."""
+def probe(host: Host, participants: int, exact: bool) -> Ledger:
+    """The ledger of a run of this host's sites: each phase of the method, its finish, and evaluation."""
+    real = next(iter(host.sites.values()))
+    shape = real.splits["train"].images.shape[1:]
     method, lines = host.method, list[Line]()
     small = TrainOptions(**{**host.options.model_dump(), "epochs": min(1, host.options.epochs), "batch_size": 4})
     with tempfile.TemporaryDirectory() as folder:
-        trial = host.elsewhere(made_up(classes, task, shape, labelled), small, Store(Path(folder)))
+        trial = host.elsewhere(made_up(real.classes, real.task, shape, real.labelled is not None), small, Store(Path(folder)))
         server = trial.init()
         for round in method.phases(host.options.rounds):
-            server = method.round(server, Trial(trial, round, lines, round))
-        end = Trial(trial, host.options.rounds, lines, host.options.rounds)
+            server = method.round(server, Trial(trial, round, lines, participants))
+        end = Trial(trial, host.options.rounds, lines, len(host.sites))
         server = method.finish(server, end)
-        ask = Trial(trial, 0, lines, 0)
+        ask = Trial(trial, 0, lines, len(host.sites))
         flags: Tree = {"own": torch.tensor(True)} | ({"exact": torch.tensor(True)} if exact else {})
         for tree in method.predictors(server, ask).values():
             ask(method.evaluate, server=tree, **flags)

@@ -47,7 +47,7 @@ class Evaluation:
     # The loop's view of us ---------------------------------------------------------------------------------------------
 
     def wants_tuned(self, round: int) -> bool:
-        return self.options.own == "tuned" and self._due(round + 1)
+        return self.method.keeps_tuned and self.options.own == "tuned" and self._due(round + 1)
 
     def observe(self, done: int, server: Tree, ask: Exchange, facts: Mapping[str, Any]) -> None:
         row: dict[str, Any] = {"round": done, **facts}

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from equipoise.errors import MethodError
 from equipoise.exchange.reduction import tensors_of
 from equipoise.leaves import Kind, Mean, Upload
 
@@ -114,15 +115,19 @@ def entries(upload: Upload) -> tuple[Entry, ...]:
 def merge(answers: Sequence[tuple[Entry, ...]]) -> tuple[Entry, ...]:
     """Entries of the same question from different sites as one list: a length that differs becomes None."""
     first, *others = answers
+    if any(len(other) != len(first) for other in others):
+        raise MethodError(
+            "the method gives different leaves at different sites: give the same ones everywhere, empty if need be"
+        )
     merged = []
     for i, entry in enumerate(first):
         same = [other[i] for other in others]
         if any((o.leaf, o.tensor, o.kind, o.dtype, len(o.shape)) != (*_identity(entry), len(entry.shape)) for o in same):
-            raise ValueError(f"the leaf '{entry.name}' is not the same at every site")
+            raise MethodError(
+                f"the leaf '{entry.name}' is not the same at every site: give it one kind, dtype and rank everywhere"
+            )
         shape = tuple(n if all(o.shape[d] == n for o in same) else None for d, n in enumerate(entry.shape))
         merged.append(Entry(*_identity(entry), shape, entry.weight))
-    if any(len(other) != len(first) for other in others):
-        raise ValueError("sites give different leaves")
     return tuple(merged)
 
 

@@ -24,7 +24,7 @@ MOST_SITES = 1024
 def fixed(x: Tensor, weight: Tensor | None = None) -> Tensor:
     """round(weight · x · 2^28) as int64; whole-number tensors without a weight are kept as they are."""
     if weight is None and not x.is_floating_point():
-        return x.to(torch.int64)
+        return x.to(torch.int64, copy=True)
     y = x.to(torch.float64) * SCALE
     if weight is not None:
         y = y.mul_(spread(weight, x))

@@ -13,11 +13,25 @@ from equipoise.errors import ConfigError
 from equipoise.methods.base import Ask, Method
 from equipoise.methods.fca import FCA
 from equipoise.methods.fedavg import FedAvg
+from equipoise.methods.fediic import FedIIC
+from equipoise.methods.fedmas import FedMAS
+from equipoise.methods.fedmlp import FedMLP
 from equipoise.methods.fedprox import FedProx
+from equipoise.methods.fedsdc import FedSDC, FedSDCPlus
 from equipoise.methods.local import Local
 from equipoise.names import unknown
 
-METHODS: dict[str, type[Method]] = {"fedavg": FedAvg, "fedprox": FedProx, "local": Local, "fca": FCA}
+METHODS: dict[str, type[Method]] = {
+    "local": Local,
+    "fedavg": FedAvg,
+    "fedprox": FedProx,
+    "fca": FCA,
+    "fediic": FedIIC,
+    "fedmlp": FedMLP,
+    "fedmas": FedMAS,
+    "fedsdc": FedSDC,
+    "fedsdc+": FedSDCPlus,
+}
 
 
 def find(name: str, base: Path) -> type[Method]:

@@ -14,11 +14,11 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 from pydantic import BaseModel, ConfigDict
-from torch import Tensor
+from torch import Tensor, nn
 
 from equipoise.data.samples import Task
 from equipoise.leaves import Each, Mean, Sum, Upload
-from equipoise.nets import Net, ProjectorSpec
+from equipoise.nets import Net, NetOptions, ProjectorSpec
 from equipoise.site import Batch, Loc, measure
 from equipoise.tree import Tree, plus
 
@@ -55,11 +55,25 @@ class Method(BaseModel):
     tasks: ClassVar[tuple[Task, ...]] = ("single", "multi")
     heads: ClassVar[tuple[str, ...]] = ("fed",)
     private: ClassVar[tuple[str, ...]] = ()
-    projector: ClassVar[ProjectorSpec | None] = None
     views: ClassVar[tuple[str, ...]] = ("weak",)
     recommends: ClassVar[dict[str, Any]] = {}
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
     neutral: ClassVar[dict[str, Any] | None] = None
+    keeps_tuned: ClassVar[bool] = True
+
+    # What the net must have --------------------------------------------------------------------------------------------
+
+    def projection(self) -> ProjectorSpec | None:
+        """A projector on the pooled features, if the method needs one."""
+        return None
+
+    def make_head(self, width: int, classes: int) -> nn.Module | None:
+        """A classifier head of the method's own; None takes the one the config names."""
+        return None
+
+    def frozen(self) -> Mapping[str, NetOptions]:
+        """Frozen networks every site has beside the trained one; they are found in `loc.frozen`."""
+        return {}
 
     # At the coordinator ------------------------------------------------------------------------------------------------
 
@@ -107,6 +121,7 @@ class Method(BaseModel):
         loss = loc.fit(net, self.loss)
         return {"delta": Mean(loc.delta(net), loc.samples), "loss": Mean(torch.tensor(loss, dtype=torch.float64), loc.samples)}
 
+    @torch.no_grad()
     def evaluate(self, net: Net, loc: Loc) -> Upload:
         """Question: score the validation and test rows with the global predictor and with the site's own.
 

@@ -52,6 +52,7 @@ def build(
     classes: int,
     heads: Sequence[str] = ("fed",),
     projector: ProjectorSpec | None = None,
+    make_head: Callable[[int, int], nn.Module | None] | None = None,
     channels: int = 3,
     image_size: int = 64,
     seed: int,
@@ -59,7 +60,7 @@ def build(
 ) -> Net:
     """The network these options describe. `base` is the folder a relative path to weights starts from.
 
-    Body, projector and each head draw from seeds of their own, so adding a head changes nothing else.
+    `make_head(width, classes)` may give a head of another kind. Body, projector and each head draw from seeds of their own, so adding a head changes nothing else.
     """
     arch = NETS[options.name]
     if image_size < arch.smallest:
@@ -67,13 +68,21 @@ def build(
             f"net '{options.name}' needs images of at least {arch.smallest} pixels a side, not {image_size}: "
             f"make the images larger or choose another net"
         )
-    new_head = nn.Linear if options.head == "linear" else Cosine
+    plain_head = nn.Linear if options.head == "linear" else Cosine
+
+    def new_head(width: int, classes: int) -> nn.Module:
+        own = make_head(width, classes) if make_head else None
+        return plain_head(width, classes) if own is None else own
+
     net = Net(
         options.name,
         _seeded(lambda: arch.make(channels, image_size), seed, "body"),
         arch.width,
         {name: _seeded(lambda: new_head(arch.width, classes), seed, "head", name) for name in heads},
         projector=_seeded(lambda: projector.make(arch.width), seed, "projector") if projector else None,
+        free=_seeded(lambda: nn.Linear(projector.sizes[-1] or arch.width, classes), seed, "free")
+        if projector and projector.classifier
+        else None,
         dropout=arch.dropout if options.dropout is None else options.dropout,
         frozen=options.batch_norm == "frozen",
     )

@@ -22,6 +22,8 @@ class ProjectorSpec:
     """output size of each linear layer; 0 means the width of the features"""
     batch_norm: bool = False
     activation: bool = False
+    classifier: bool = False
+    """a further classifier, on the projector's output: `net.free`"""
 
     def make(self, width: int) -> nn.Sequential:
         """The MLP for features of this width."""
@@ -59,6 +61,7 @@ class Net(nn.Module):
         head: Mapping[str, nn.Module],
         *,
         projector: nn.Module | None = None,
+        free: nn.Module | None = None,
         dropout: float = 0.0,
         frozen: bool = False,
     ):
@@ -70,6 +73,7 @@ class Net(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.head = nn.ModuleDict(dict(head))
         self.projector = projector
+        self.free = free
         for layer in batch_norms(self):
             # Only a cumulative average would read this counter. Without it, all state is float and can be averaged.
             layer.num_batches_tracked = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,6 +11,7 @@ import numpy as np
 from equipoise.data.samples import Samples
 from equipoise.errors import PartitionError
 from equipoise.partition.kinds import PartitionOptions
+from equipoise.partition.partial import labelled
 from equipoise.partition.units import units
 from equipoise.seeds import numpy_generator
 
@@ -67,7 +69,8 @@ def divide(samples: Samples, options: PartitionOptions, split: SplitOptions, see
         if not (given == VALIDATION).any() and len(train):
             fractions = np.array([1 - split.validation, split.validation, 0])
             chosen[train] = _stratified(samples, train, fractions, rng, decided)
-    return tuple(_holding(name, rows, chosen[rows]) for name, rows in sites)
+    known = _labelled(samples, options, len(sites), seed)
+    return tuple(_holding(name, rows, chosen[rows], known[i]) for i, (name, rows) in enumerate(sites))
 
 
 def table(samples: Samples, holdings: tuple[Holding, ...]) -> dict[str, Any]:
@@ -134,9 +137,17 @@ def _group_names(samples: Samples, rows: np.ndarray) -> list[str]:
     return [""] * len(rows) if samples.group is None else np.asarray(samples.group)[rows].astype(str).tolist()
 
 
-def _holding(name: str, rows: np.ndarray, chosen: np.ndarray) -> Holding:
+def _labelled(samples: Samples, options: PartitionOptions, sites: int, seed: int) -> Sequence[np.ndarray | None]:
+    """Which classes each site labels; None for all of them."""
+    if options.missing and samples.task == "single":
+        raise PartitionError("partition.missing is for multi-label data: a single label cannot be partly missing; remove it")
+    known = labelled(sites, len(samples.classes), options, seed)
+    return [None] * sites if known is None else list(known)
+
+
+def _holding(name: str, rows: np.ndarray, chosen: np.ndarray, known: np.ndarray | None) -> Holding:
     """The holding of one site; a site with nothing to train on is refused."""
     train, validation, test = (np.sort(rows[chosen == part]).astype(np.int64) for part in range(3))
     if not len(train):
         raise PartitionError(f"site '{name}' has no training rows; use fewer sites, a larger min_size or another seed")
-    return Holding(name=name, train=train, validation=validation, test=test)
+    return Holding(name=name, train=train, validation=validation, test=test, labelled=known)

@@ -19,6 +19,10 @@ class PartitionOptions(Options):
 
     kind: str
     """which kind of partition"""
+    missing: int = Field(default=0, ge=0)
+    """multi-label: how many classes each site does not label; every class is labelled somewhere"""
+    missing_seed: int | None = Field(default=None, ge=0)
+    """draw the missing classes from this seed alone (1037 gives FedMLP's published sets); none = from the run's seed"""
 
     def sites_of(self, samples: Samples, seed: int) -> dict[str, np.ndarray]:
         """Site name → sorted rows (int64). Every row is in exactly one site."""

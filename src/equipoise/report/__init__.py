@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equipoise.report.folder import census, standing
+from equipoise.report.folder import census, read_run, standing
 from equipoise.report.page import write_comparison, write_report
 
-__all__ = ["census", "standing", "write_comparison", "write_report"]
+__all__ = ["census", "read_run", "standing", "write_comparison", "write_report"]

@@ -44,6 +44,10 @@ class Run:
     data: dict[str, Any]
 
     @property
+    def data_name(self) -> str:
+        return self.config["data"].get("name") or self.config["data"]["kind"]
+
+    @property
     def test(self) -> dict[str, Any] | None:
         """Metrics on the test sets of the selected round, if any round was evaluated."""
         return self.result["metrics"].get("test")
@@ -96,8 +100,9 @@ def census(stuff: Material) -> dict[str, Any]:
         return (np.bincount(labels, minlength=width) if samples.task == "single" else labels.sum(0).astype(int)).tolist()
 
     parts = {holding.name: {split: getattr(holding, split) for split in SPLITS} for holding in stuff.holdings}
-    sites = {
-        name: {split: {"images": len(rows), "counts": counts(rows)} for split, rows in splits.items()} for name, splits in parts.items()
+    sites: dict[str, dict[str, Any]] = {
+        name: {split: {"images": len(rows), "counts": counts(rows)} for split, rows in splits.items()}
+        for name, splits in parts.items()
     }
     train = [sum(site["train"]["counts"][i] for site in sites.values()) for i in range(width)]
     _, height, across, channels = samples.images.shape
@@ -116,9 +121,9 @@ def census(stuff: Material) -> dict[str, Any]:
     }
 
 
-def standing(folder: Path) -> dict[str, Any]:
+def standing(run: Run) -> dict[str, Any]:
     """The five figures methods are compared by."""
-    test = read_run(folder).test or {}
+    test = run.test or {}
     views = ("generalisation", "specialisation", "average")
     figures = {view: test.get(view, {}).get("balanced_accuracy") for view in views}
     return figures | {key: test.get("generalisation", {}).get(key) for key in ("tail", "macro_auc")}

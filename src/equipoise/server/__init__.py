@@ -3,6 +3,6 @@
 from equipoise.server.ask import Exchange
 from equipoise.server.checkpoint import Checkpoints, Header
 from equipoise.server.journal import Journal
-from equipoise.server.loop import Federation, Observer
+from equipoise.server.loop import Federation, Observer, drawn
 
-__all__ = ["Checkpoints", "Exchange", "Federation", "Header", "Journal", "Observer"]
+__all__ = ["Checkpoints", "Exchange", "Federation", "Header", "Journal", "Observer", "drawn"]

@@ -18,6 +18,11 @@ from equipoise.server.journal import Journal
 from equipoise.tree import Tree, digest
 
 
+def drawn(participation: float, sites: int) -> int:
+    """How many sites take part in a round: ⌊share · sites⌋, at least one."""
+    return max(1, int(participation * sites + 1e-9))
+
+
 class Observer(Protocol):
     """Told of every finished round before it is committed; may ask the sites (evaluation) and pin rounds."""
 
@@ -64,9 +69,9 @@ class Federation:
 
     def participants(self, round: int) -> tuple[str, ...]:
         """The sites drawn for a round, in the federation's order."""
-        count = max(1, int(self.participation * len(self.sites) + 1e-9))
-        drawn = torch.randperm(len(self.sites), generator=generator(self.seed, round, "participants"))[:count]
-        return tuple(self.sites[i] for i in sorted(drawn.tolist()))
+        count = drawn(self.participation, len(self.sites))
+        order = torch.randperm(len(self.sites), generator=generator(self.seed, round, "participants"))
+        return tuple(self.sites[i] for i in sorted(order[:count].tolist()))
 
     def run(self, first: Callable[[], Tree]) -> Tree:
         """Train to the end, from the newest checkpoint if there is one. Returns the final server tree."""

@@ -48,18 +48,18 @@ class Rows:
     def __len__(self) -> int:
         return len(self.index)
 
-    def take(self, position: Tensor, views: Sequence[View], generator: torch.Generator) -> Batch:
-        """The batch at these positions, each image once per view."""
+    def take(self, position: Tensor, views: Sequence[View], generators: Sequence[torch.Generator]) -> Batch:
+        """The batch at these positions, each image once per view; a view draws from its own generator."""
         rows = torch.from_numpy(self.images[self.index[position.numpy()]]).to(self.device).permute(0, 3, 1, 2)
         return Batch(
-            views=tuple(view(rows, generator) for view in views),
+            views=tuple(view(rows, draw) for view, draw in zip(views, generators, strict=True)),
             y=self.labels[position].to(self.device),
             index=position,
             mask=self.mask,
         )
 
     def batches(
-        self, order: Tensor, size: int, views: Sequence[View], generator: torch.Generator, lone: bool = False
+        self, order: Tensor, size: int, views: Sequence[View], generators: Sequence[torch.Generator], lone: bool = False
     ) -> Iterator[Batch]:
         """Batches along `order`. A last batch of one joins the one before it (batch statistics need two), unless `lone`; then
         no rows at all are one empty batch, so that what is computed from them has a shape."""
@@ -69,7 +69,7 @@ class Rows:
         start = 0
         for end in ends:
             if end > start or (lone and not len(order)):
-                yield self.take(order[start:end], views, generator)
+                yield self.take(order[start:end], views, generators)
             start = end
 
 

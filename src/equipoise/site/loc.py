@@ -39,7 +39,8 @@ class Loc:
         round: int,
         question: str,
         down: Tree,
-        shared: tuple[str, ...],
+        frozen: Mapping[str, nn.Module],
+        cache: dict[str, Any],
         device: torch.device,
     ) -> None:
         self.data, self.options, self.objective, self.device = data, options, objective, device
@@ -48,11 +49,12 @@ class Loc:
         self.round, self.rounds, self.question, self.down = round, options.rounds, question, down
         self.mine: Tree = {}
         self.tuned: dict[str, Tensor] = {}
+        self.frozen = frozen
         self.scratch: dict[str, Any] = {}
         self.notes: dict[str, float] = {}
         self.moments: Mapping[str, Mapping[str, Tensor]] = {}
         """optimiser state kept between rounds, by parameter"""
-        self._views, self._wanted, self._shared = views, wanted, shared
+        self._views, self._wanted, self._cache = views, wanted, cache
 
     @property
     def prior(self) -> Tensor:
@@ -72,6 +74,12 @@ class Loc:
         """A named view."""
         return self._views[name]
 
+    def cached(self, name: str, compute: Callable[[], Any]) -> Any:
+        """A value that follows from the site's data alone, computed once per process."""
+        if name not in self._cache:
+            self._cache[name] = compute()
+        return self._cache[name]
+
     def note(self, name: str, value: float) -> None:
         """Log a number at the site only."""
         self.notes[name] = value
@@ -84,7 +92,8 @@ class Loc:
         """Shuffled, augmented training batches of one epoch."""
         chosen = [self._views[name] for name in (views or self._wanted)]
         order = self.order(epoch) if order is None else order
-        return self.train.batches(order, self.options.batch_size, chosen, self.generator("view", epoch))
+        draws = [self.generator("view", epoch, i) for i in range(len(chosen))]
+        return self.train.batches(order, self.options.batch_size, chosen, draws)
 
     def scan(self, split: str = "train") -> Iterator[Batch]:
         """Every row of a split once, in order, without augmentation, about a million pixels at a time."""
@@ -92,17 +101,13 @@ class Loc:
         _, height, width, _ = rows.images.shape
         size = max(8, min(256, 2**20 // (height * width)))
         order = torch.arange(len(rows))
-        return rows.batches(order, size, [self._views["eval"]], self.generator("scan"), lone=True)
-
-    def shared(self, net: Net) -> dict[str, Tensor]:
-        """The live tensors of the net that are exchanged."""
-        tensors = state(net)
-        return {name: tensors[name] for name in self._shared}
+        return rows.batches(order, size, [self._views["eval"]], [self.generator("scan")], lone=True)
 
     def delta(self, net: Net) -> dict[str, Tensor]:
-        """How far local training has moved the shared tensors from what was received."""
+        """How far local training has moved the received tensors."""
         received = self.down["model"]
-        return {name: tensor.detach().cpu() - received[name] for name, tensor in self.shared(net).items()}
+        live = state(net)
+        return {name: live[name].detach().cpu() - tensor for name, tensor in received.items()}
 
     def receive(self, net: Net, model: Mapping[str, Tensor] | None = None) -> None:
         """Put the received shared tensors (or others) into the net."""
@@ -115,10 +120,11 @@ class Loc:
         *,
         epochs: int | None = None,
         only: Callable[[str], bool] | None = None,
+        views: Sequence[str] | None = None,
     ) -> float:
         """Local training: `epochs` passes of `loss` over the training rows. Returns the mean loss.
 
-        `only` picks the parameters (by name) that train. A site with a single image trains with its BatchNorm in eval mode:
+        `only` picks the parameters (by name) that train, `views` other views than the method's. A site with a single image trains with its BatchNorm in eval mode:
         one value has no variance.
         """
         named = {name: p for name, p in net.named_parameters() if only is None or only(name)}
@@ -136,7 +142,7 @@ class Loc:
         total, seen = torch.zeros((), device=self.device), 0
         bf16 = self.options.precision == "bf16"
         for epoch in range(self.options.epochs if epochs is None else epochs):
-            for batch in self.batches(epoch):
+            for batch in self.batches(epoch, views):
                 optimizer.zero()
                 with torch.autocast(self.device.type, torch.bfloat16) if bf16 else nullcontext():
                     value = loss(net, batch, self)

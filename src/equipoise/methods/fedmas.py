@@ -1,0 +1,136 @@
+"""Fed-MAS: aggregation by self-supervised priors.
+
+Elbatel, Wang, Martí, Fu, Li, "Federated model aggregation via self-supervised priors for highly imbalanced medical image
+classification", MICCAI workshop 2023. Each site measures, class by class, how far the received model's projected features are from a frozen self-supervised network's,
+L_f = 2 − 2 cos(y, y') (Eq. 1-2), before training (w_k) and while training (ŵ_k), pulls its features towards that network
+(L = L_sup + λ_f mean L_f, Eq. 4), and is aggregated by its rescue factor  RF = Σ_k w_k ŵ_k  (Eq. 3).
+The rescue factor is the weight of a mean, so the coordinator never sees a single one; a site notes its own in its own folder.
+
+`variant = "released"`: w and ŵ are first normalised to sum 1 over classes (which rewards sites with few classes, where the paper's
+form rewards many), a second classifier on the projector shares the loss, and gradients are clipped at 5 (set `train.clip_norm`).
+The frozen network is in eval mode from the start and has the same digest at all sites, or the run is refused. w is measured on plain
+images, and the frozen network's features of those are computed once.
+Leaves the site: delta (mean weighted by rescue factor), loss (mean), the frozen network's digest (sums). Stays: the rescue factor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from equipoise.errors import MethodError
+from equipoise.leaves import Mean, Sum, Upload
+from equipoise.methods.base import Ask, Method
+from equipoise.nets import NETS, Net, NetOptions, ProjectorSpec
+from equipoise.site import Batch, Loc
+from equipoise.tree import Tree, digest
+
+
+class FedMAS(Method):
+    """Sites are weighted by how much their classes still differ from a shared self-supervised view."""
+
+    paper: ClassVar[str] = "Elbatel et al. 2023"
+    tasks = ("single",)
+    recommends: ClassVar[dict[str, Any]] = {"objective": "balanced_softmax"}
+    neutral: ClassVar[dict[str, Any] | None] = {"lambda_f": 0.0, "mas": False}
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "bsm": {"lambda_f": 0.0, "mas": False},
+        "kd": {"mas": False},
+        "kd-1": {"mas": False, "lambda_f": 1.0},
+        "lambda-1": {"lambda_f": 1.0},
+        "lambda-3": {"lambda_f": 3.0},
+        "released": {"variant": "released"},
+    }
+
+    lambda_f: float = Field(3.0, ge=0)
+    """pull towards the frozen network's features"""
+    mas: bool = True
+    """aggregate by rescue factor; off = by samples (the KD-only arm)"""
+    variant: Literal["paper", "released"] = "paper"
+    """rescue factor and auxiliary classifier of the paper or of the published code"""
+    target: str = "resnet50"
+    """architecture of the frozen network"""
+    target_weights: str | None = None
+    """its self-supervised weights: a local file"""
+    target_sha256: str | None = None
+    """expected sha256 of that file; may be left out for files Equipoise knows"""
+
+    def projection(self) -> ProjectorSpec:
+        released = self.variant == "released"
+        return ProjectorSpec((0, NETS[self.target].width), batch_norm=True, activation=True, classifier=released)
+
+    def frozen(self) -> Mapping[str, NetOptions]:
+        if not self.lambda_f and not self.mas:
+            return {}
+        return {"target": NetOptions(name=self.target, weights=self.target_weights, sha256=self.target_sha256)}
+
+    def round(self, server: Tree, ask: Ask) -> Tree:
+        if ask.round == 0:
+            same = ask(self.target_digest)
+            # Equal at all sites exactly when n Σ d² = (Σ d)², byte by byte: nobody's digest has to be shown.
+            if not torch.equal(same["count"] * same["square"], same["byte"] ** 2):
+                raise MethodError(
+                    "the sites' frozen target networks differ: give every site the same method.target_weights file, and its sha256"
+                )
+        return super().round(server, ask)
+
+    def target_digest(self, net: Net, loc: Loc) -> Upload:
+        """Question: the digest of the frozen network, in a form that shows only whether all are equal."""
+        text = digest(loc.frozen["target"].state_dict()) if loc.frozen else ""
+        byte = torch.tensor(list(hashlib.sha256(text.encode()).digest()), dtype=torch.int64)
+        return {"byte": Sum(byte), "square": Sum(byte**2), "count": Sum(torch.tensor(1))}
+
+    def train(self, net: Net, loc: Loc) -> Upload:
+        before = self.divergence(net, loc) if self.mas else None
+        loc.scratch["during"] = torch.zeros(len(loc.classes), dtype=torch.float64)
+        up = super().train(net, loc)
+        if before is not None:
+            factor = rescue_factor(before, loc.scratch["during"], normalised=self.variant == "released")
+            loc.note("rescue_factor", factor)
+            up["delta"] = Mean(up["delta"].value, factor)
+        return up
+
+    @torch.no_grad()
+    def divergence(self, net: Net, loc: Loc) -> Tensor:
+        """w_k: mean L_f per class of the received model (0 for classes the site lacks)."""
+        target = loc.cached("target", lambda: torch.cat([loc.frozen["target"](batch.x) for batch in loc.scan()]))
+        total = torch.zeros(len(loc.classes), dtype=torch.float64)
+        for batch in loc.scan():
+            assert net.projector is not None
+            distance = feature_distance(net.projector(net.body(batch.x)), target[batch.index])
+            total.index_add_(0, batch.y.cpu(), distance.cpu().double())
+        return total / loc.counts.clamp_min(1)
+
+    def loss(self, net: Net, batch: Batch, loc: Loc) -> Tensor:
+        z = net.body(batch.x)
+        total = loc.objective(net.head["fed"](net.dropout(z)), batch.y)
+        if not loc.frozen:
+            return total
+        assert net.projector is not None
+        projected = net.projector(z)
+        with torch.no_grad():
+            target = loc.frozen["target"](batch.x)
+        distance = feature_distance(projected, target)
+        share = distance.detach().cpu().double() / loc.counts[batch.y.cpu()]
+        loc.scratch["during"].index_add_(0, batch.y.cpu(), share)
+        if net.free is not None:
+            total = total + loc.objective(net.free(projected), batch.y)
+        return total + self.lambda_f * distance.mean()
+
+
+def feature_distance(a: Tensor, b: Tensor) -> Tensor:
+    """L_f per image: 2 − 2 cos(a, b)."""
+    return 2 - 2 * F.cosine_similarity(a, b.to(a.dtype))
+
+
+def rescue_factor(before: Tensor, during: Tensor, normalised: bool = False) -> float:
+    """RF = Σ_k w_k ŵ_k over classes; `normalised` scales both to sum 1 first, as the published code does."""
+    if normalised:
+        before, during = before / before.sum().clamp_min(1e-12), during / during.sum().clamp_min(1e-12)
+    return float((before * during).sum())

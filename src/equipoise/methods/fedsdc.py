@@ -1,0 +1,178 @@
+"""FedSDC and FedSDC+: shuffle-diversity collaboration.
+
+Gao, Lan, Liu, Wang, Fan, "Shuffle-diversity collaborative federated learning for imbalanced medical image analysis", MICCAI 2025.
+The coordinator owns one body and a bank of H classifier heads that differ in width: Linear d → ⌊ρ d⌋, dropout, Linear → C, no
+activation, with ρ drawn once per head, one in each of H equal bins of [0.4, 1]. Every round the heads are dealt to the
+participants in random order (Eq. 6-7); each trains body and head together with the base loss. The body moves with server momentum,
+v ← β v + Δ, φ ← φ − v with Δ = Σ (n_k/Σn)(φ − φ_k) (Eq. 4-5); a head simply comes back, and one whose site drops out stays as it was.
+All heads vote; a tie goes to the largest sum of logits. FedSDC+ (γ < 1) lets only the best ⌈γH⌉ heads vote,
+ranked here by balanced accuracy on the sites' validation images (published: on test, later on train images).
+Choices: H is the number of participants; momentum moves parameters only, BatchNorm statistics are plainly averaged; a narrow head is a
+full-width head with its unused units switched off, which is the same function.
+Leaves the site: delta, loss (means); head (each); FedSDC+ also the heads' confusion matrices (sum). Stays: nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from equipoise.errors import MethodError
+from equipoise.leaves import Each, Sum, Upload
+from equipoise.methods.base import Ask, Method
+from equipoise.nets import Net, load, state
+from equipoise.site import Loc
+from equipoise.tree import Tree, plus, zeros_like
+
+HEAD = "head.fed."
+
+
+class Bottleneck(nn.Module):
+    """Two linear layers and dropout between them; `units` switches off the hidden units beyond the head's width."""
+
+    def __init__(self, width: int, classes: int, dropout: float) -> None:
+        super().__init__()
+        self.down, self.up = nn.Linear(width, width), nn.Linear(width, classes)
+        self.dropout = nn.Dropout(dropout)
+        self.register_buffer("units", torch.ones(width))
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.up(self.dropout(self.down(z) * self.units))
+
+
+class FedSDC(Method):
+    """Heads of different widths, shuffled among sites, vote on one body."""
+
+    paper: ClassVar[str] = "Gao et al. 2025"
+    tasks = ("single",)
+    keeps_tuned: ClassVar[bool] = False
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "m1": {"diversity": False, "shuffle": False},
+        "m2": {"shuffle": False},
+        "m3": {"diversity": False},
+    }
+
+    beta: float = Field(0.5, ge=0, lt=1)
+    """server momentum of the body"""
+    gamma: float = Field(1.0, gt=0, le=1)
+    """share of the heads that vote, best on validation first"""
+    diversity: bool = True
+    """heads of different widths; off = all of full width"""
+    shuffle: bool = True
+    """deal the heads anew every round; off = each site keeps its head"""
+    ensemble: bool = True
+    """all chosen heads vote; off = the best-ranked head (the first, without ranking) decides alone"""
+    narrowest: float = Field(0.4, gt=0, le=1)
+    """smallest compression ρ"""
+    dropout: float = Field(0.2, ge=0, lt=1)
+    """inside a head"""
+    rank_on: Literal["validation", "train"] = "validation"
+    """images the heads are ranked on"""
+
+    def make_head(self, width: int, classes: int) -> nn.Module:
+        return Bottleneck(width, classes, self.dropout)
+
+    def init(self, net: Net, shared: Mapping[str, Tensor]) -> Tree:
+        server = super().init(net, {name: t for name, t in shared.items() if not name.startswith(HEAD)})
+        moving = {name for name, _ in net.named_parameters()}
+        momentum = zeros_like({n: t for n, t in server["model"].items() if n in moving})
+        return server | {"momentum": momentum, "shape": torch.tensor([net.width, shared[HEAD + "up.bias"].shape[0]])}
+
+    def round(self, server: Tree, ask: Ask) -> Tree:
+        heads = server.get("heads") or self.bank(server, ask)
+        order = list(range(len(heads)))
+        if self.shuffle:
+            order = torch.randperm(len(heads), generator=ask.generator("shuffle")).tolist()
+        dealt = {site: f"{order[j]:03d}" for j, site in enumerate(ask.sites)}
+        up = ask(self.train, model=server["model"], each={site: {"head": heads[slot]} for site, slot in dealt.items()})
+        velocity = {name: self.beta * v - up["delta"][name] for name, v in server["momentum"].items()}
+        moved = {name: -velocity[name] if name in velocity else change for name, change in up["delta"].items()}
+        heads = heads | {dealt[site]: head for site, head in up["head"].items()}
+        server = server | {"model": plus(server["model"], moved), "momentum": velocity, "heads": heads}
+        return server | {"chosen": self.best(server, ask)}
+
+    def bank(self, server: Tree, ask: Ask) -> Tree:
+        """One head per participant, drawn by the coordinator; named by slot."""
+        draw, count = ask.generator("heads"), len(ask.sites)
+        width, classes = server["shape"].tolist()
+        heads: Tree = {}
+        for slot in range(count):
+            share = self.narrowest + (1 - self.narrowest) * (slot + float(torch.rand((), generator=draw))) / count
+            units = max(1, int(share * width)) if self.diversity else width
+
+            def uniform(*shape: int, fan: int) -> Tensor:
+                return (torch.rand(shape, generator=draw) * 2 - 1) / math.sqrt(fan)
+
+            heads[f"{slot:03d}"] = {
+                "down.weight": uniform(width, width, fan=width),
+                "down.bias": uniform(width, fan=width),
+                "up.weight": uniform(classes, width, fan=units),
+                "up.bias": uniform(classes, fan=units),
+                "units": (torch.arange(width) < units).float(),
+            }
+        return heads
+
+    def train(self, net: Net, loc: Loc) -> Upload:
+        load(net, {HEAD + name: tensor for name, tensor in loc.down["head"].items()})
+        up = super().train(net, loc)
+        head = {name.removeprefix(HEAD): t.detach().cpu().clone() for name, t in state(net).items() if name.startswith(HEAD)}
+        return up | {"head": Each(head)}
+
+    def best(self, server: Tree, ask: Ask) -> Tensor:
+        """The slots that vote: all of them, or the ⌈γH⌉ of highest balanced accuracy over all sites' images."""
+        count = math.ceil(self.gamma * len(server["heads"]) - 1e-9)
+        if count == len(server["heads"]):
+            return torch.arange(count)
+        confusion = ask(self.rank, model=server["model"], heads=server["heads"])["confusion"].double()
+        support = confusion.sum(2)
+        if not support.any():
+            raise MethodError(f"FedSDC+ has no {self.rank_on} images to rank heads on: set data.split.validation above 0")
+        recall = confusion.diagonal(dim1=1, dim2=2) / support.clamp_min(1)
+        accuracy = (recall * (support > 0)).sum(1) / (support > 0).sum(1)
+        return accuracy.argsort(descending=True, stable=True)[:count].sort().values
+
+    @torch.no_grad()
+    def rank(self, net: Net, loc: Loc) -> Upload:
+        """Question: the confusion matrix of every head, [H, C, C], true by predicted class."""
+        heads, classes = loc.down["heads"], len(loc.classes)
+        confusion = torch.zeros(len(heads), classes * classes, dtype=torch.int64)
+        for batch in loc.scan(self.rank_on):
+            guess = self.bank_logits(net, net.body(batch.x), heads).argmax(2).cpu()
+            for slot in range(len(heads)):
+                confusion[slot] += torch.bincount(batch.y.cpu() * classes + guess[slot], minlength=classes * classes)
+        return {"confusion": Sum(confusion.view(len(heads), classes, classes))}
+
+    @staticmethod
+    def bank_logits(net: Net, z: Tensor, heads: Tree) -> Tensor:
+        """[H, N, C]: every head's logits of the same features."""
+        found = []
+        for slot in sorted(heads):
+            load(net, {HEAD + name: tensor for name, tensor in heads[slot].items()})
+            found.append(net.head["fed"](z))
+        return torch.stack(found)
+
+    def serving(self, server: Tree) -> Tree:
+        slots = [f"{slot:03d}" for slot in server["chosen"].tolist()] if "chosen" in server else []
+        return {"model": server["model"], "heads": {s: server["heads"][s] for s in (slots if self.ensemble else slots[:1])}}
+
+    def predict(self, net: Net, x: Tensor, mine: Tree | None, server: Tree) -> dict[str, Tensor]:
+        logits = self.bank_logits(net, net.body(x), server["heads"])
+        return {"vote": vote(logits), "mean": logits.softmax(2).mean(0).log()}
+
+
+class FedSDCPlus(FedSDC):
+    """FedSDC whose best heads alone vote."""
+
+    gamma: float = Field(0.3, gt=0, le=1)
+    """share of the heads that vote, best on validation first"""
+
+
+def vote(logits: Tensor) -> Tensor:
+    """Hard votes [N, C] of [H, N, C] logits; within a tie the class with the larger sum of logits is ahead by less than a vote."""
+    votes = torch.nn.functional.one_hot(logits.argmax(2), logits.shape[2]).sum(0)
+    return votes + 0.5 * logits.sum(0).softmax(1)

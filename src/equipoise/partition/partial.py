@@ -1,0 +1,42 @@
+"""Partial labels: which classes each site of a multi-label task labels (FedMLP's setting)."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+
+from equipoise.errors import PartitionError
+from equipoise.partition.kinds import PartitionOptions
+from equipoise.seeds import derive
+
+TRIES = 1000
+
+
+def labelled(sites: int, classes: int, options: PartitionOptions, seed: int) -> np.ndarray | None:
+    """bool [sites, classes]: what each site labels; None when nothing is missing.
+
+    Each site misses a random set of `options.missing` classes, drawn anew until every class has a labeller. With all but one class
+    missing, site i labels class i (modulo the classes).
+    """
+    if options.missing == 0:
+        return None
+    if options.missing >= classes:
+        raise PartitionError(f"partition.missing is {options.missing}, but there are {classes} classes; leave at least one labelled")
+    if sites * (classes - options.missing) < classes:
+        raise PartitionError(
+            f"partition.missing = {options.missing}: {sites} sites that label {classes - options.missing} of {classes} classes each "
+            "cannot cover all classes; use more sites or miss fewer"
+        )
+    if options.missing == classes - 1:
+        return np.arange(classes) == (np.arange(sites) % classes)[:, None]
+    draw = random.Random(derive(seed, "missing labels") if options.missing_seed is None else options.missing_seed)
+    for _ in range(TRIES):
+        found = np.ones((sites, classes), dtype=bool)
+        for row in found:
+            row[draw.sample(range(classes), options.missing)] = False
+        if found.any(axis=0).all():
+            return found
+    raise PartitionError(
+        f"partition.missing = {options.missing}: no draw of {TRIES} left every class labelled somewhere; miss fewer classes"
+    )

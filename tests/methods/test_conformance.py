@@ -1,0 +1,35 @@
+"""Every method keeps every rule; what the rules are stands in `equipoise.testing`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from equipoise.methods import METHODS
+from equipoise.testing import method_checks
+
+SLOW = {"pool"}
+"""starts worker processes"""
+
+
+def cases() -> Iterator[object]:
+    for method in METHODS:
+        for name, check in method_checks(method):
+            yield pytest.param(check, id=f"{method}-{name}", marks=[pytest.mark.slow] if name in SLOW else [])
+
+
+@pytest.mark.parametrize("check", cases())
+def test_method(check: Callable[[], None]) -> None:
+    check()
+
+
+BOTH = [name for name, cls in METHODS.items() if {"single", "multi"} <= set(cls.tasks)]
+TASK_MATTERS = ("same_seed", "ledger", "missing_class", "one_sample", "neutral", "overfits")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", BOTH)
+def test_method_for_several_labels(method: str) -> None:
+    for _, check in method_checks(method, task="multi", only=TASK_MATTERS):
+        check()

@@ -1,0 +1,73 @@
+"""House rules that a reader cannot check by eye: nothing pickled, and an engine and a server that know no method."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import equipoise
+from equipoise.methods import METHODS, Method
+
+SOURCE = Path(equipoise.__file__).parent
+MODULES = sorted(SOURCE.rglob("*.py"))
+ORDINARY = {"local"}
+"""methods whose names are everyday words of the engine too"""
+
+PICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
+
+
+def imported(tree: ast.AST) -> set[str]:
+    """The top-level packages a module imports, anywhere in it."""
+    found = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    found |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    return {name.partition(".")[0] for name in found} | found
+
+
+def calls(tree: ast.AST) -> list[tuple[str, dict[str, ast.expr]]]:
+    """Every call as (its text, keyword arguments)."""
+    found = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return [(ast.unparse(node.func), {k.arg or "": k.value for k in node.keywords}) for node in found]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_nothing_is_pickled_or_evaluated(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    packages = imported(tree)
+    assert not packages & PICKLERS
+    assert "multiprocessing" not in packages  # its pipes pickle
+    for name, given in calls(tree):
+        assert name not in {"eval", "exec"}
+        if name == "torch.load":
+            assert ast.unparse(given.get("weights_only", ast.Constant(None))) == "True"
+        if name.endswith("np.load") or name == "numpy.load":
+            assert ast.unparse(given.get("allow_pickle", ast.Constant(False))) == "False"
+        assert name not in {"torch.save", "np.save", "numpy.save"} or path.parent.name == "data"
+
+
+def test_the_scan_would_see_a_pickle() -> None:
+    tree = ast.parse("import os\ndef f():\n    from pickle import loads\n    return torch.load(p, weights_only=False)")
+    assert imported(tree) & PICKLERS
+    assert [ast.unparse(given["weights_only"]) for name, given in calls(tree) if name == "torch.load"] == ["False"]
+
+
+@pytest.mark.parametrize("room", ["engine", "server"])
+def test_engine_and_server_know_no_method(room: str) -> None:
+    names = set(METHODS) - ORDINARY
+    classes = {cls.__name__ for cls in METHODS.values()} - {Method.__name__}
+    word = re.compile(rf"\b({'|'.join(map(re.escape, sorted(names)))})\b", re.IGNORECASE)
+    for path in (SOURCE / room).rglob("*.py"):
+        text = path.read_text()
+        assert not word.search(text), f"{path} names a method: {word.search(text)}"
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in {"isinstance", "issubclass"}:
+                assert not classes & {n.id for n in ast.walk(node.args[1]) if isinstance(n, ast.Name)}
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("equipoise.methods"):
+                assert {alias.name for alias in node.names} <= {"Method", "Ask"}
+
+
+def test_the_scan_would_see_a_method() -> None:
+    assert set(METHODS) - ORDINARY
+    assert any("FedAvg" in path.read_text() for path in (SOURCE / "methods").rglob("*.py"))
