@@ -11,10 +11,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +74,7 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=50)
     parser.add_argument("--method", default="fca")
     parser.add_argument("--engine", choices=("serial", "pool"), default="serial")
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     draw = numpy_generator(given.seed, "kill")
@@ -88,14 +90,15 @@ def main() -> int:
         expected = outcome(root / "straight")
         print(f"{given.method}, {given.engine}: undisturbed {duration:.1f} s, state {expected[0][:12]}")
         print(f"{'kill':>4}  {'after':>7}  {'died in':<9}  {'resumed':>8}  same")
-        wrong = unkilled = 0
-        for number in range(1, given.times + 1):
-            folder = root / f"run-{number}"
+        wrong, stages = 0, Counter[str]()
+        while stages.total() < given.times:
+            folder = root / f"run-{stages.total()}"
             moment = float(draw.uniform(0, duration))
             child = start(config, folder)
             try:
                 child.wait(timeout=moment)
-                unkilled += 1
+                shutil.rmtree(folder)
+                continue  # over before the kill came: draw another moment
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
@@ -103,9 +106,11 @@ def main() -> int:
             finish(config, folder)
             same = outcome(folder) == expected
             wrong += not same
+            stages["in a round" if reached.startswith("round") else reached] += 1
             took = time.perf_counter() - begin
-            print(f"{number:4}  {moment:5.2f} s  {reached:<9}  {took:6.2f} s  {'yes' if same else 'NO'}", flush=True)
-    print(f"{given.times - wrong} of {given.times} the same; {unkilled} had ended before the kill came")
+            print(f"{stages.total():4}  {moment:5.2f} s  {reached:<9}  {took:6.2f} s  {'yes' if same else 'NO'}", flush=True)
+    where = ", ".join(f"{count} {stage}" for stage, count in sorted(stages.items()))
+    print(f"{given.times - wrong} of {given.times} the same after a kill and a resume ({where})")
     return int(wrong > 0)
 
 

@@ -43,7 +43,13 @@ class Result:
 
     def summary(self) -> dict[str, Any]:
         """What `run --json` prints."""
-        return {"state_hash": self.state_hash, "selected_rounds": self.rounds, "metrics": self.metrics, "folder": str(self.folder)}
+        return {
+            "state_hash": self.state_hash,
+            "selected_rounds": self.rounds,
+            "metrics": self.metrics,
+            "classes": list(self.classes),
+            "folder": str(self.folder),
+        }
 
 
 def run(

@@ -171,8 +171,7 @@ def test_any_flipped_bit_passes_whole_or_is_rejected(data: st.DataObject) -> Non
         sent[place] ^= 1 << data.draw(st.integers(0, 7))
     try:
         _, upload = check("north", bytes(sent), LINE, LIMITS)
-    except Rejected as error:
-        assert "site 'north'" in str(error)
+    except Rejected:
         return
     assert all(
         torch.isfinite(x).all() for leaf in upload.values() for x in ([leaf.value] if torch.is_tensor(leaf.value) else [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -13,13 +14,21 @@ SLOW = {"pool"}
 """starts worker processes"""
 
 
+OPTIONS: dict[str, dict[str, Any]] = {
+    "fediic": {"spread_steps": 50},
+    "fedmas": {"target": "small-cnn"},
+    "fedmlp": {"warmup": 1},
+}
+"""Settings under which two rounds take every path of a method, quickly."""
+
+
 def cases() -> Iterator[object]:
     for method in METHODS:
-        for name, check in method_checks(method):
+        for name, check in method_checks(method, OPTIONS.get(method)):
             yield pytest.param(check, id=f"{method}-{name}", marks=[pytest.mark.slow] if name in SLOW else [])
 
 
-@pytest.mark.parametrize("check", cases())
+@pytest.mark.parametrize("check", list(cases()))
 def test_method(check: Callable[[], None]) -> None:
     check()
 
@@ -31,5 +40,5 @@ TASK_MATTERS = ("same_seed", "ledger", "missing_class", "one_sample", "neutral",
 @pytest.mark.slow
 @pytest.mark.parametrize("method", BOTH)
 def test_method_for_several_labels(method: str) -> None:
-    for _, check in method_checks(method, task="multi", only=TASK_MATTERS):
+    for _, check in method_checks(method, OPTIONS.get(method), task="multi", only=TASK_MATTERS):
         check()

@@ -66,6 +66,7 @@ def comparison(rows: list[dict[str, Any]], page: Path) -> None:
     """One row per method, the best of each column bold."""
     best = {key: max((row[key] for row in rows if row[key] is not None), default=None) for key in COMPARED}
     table = _table("", *COMPARED.values())
+    table.columns[0].no_wrap = True
     for row in rows:
         cells = (f"[bold]{percent(row[key])}[/]" if row[key] == best[key] else percent(row[key]) for key in COMPARED)
         table.add_row(escape(row["method"]), *cells)
@@ -120,13 +121,13 @@ def ledger(facts: dict[str, Any]) -> None:
     table = _table("question", "from round", "leaf", "kind", "shape", "who can read it", "bytes up", right=6)
     for row in facts["leaves"]:
         amount = f"{row['bytes']:,}" + (" × n" if row["varies"] else "")
-        values = (row["question"], str(row["from_round"]), row["leaf"], row["kind"], row["shape"], row["read_by"], amount)
+        values = (row["question"], str(row["from_round"] + 1), row["leaf"], row["kind"], row["shape"], row["read_by"], amount)
         table.add_row(*map(escape, values))
     console.print(table)
     table = _table("per site and round", "from round", "up", "down")
     for row in facts["questions"]:
         up = size(row["up_bytes"]) + (" × n" if row["varies"] else "")
-        table.add_row(row["question"], str(row["from_round"]), up, size(row["down_bytes"]))
+        table.add_row(row["question"], str(row["from_round"] + 1), up, size(row["down_bytes"]))
     console.print(table)
     if any(row["varies"] for row in facts["leaves"]):
         console.print("n: a length that differs from site to site, usually one row per image")

@@ -75,7 +75,7 @@ class FedMLP(Method):
     """tag one image where the share is less than one; none = at small sites"""
 
     def init(self, net: Net, shared: Mapping[str, Tensor]) -> Tree:
-        classes = net.head["fed"].weight.shape[0]
+        classes = shared["head.fed.weight"].shape[0]
         state = {"prototypes": torch.zeros(classes, 2, net.width), "degree": torch.ones(classes)}
         return super().init(net, shared) | state
 

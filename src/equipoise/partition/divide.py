@@ -17,6 +17,7 @@ from equipoise.seeds import numpy_generator
 
 SPLITS = ("train", "validation", "test")
 TRAIN, VALIDATION, TEST = range(3)
+LEFT_OUT = -1
 
 
 class SplitOptions(Protocol):
@@ -43,7 +44,7 @@ class Holding:
 
 
 def divide(samples: Samples, options: PartitionOptions, split: SplitOptions, seed: int) -> tuple[Holding, ...]:
-    """One holding per site, in order of name; every row is in exactly one split of one site.
+    """One holding per site, in order of name; every row is in exactly one split of one site (or left out by `long_tail`).
 
     A split the data set brings is kept as it is, even where it cuts a group; if it has no validation rows at all, the
     fraction `split.validation` of each site's training rows becomes validation. Otherwise each site is split by the two
@@ -69,6 +70,8 @@ def divide(samples: Samples, options: PartitionOptions, split: SplitOptions, see
         if not (given == VALIDATION).any() and len(train):
             fractions = np.array([1 - split.validation, split.validation, 0])
             chosen[train] = _stratified(samples, train, fractions, rng, decided)
+    if options.long_tail > 1:
+        chosen[thinned(samples, chosen != TEST, options.long_tail, seed)] = LEFT_OUT
     known = _labelled(samples, options, len(sites), seed)
     return tuple(_holding(name, rows, chosen[rows], known[i]) for i, (name, rows) in enumerate(sites))
 
@@ -135,6 +138,22 @@ def _stratified(
 def _group_names(samples: Samples, rows: np.ndarray) -> list[str]:
     """The group of each row, blank where it has none."""
     return [""] * len(rows) if samples.group is None else np.asarray(samples.group)[rows].astype(str).tolist()
+
+
+def thinned(samples: Samples, candidates: np.ndarray, ratio: float, seed: int) -> np.ndarray:
+    """The candidate rows to leave out so that class sizes fall geometrically, the largest `ratio` times the smallest.
+
+    Classes keep their order by size; a class that is already smaller than its share keeps all its rows.
+    """
+    if samples.task != "single":
+        raise PartitionError("partition.long_tail is for single-label data: remove it")
+    draw, out = numpy_generator(seed, "long tail"), []
+    counts = np.bincount(samples.labels[candidates], minlength=len(samples.classes))
+    for rank, label in enumerate(np.argsort(-counts, kind="stable")):
+        share = counts.max() * ratio ** (-rank / max(1, len(counts) - 1))
+        rows = draw.permutation(np.flatnonzero(candidates & (samples.labels == label)))
+        out.append(rows[max(1, round(share)) :])
+    return np.concatenate(out)
 
 
 def _labelled(samples: Samples, options: PartitionOptions, sites: int, seed: int) -> Sequence[np.ndarray | None]:

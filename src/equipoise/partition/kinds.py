@@ -19,6 +19,8 @@ class PartitionOptions(Options):
 
     kind: str
     """which kind of partition"""
+    long_tail: float = Field(default=1.0, ge=1)
+    """make a long tail: leave out training and validation rows until class i of C (by size) has 1/long_tail^(i/(C-1)) of the first"""
     missing: int = Field(default=0, ge=0)
     """multi-label: how many classes each site does not label; every class is labelled somewhere"""
     missing_seed: int | None = Field(default=None, ge=0)

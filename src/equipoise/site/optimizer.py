@@ -44,7 +44,7 @@ class Optimizer:
                 self.moments.setdefault(name, {"momentum": torch.zeros_like(p)})
         torch._fused_sgd_(
             list(live.values()),
-            [p.grad for p in live.values()],
+            gradients(live),
             [self.moments[name]["momentum"] for name in live] if o.momentum else [],
             weight_decay=o.weight_decay,
             momentum=o.momentum,
@@ -66,7 +66,7 @@ class Optimizer:
         kernel = torch._fused_adam_ if self.options.optimizer == "adam" else torch._fused_adamw_
         kernel(
             list(live.values()),
-            [p.grad for p in live.values()],
+            gradients(live),
             [m["first"] for m in moments],
             [m["second"] for m in moments],
             [],
@@ -88,3 +88,8 @@ class Optimizer:
                 key: torch.empty_like(p).copy_(value) if value.shape == p.shape and key != "steps" else value.clone().to(p.device)
                 for key, value in kept.items()
             }
+
+
+def gradients(live: Mapping[str, nn.Parameter]) -> list[Tensor]:
+    """The gradients of parameters that have one."""
+    return [p.grad for p in live.values() if p.grad is not None]

@@ -1,0 +1,118 @@
+"""Shares and times, with a clock that the test moves."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Any
+
+import pytest
+
+from equipoise.cli import progress
+from equipoise.cli.progress import Clock, duration, line, watching
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, in a list so that it can be moved."""
+    time = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: time[0])
+    return time
+
+
+def rounds(clock: Clock, *numbers: int, sites: int) -> None:
+    for number in numbers:
+        for _ in range(2 * sites):
+            clock.answer()
+        clock.round(number)
+
+
+def test_time_left_follows_the_rounds(now) -> None:
+    clock = Clock()
+    assert clock.left is None
+    clock.begin(10, 3)
+    clock.start()
+    now[0] += 30
+    rounds(clock, 1, 2, 3, sites=3)
+    assert clock.share == pytest.approx(0.3)
+    assert clock.left == pytest.approx(70)
+    for _ in range(3):
+        clock.answer()  # half of a round
+    assert clock.share == pytest.approx(0.35)
+
+
+def test_rounds_of_an_earlier_session_are_no_evidence_of_speed(now) -> None:
+    clock = Clock()
+    clock.begin(10, 3)
+    clock.start()
+    now[0] += 10
+    rounds(clock, 8, sites=3)
+    assert clock.share == pytest.approx(0.8)
+    assert clock.left == pytest.approx(20)  # 10 s for one round, two to go
+
+
+def test_several_runs_share_one_clock(now) -> None:
+    clock = Clock(runs=4)
+    clock.begin(2, 1)
+    clock.start()
+    now[0] += 10
+    rounds(clock, 1, 2, sites=1)
+    clock.begin(2, 1)
+    assert clock.share == pytest.approx(0.25)
+    assert clock.left == pytest.approx(30)
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(None, "–:––"), (5.4, "0:05"), (309, "5:09"), (3909, "1:05:09")])
+def test_duration(seconds: float | None, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_line_names_what_is_known() -> None:
+    row: dict[str, Any] = {"round": 3, "train.loss": 1.25}
+    assert line(row, 9) == "round 3/9  loss 1.250"
+    row["test"] = {"generalisation": {"balanced_accuracy": 0.5}, "specialisation": {"balanced_accuracy": None}}
+    assert line(row, 9).endswith("balanced accuracy 50.0 % global, – own")
+
+
+EVENTS: list[tuple[str, dict[str, Any]]] = [
+    ("run", {"name": "first"}),
+    ("data", {"text": "decoding images", "done": 0, "total": 10}),
+    ("data", {"text": "decoding images", "done": 10, "total": 10}),
+    ("begin", {"sites": {"a": 1200, "b": 2}, "classes": ("x", "y"), "rounds": 40}),
+    *[("round", {"round": i, "train.loss": 1.0}) for i in range(1, 41)],
+]
+
+
+def test_plain_lines_are_few_and_on_standard_error(capsys) -> None:
+    with watching(quiet=False) as watch:
+        for event, facts in EVENTS:
+            watch(event, facts)
+    out, err = capsys.readouterr()
+    assert out == ""
+    lines = err.splitlines()
+    assert lines[:3] == ["first", "decoding images (10)", "40 rounds at 2 sites (a 1,200, b 2)"]
+    assert [text.split()[1] for text in lines[3:]] == [f"{i}/40" for i in (1, *range(4, 41, 4))]
+
+
+def test_quiet_says_nothing(capsys) -> None:
+    with watching(quiet=True) as watch:
+        for event, facts in EVENTS:
+            watch(event, facts)
+    assert capsys.readouterr() == ("", "")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    out, err = Terminal(), Terminal()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    monkeypatch.setenv("TERM", "xterm")
+    with watching(quiet=False) as watch:
+        for event, facts in [*EVENTS[:6], ("answer", {"question": "train", "site": "a"})]:
+            watch(event, facts)
+    assert out.getvalue() == ""
+    assert "round 3/40" in err.getvalue() and "left" in err.getvalue()

@@ -1,0 +1,118 @@
+"""Hundreds of mistyped keys and values: each is refused before any work, with the word that was meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+from pydantic import BaseModel
+
+from equipoise import data, partition
+from equipoise.config import SECTIONS, resolve
+from equipoise.engine import EngineOptions
+from equipoise.errors import ConfigError
+from equipoise.evaluate import EvaluateOptions
+from equipoise.exchange import ExchangeOptions
+from equipoise.losses import OBJECTIVES
+from equipoise.methods import METHODS
+from equipoise.nets import NETS, NetOptions
+from equipoise.site import TrainOptions
+
+PLAIN: dict[str, type[BaseModel]] = {
+    "net": NetOptions,
+    "train": TrainOptions,
+    "engine": EngineOptions,
+    "evaluate": EvaluateOptions,
+    "exchange": ExchangeOptions,
+}
+NEEDED: dict[str, dict[str, Any]] = {"csv": {"path": "x", "label": "y"}, "folder": {"path": "x"}, "npz": {"path": "x"}}
+
+
+def mistyped(word: str) -> Iterator[str]:
+    """A letter dropped, two letters swapped, a letter doubled: all in the middle of the word."""
+    i = len(word) // 2
+    yield word[:i] + word[i + 1 :]
+    yield word[: i - 1] + word[i] + word[i - 1] + word[i + 1 :]
+    yield word[:i] + word[i] + word[i:]
+
+
+def holders() -> Iterator[tuple[str, dict[str, Any], type[BaseModel]]]:
+    """Every section in each of its kinds: name, what it needs to be valid, options."""
+    for kind, options in data.KINDS.items():
+        yield "data", {"kind": kind, **NEEDED.get(kind, {})}, options
+    for kind, division in partition.KINDS.items():
+        yield "partition", {"kind": kind}, division
+    for name, method in METHODS.items():
+        yield "method", {"name": name}, method
+    for section, plain in PLAIN.items():
+        yield section, {}, plain
+
+
+def wrong_keys() -> Iterator[tuple[str, dict[str, Any], str]]:
+    for section in SECTIONS:
+        yield from ((wrong, {wrong: {}}, section) for wrong in mistyped(section))
+    for section, base, options in holders():
+        for key in options.model_fields:
+            for wrong in mistyped(key):
+                if len(key) > 3 and wrong not in options.model_fields:
+                    yield f"{section}.{wrong}", {section: {**base, wrong: 1}}, key
+
+
+def choices() -> Iterator[tuple[str, dict[str, Any], str, list[str]]]:
+    """Every place that takes one word out of several."""
+    yield "data", {}, "kind", list(data.KINDS)
+    yield "partition", {}, "kind", list(partition.KINDS)
+    yield "method", {}, "name", list(METHODS)
+    yield "net", {}, "name", list(NETS)
+    yield "train", {}, "objective", list(OBJECTIVES)
+    for section, base, options in holders():
+        for key, field in options.model_fields.items():
+            if key not in base and get_origin(field.annotation) is Literal:
+                words = [word for word in get_args(field.annotation) if isinstance(word, str)]
+                yield section, base, key, words
+
+
+def wrong_values() -> Iterator[tuple[str, dict[str, Any], str]]:
+    for section, base, key, words in choices():
+        for word in words:
+            for wrong in mistyped(word):
+                if len(word) > 3 and wrong not in words:
+                    yield f"{section}.{key}={wrong}", {section: {**base, key: wrong}}, word
+
+
+AMBIGUOUS = {"partition.sties"}
+"""as near to `tries` as to `sites`"""
+
+TYPOS = {name: (table, meant) for name, table, meant in (*wrong_keys(), *wrong_values()) if name not in AMBIGUOUS}
+
+
+def test_there_are_many() -> None:
+    assert len(TYPOS) > 300
+
+
+@pytest.mark.parametrize("name", TYPOS)
+def test_the_word_that_was_meant_is_named(name: str) -> None:
+    table, meant = TYPOS[name]
+    with pytest.raises(ConfigError) as refused:
+        resolve(table)
+    assert f"did you mean '{meant}'?" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "meant"),
+    [
+        ("data.scal=1", "scale"),
+        ("train.optimizer=adm", "adam"),
+        ("net.name=resnt18", "resnet18"),
+        ("evalute.every=2", "evaluate"),
+    ],
+)
+def test_nothing_is_done_before_the_config_is_right(cli, tiny, override: str, meant: str) -> None:
+    for verb in (["run", tiny, override, "--out", "out"], ["check", tiny, override], ["data", "inspect", tiny, override]):
+        done = cli(*verb)
+        assert done.code == 2
+        assert f"did you mean '{meant}'?" in done.err
+    assert sorted(path.name for path in Path().iterdir()) == ["tiny.toml"]

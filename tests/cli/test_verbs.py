@@ -1,0 +1,193 @@
+"""Every verb, for people and with --json."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import equipoise
+from equipoise.cli import demo
+from equipoise.methods import METHODS
+
+SITES = {"bcn", "vidir_molemax", "vidir_modern", "rosendahl", "msk4", "vienna_dias"}
+
+
+def python(code: str) -> str:
+    """What a fresh interpreter prints."""
+    source = str(Path(equipoise.__file__).parents[1])
+    environment = os.environ | {"PYTHONPATH": source}
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True).stdout
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = """
+import sys
+from equipoise.cli import main
+try:
+    main(["--help"])
+except SystemExit as ended:
+    heavy = [name for name in ("torch", "numpy", "pydantic", "monai", "jinja2") if name in sys.modules]
+    print("ended", ended.code, heavy)
+"""
+    text = python(code)
+    assert "ended 0 []" in text
+    for verb in ("demo", "run", "resume", "check", "methods", "ledger", "data", "version"):
+        assert f" {verb} " in text
+
+
+def test_version(cli) -> None:
+    done = cli("version")
+    assert done.code == 0
+    assert f"equipoise {equipoise.__version__}" in done.out
+    assert json.loads(cli("version", "--json").out)["equipoise"] == equipoise.__version__
+
+
+def test_run_writes_a_report_and_prints_the_same_result_again(cli, tiny) -> None:
+    done = cli("run", tiny)
+    assert done.code == 0
+    folder = Path("runs/tiny-fedavg-0")
+    assert f"{folder}/report.html" in done.out
+    assert (folder / "report.html").is_file()
+    assert "VASC" in done.out and "balanced accuracy" in done.out
+    assert "round 1/2" in done.err and "round 2/2" in done.err
+    told = cli("resume", folder, "--json")
+    assert told.err == ""
+    facts = json.loads(told.out)
+    assert facts["state_hash"] in done.out
+    assert facts == json.loads((folder / "result.json").read_text()) | {"report": f"{folder}/report.html"}
+
+
+def test_run_takes_overrides_and_is_quiet_when_asked(cli, tiny) -> None:
+    done = cli("run", tiny, "method.name=fedprox", "method.mu=0.5", "train.seed=3", "train.rounds=1", "--quiet")
+    assert (done.code, done.err) == (0, "")
+    config = Path("runs/tiny-fedprox-3/config.toml").read_text()
+    assert "mu = 0.5" in config and "rounds = 1" in config
+
+
+def test_a_run_of_no_rounds_has_a_page(cli, tiny) -> None:
+    done = cli("run", tiny, "train.rounds=0", "--out", "none")
+    assert done.code == 0
+    assert "No round was evaluated" in Path("none/report.html").read_text()
+
+
+def test_check_trains_nothing(cli, tiny) -> None:
+    done = cli("check", tiny)
+    assert done.code == 0
+    for thing in ("config", "data", "sites", "net", "method", "exchange"):
+        assert f"✓ {thing}" in done.out
+    facts = json.loads(cli("check", tiny, "--json").out)
+    assert facts["ok"] is True
+    assert facts["checked"]["sites"].startswith("6 sites")
+    assert sorted(path.name for path in Path().iterdir()) == ["tiny.toml"]
+
+
+def test_methods_lists_all_and_one(cli) -> None:
+    done = cli("methods")
+    assert done.code == 0
+    assert "Wicaksana et al. 2023" in done.out
+    rows = {row["name"]: row for row in json.loads(cli("methods", "--json").out)}
+    assert set(rows) == set(METHODS)
+    assert all(row["leaves"] and row["paper"] and row["about"] for row in rows.values())
+    assert rows["fca"]["private"] == ["head.own.*"]
+    assert rows["fedavg"]["leaves"] == "delta (mean), loss (mean)"
+
+
+def test_one_method_shows_fields_and_presets(cli) -> None:
+    done = cli("methods", "fca")
+    assert "weight of the personal head's loss" in done.out
+    assert "'personal' | 'federated' | 'mutual'" in done.out
+    assert "federated-guides-personal" in done.out
+    one = json.loads(cli("methods", "fca", "--json").out)
+    fields = {field["name"]: field for field in one["fields"]}
+    assert fields["lambda_own"] == {
+        "name": "lambda_own",
+        "default": 3.0,
+        "type": "float",
+        "about": "weight of the personal head's loss",
+    }
+    assert cli("methods", "fcaa").code == 2
+
+
+def test_ledger_shows_what_leaves_and_its_size(cli, tiny) -> None:
+    done = cli("ledger", tiny)
+    assert done.code == 0
+    assert "coordinator: the weighted mean" in done.out
+    facts = json.loads(cli("ledger", tiny, "--json").out)
+    leaves = {(row["question"], row["leaf"]): row for row in facts["leaves"]}
+    assert set(leaves) == {("train", "delta"), ("train", "loss"), ("evaluate", "scores")}
+    up = {row["question"]: row["up_bytes"] for row in facts["questions"]}
+    assert up["train"] == leaves["train", "delta"]["bytes"] + leaves["train", "loss"]["bytes"]
+    assert leaves["train", "loss"]["bytes"] == 16  # a float64 and its weight
+    assert leaves["evaluate", "scores"]["varies"] is True
+
+
+def test_data_inspect_counts_every_image(cli, tiny) -> None:
+    done = cli("data", "inspect", tiny)
+    assert done.code == 0
+    assert "vienna_dias" in done.out and os.environ["EQUIPOISE_CACHE"] in done.out
+    facts = json.loads(cli("data", "inspect", tiny, "--json").out)
+    assert set(facts["sites"]) == SITES
+    images = sum(site[split]["images"] for site in facts["sites"].values() for split in facts["splits"])
+    assert images == facts["images"]
+    assert all(sum(part["counts"]) == part["images"] for site in facts["sites"].values() for part in site.values())
+    assert facts["imbalance"] == max(facts["train"]) / min(facts["train"])
+    assert facts["skipped"] == []
+
+
+def test_data_inspect_lists_skipped_rows(cli, tmp_path) -> None:
+    from PIL import Image
+
+    rows = ["file,label"]
+    for i in range(12):
+        Image.new("RGB", (16, 16), (20 * i, 0, 0)).save(tmp_path / f"{i}.png")
+        rows.append(f"{i}.png,{'ab'[i % 2]}")
+    (tmp_path / "table.csv").write_text("\n".join([*rows, "gone.png,a"]) + "\n")
+    (tmp_path / "mine.toml").write_text(
+        '[data]\nkind = "csv"\npath = "table.csv"\nlabel = "label"\nbad_rows = "skip"\nimage_size = 16\n'
+        '[partition]\nkind = "iid"\nsites = 2\n'
+    )
+    done = cli("data", "inspect", "mine.toml")
+    assert done.code == 0
+    assert "skipped    1 bad rows" in done.out and "gone.png" in done.out
+
+
+@pytest.fixture
+def small_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget: dict[str, Any] = {"data": {"scale": 0.01, "image_size": 16}, "train": {"rounds": 1}}
+    monkeypatch.setattr(demo, "BUDGET", budget)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("small_demo")
+def test_demo_compares_four_methods(cli) -> None:
+    done = cli("demo", "--workers", 1)
+    assert done.code == 0
+    for title in ("Local", "FedAvg", "FedAvg + balanced softmax", "FCA"):
+        assert f" {title} " in done.out
+    assert "runs/demo/report.html" in done.out
+    page = Path("runs/demo/report.html").read_text()
+    assert 'href="fca/report.html"' in page and "4 methods" in page
+    assert Path("runs/demo/fca/report.html").is_file()
+    again = json.loads(cli("demo", "--workers", 1, "--json").out)  # finished runs are read, not repeated
+    assert again["report"] == "runs/demo/report.html"
+    figures = {"generalisation", "specialisation", "average", "tail", "macro_auc"}
+    assert all(set(row) == {"method"} | figures for row in again["rows"])
+
+
+@pytest.mark.usefixtures("small_demo")
+def test_demo_leaves_another_demo_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert demo.choose_folder(None) == Path("runs/demo")
+    other = Path("runs/demo/local")
+    other.mkdir(parents=True)
+    (other / "config.toml").write_text('[method]\nname = "local"\n')
+    assert demo.choose_folder(None) == Path("runs/demo-2")
+    (other / "config.toml").write_text("not toml")
+    assert demo.choose_folder(None) == Path("runs/demo-2")
+    assert demo.choose_folder(Path("mine")) == Path("mine")

@@ -1,0 +1,73 @@
+"""The probe: the ledger shows every leaf that leaves in a real run, and nothing that does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from equipoise.config import Config
+from equipoise.engine import Engine, Question
+from equipoise.exchange import ExchangeOptions, check, decode_upload
+from equipoise.exchange.ledger import entries
+from equipoise.running import make_ledger, run
+from equipoise.setup import make_host, material
+
+MakeConfig = Callable[..., Config]
+
+
+class Tap:
+    """Writes down all that is answered."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.seen = engine, list[tuple[str, int, str, bytes]]()
+
+    def ask(self, question: Question, sites: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+        for site, data in self.engine.ask(question, sites):
+            self.seen.append((question.name, question.round, site, data))
+            yield site, data
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("method", ["fedavg", "fca", "local"])
+def test_every_real_answer_is_in_the_ledger(method: str, exact: bool, tiny: MakeConfig, tmp_path: Path) -> None:
+    config = tiny(method, evaluate={"exact": exact})
+    stuff = material(config)
+    ledger = make_ledger(config, make_host(config, stuff, tmp_path / "private"), stuff)
+    taps: list[Tap] = []
+
+    def wrap(engine: Engine) -> Tap:
+        taps.append(Tap(engine))
+        return taps[0]
+
+    run(config, tmp_path / "run", wrap=wrap)
+    assert {name for name, *_ in taps[0].seen} == {line.question for line in ledger.lines}
+    for name, round, site, data in taps[0].seen:
+        line = ledger.line(name, round)
+        assert line is not None
+        check(site, data, line, ExchangeOptions())
+        assert {e.name for e in entries(decode_upload(data)[1])} == {e.name for e in line.up}
+
+
+def test_probing_leaves_no_trace(tiny: MakeConfig, tmp_path: Path) -> None:
+    config = tiny("fca")
+    stuff = material(config)
+    host = make_host(config, stuff, tmp_path / "private")
+    first = make_ledger(config, host, stuff)
+    assert not (tmp_path / "private").exists()
+    assert make_ledger(config, host, stuff) == first
+    assert set(host.sites) == {holding.name for holding in stuff.holdings}
+
+
+def test_what_only_a_simulation_may_ask_is_marked(tiny: MakeConfig, tmp_path: Path) -> None:
+    config = tiny("local")
+    stuff = material(config)
+    rows = make_ledger(config, make_host(config, stuff, tmp_path), stuff).rows()
+    kinds = {(row["question"], row["leaf"]): row["kind"] for row in rows}
+    assert kinds[("train", "loss")] == "mean"
+    assert kinds[("reveal", "model")] == "each"
+    assert next(row for row in rows if row["leaf"] == "scores")["varies"] is True

@@ -1,0 +1,75 @@
+"""Losses and metrics of every method on one tiny run, held against numbers on file.
+
+A change that should not alter results leaves them alone; one that should says why in its commit and brings new numbers:
+
+    python tests/golden/test_golden.py
+
+One machine gives the same bits every time. Another processor rounds differently, and training lets that grow: with the oldest
+instruction set, losses moved by up to 0.0005 of their value and metrics by up to 0.03. What is allowed is some more than that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from equipoise.methods import METHODS
+from equipoise.running import run
+
+FILE = Path(__file__).with_name("methods.json")
+RUNS: dict[str, dict[str, Any]] = {name: {"name": name} for name in METHODS} | {
+    "fca released": {"name": "fca", "preset": "released"},
+    "fediic": {"name": "fediic", "spread_steps": 50},
+    "fedmas": {"name": "fedmas", "target": "small-cnn"},
+    "fedmlp": {"name": "fedmlp", "warmup": 1},
+}
+"""The heavy parts of a method are made light where its arithmetic stays the same."""
+LOSS_TOLERANCE = 2e-3
+METRIC_TOLERANCE = 0.06
+METRICS = ("accuracy", "balanced_accuracy", "macro_auc")
+
+
+def measured(method: dict[str, Any]) -> dict[str, Any]:
+    """The loss of every round, and the last round's metrics."""
+    data = {"kind": "phantom", "scale": 0.008, "image_size": 16, "task": METHODS[method["name"]].tasks[0]}
+    train = {"rounds": 3, "batch_size": 16, "lr": 0.003, "seed": 1}
+    table = {"data": data, "method": method, "train": train, "engine": {"device": "cpu"}, "evaluate": {"every": 3}}
+    with tempfile.TemporaryDirectory() as folder:
+        result = run(table, folder)
+    last = result.history[-1]["test"]
+    return {
+        "loss": [row["train.loss"] for row in result.history],
+        **{view: {name: last[view][name] for name in METRICS} for view in ("generalisation", "specialisation")},
+    }
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_numbers_are_those_on_file(name: str) -> None:
+    golden = json.loads(FILE.read_text())
+    assert name in golden, f"{FILE.name} has no numbers of '{name}': run `python tests/golden/test_golden.py`"
+    found, expected = measured(RUNS[name]), golden[name]
+    assert found["loss"] == pytest.approx(expected["loss"], rel=LOSS_TOLERANCE)
+    for view in ("generalisation", "specialisation"):
+        for metric in METRICS:
+            assert found[view][metric] == pytest.approx(expected[view][metric], abs=METRIC_TOLERANCE), (view, metric)
+
+
+def test_nothing_on_file_is_forgotten() -> None:
+    assert set(json.loads(FILE.read_text())) == set(RUNS)
+
+
+def update() -> None:
+    """Write the numbers of this machine."""
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["EQUIPOISE_CACHE"] = cache
+        numbers = {name: measured(method) for name, method in RUNS.items()}
+    FILE.write_text(json.dumps(numbers, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    update()
