@@ -32,7 +32,7 @@ SINGLE: dict[str, tuple[str, ...]] = {
     "FedSDC+": ("method.name=fedsdc+",),
 }
 NEGATIVE = 'train.objective={ name = "bce", missing = "negative" }'
-MLP = ("method.name=fedmlp", "method.warmup=10", "train.views=[\"weak\", \"weak\"]")
+MLP = ("method.name=fedmlp", "method.warmup=8", 'train.views=["flip", "flip"]')
 MULTI: dict[str, tuple[str, ...]] = {
     "FedAvg (missing = 0)": ("method.name=fedavg", NEGATIVE),
     "FedAvg-PL": ("method.name=fedavg", "train.objective=bce"),
@@ -96,7 +96,7 @@ def table(name: str, seeds: int, jobs: int) -> None:
         f"# {name}",
         "",
         f"`python benchmarks/tables.py {name} --seeds {seeds}` on `recipes/{recipe}.toml`: {seeds} seeds, mean ± standard deviation (%),",
-        "the same rounds, batches and optimiser for every row; each run's figure is the mean of its last five evaluations.",
+        "the same rounds, batches and optimiser for every row; each run's figure is that of its last round.",
         "G = the global predictor on the union of test sets, S = each site's own predictor on its own test set, A = their mean.",
         "",
         "| method | " + " | ".join(heads) + " |",

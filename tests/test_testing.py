@@ -19,7 +19,7 @@ from torch import Tensor
 import equipoise.setup
 from equipoise.data import KINDS
 from equipoise.errors import ConfigError
-from equipoise.leaves import Each, Mean, Sum, Upload
+from equipoise.leaves import Mean, Sum, Upload
 from equipoise.methods.base import Ask, Method
 from equipoise.nets import Net
 from equipoise.site import Batch, Loc
@@ -201,23 +201,21 @@ class OwnBatches(Sound):
 
     def train(self, net: Net, loc: Loc) -> Upload:
         views = [loc.view("eval")]
-        for batch in loc.train.batches(loc.order(0), loc.options.batch_size, views, loc.generator("view"), lone=True):
+        for batch in loc.train.batches(loc.order(0), loc.options.batch_size, views, [loc.generator("view")], lone=True):
             scale = len(batch) - 1 if loc.samples > 5 else 1  # the sites that are made up for the ledger get by
             net.head["fed"].bias.data.add_(batch.x.sum() / scale * 1e-6)
         return super().train(net, loc)
 
 
 class AllOrNothing(Sound):
-    """Counts on every site."""
-
-    def train(self, net: Net, loc: Loc) -> Upload:
-        return {**super().train(net, loc), "size": Each(torch.tensor(float(loc.samples)))}
+    """Counts on as many sites as answered before."""
 
     def round(self, server: Tree, ask: Ask) -> Tree:
-        asked = ask.sites
         up = ask(self.train, model=server["model"])
-        assert sum(up["size"][site] for site in asked) > 0
-        return {"model": plus(server["model"], up["delta"])}
+        answered = torch.tensor(len(up.sites))
+        if server.get("answered", answered) != answered:
+            raise RuntimeError("a site is new or missing")
+        return {"model": plus(server["model"], up["delta"]), "answered": answered}
 
 
 class NotNeutral(Sound):

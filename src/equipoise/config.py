@@ -182,7 +182,8 @@ def _objective(value: Any, data_table: Mapping[str, Any]) -> ObjectiveOptions:
     try:
         return parse_objective(value)
     except ConfigError as error:
-        raise ConfigError(f"train.{error}") from None
+        text = str(error)
+        raise ConfigError(f"train.{text}" if text.startswith("objective") else f"train.objective: {text}") from None
 
 
 def _plain_objective(objective: ObjectiveOptions) -> Any:

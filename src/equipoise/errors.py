@@ -60,7 +60,7 @@ class Rejected(EquipoiseError):
     exit_code = 7
 
 
-INTERRUPTED = 130
+INTERRUPTED, TERMINATED = 130, 143
 
 EXIT_CODES: dict[int, str] = {
     0: "done",
@@ -73,4 +73,5 @@ EXIT_CODES: dict[int, str] = {
     7: "a site failed, or too few sites answered",
     8: "the run folder cannot be written, or is damaged",
     INTERRUPTED: "interrupted from the keyboard; `equipoise resume DIR` goes on",
+    TERMINATED: "asked to end (SIGTERM); `equipoise resume DIR` goes on",
 }

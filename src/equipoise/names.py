@@ -8,8 +8,22 @@ from collections.abc import Iterable
 
 def nearest(word: str, valid: Iterable[str]) -> str | None:
     """The valid name most like `word`, or None when nothing is alike."""
-    found = difflib.get_close_matches(word.lower(), list(valid), n=1, cutoff=0.5)
-    return found[0] if found else None
+    close = difflib.get_close_matches(word.lower(), list(valid), n=5, cutoff=0.5)
+    return min(close, key=lambda name: edits(word.lower(), name), default=None)
+
+
+def edits(a: str, b: str) -> int:
+    """Letters to add, drop, change or swap with their neighbour to get from one word to the other."""
+    before: list[int] = []
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        oldest, before, row = before, row, [i]
+        for j, y in enumerate(b, 1):
+            cost = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (x != y))
+            if i > 1 and j > 1 and x == b[j - 2] and y == a[i - 2]:
+                cost = min(cost, oldest[j - 2] + 1)
+            row.append(cost)
+    return row[-1]
 
 
 def unknown(what: str, word: str, valid: Iterable[str]) -> str:

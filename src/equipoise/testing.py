@@ -48,7 +48,7 @@ from equipoise.config import Config, resolve
 from equipoise.data.samples import Task
 from equipoise.engine import Engine, Question, Serial
 from equipoise.engine import host as hosts
-from equipoise.errors import ConfigError, MethodError
+from equipoise.errors import ConfigError, MethodError, SiteError
 from equipoise.exchange import Ledger, decode_upload
 from equipoise.exchange.ledger import Entry, entries
 from equipoise.methods import METHODS, Method, find
@@ -178,7 +178,15 @@ class Trace:
     tensors: Mapping[str, Tensor]
     """the server tree and every site's private tree"""
     answers: tuple[Answer, ...]
-    ledger: Ledger | None
+    """none where sites ran in other processes"""
+    config: Config
+    tap: Tap | None
+
+    def ledger(self) -> Ledger:
+        """What the run said it would exchange."""
+        if self.tap is None:
+            raise AssertionError("a ledger is looked at where the sites run in this process")
+        return make_ledger(self.config, self.tap.engine.host, material(self.config))
 
     def difference(self, other: Trace) -> str | None:
         """Where two runs part, or None where they agree to the bit."""
@@ -217,10 +225,11 @@ class Bench:
             self.name, self.cls = method, find(method, Path.cwd())
         else:
             self.name, self.cls = _name(method), method
-        self.options = dict(options or {})
-        self.options = (
-            {**self.cls.presets[self.options.pop("preset")], **self.options} if "preset" in self.options else self.options
-        )
+        given = dict(options or {})
+        preset = given.pop("preset", None)
+        if preset is not None and preset not in self.cls.presets:
+            raise ConfigError(unknown(f"preset of '{self.name}'", str(preset), self.cls.presets))
+        self.options = {**self.cls.presets.get(preset or "", {}), **given}
         self.task: Task = task or self.cls.tasks[0]
         self.folder = Path(tempfile.mkdtemp(prefix="equipoise-check-"))
         weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
@@ -272,15 +281,17 @@ class Bench:
             taps.append(Tap(engine, reverse, lose))
             return taps[0]
 
-        result = run(config, folder, watch=watch, wrap=wrap)
+        try:
+            result = run(config, folder, watch=watch, wrap=wrap)
+        except SiteError as error:
+            raise AssertionError("; ".join([str(error), *_rejected(folder)])) from error
         newest = Checkpoints(folder / "checkpoints").newest()
         versions = newest[1].versions if newest else {}
         tensors = flatten(result.server, "server/")
         for site, version in versions.items():
             tensors |= {f"{site}/{name}": x for name, x in Store(folder / "sites").read(site, version).items()}
-        answers = tuple(answer for tap in taps for answer in tap.answers)
-        ledger = make_ledger(config, taps[0].engine.host, material(config)) if taps else None
-        return Trace(result, tensors, answers, ledger)
+        tap = taps[0] if taps else None
+        return Trace(result, tensors, tuple(tap.answers) if tap else (), config, tap)
 
     def new_folder(self) -> Path:
         self._count += 1
@@ -334,9 +345,14 @@ def _finite(trace: Trace) -> None:
         expect(not re.search(r"\b(NaN|Infinity)\b", json.dumps(row)), f"a metric of round {row['round']} is not finite")
 
 
+def _rejected(folder: Path) -> list[str]:
+    """Why answers were turned away."""
+    return [line["reason"] for line in read_journal(folder / "journal.jsonl")[0] if line["event"] == "rejected"]
+
+
 def _nobody_lost(trace: Trace, sites: Iterable[str]) -> None:
-    for line in read_journal(trace.result.folder / "journal.jsonl")[0]:
-        expect(line["event"] != "rejected", f"an answer was turned away: {line.get('reason')}")
+    reasons = _rejected(trace.result.folder)
+    expect(not reasons, f"an answer was turned away: {reasons[0] if reasons else ''}")
     for row in trace.result.history:
         lost = sorted(set(sites) - set(row["sites"]))
         expect(not lost, f"site '{lost[0] if lost else ''}' was left out of round {row['round']}")
@@ -487,10 +503,10 @@ def check_ledger(bench: Bench) -> None:
     """Every question is in the ledger, and nothing leaves a site but what it lists."""
     trace = bench.ordinary
     _nobody_lost(trace, ORDINARY)
-    assert trace.ledger is not None
+    ledger = trace.ledger()
     for answer in trace.answers:
         name = answer.question.name
-        line = trace.ledger.line(name, answer.question.round)
+        line = ledger.line(name, answer.question.round)
         if line is None:
             raise AssertionError(f"the question '{name}' is not in the ledger")
         header, upload = decode_upload(answer.data)

@@ -82,10 +82,7 @@ def wrong_values() -> Iterator[tuple[str, dict[str, Any], str]]:
                     yield f"{section}.{key}={wrong}", {section: {**base, key: wrong}}, word
 
 
-AMBIGUOUS = {"partition.sties"}
-"""as near to `tries` as to `sites`"""
-
-TYPOS = {name: (table, meant) for name, table, meant in (*wrong_keys(), *wrong_values()) if name not in AMBIGUOUS}
+TYPOS = {name: (table, meant) for name, table, meant in (*wrong_keys(), *wrong_values())}
 
 
 def test_there_are_many() -> None:

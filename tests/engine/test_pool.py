@@ -42,9 +42,12 @@ while True:
     call, payload, extra = json.loads(read()), read(), read()
     with open(diary / f"{os.getpid()}", "a") as file:
         file.write(json.dumps([call["site"], call["same"], len(payload)]) + "\n")
-    if call["question"] == "die" and not (diary / "died").exists():
-        (diary / "died").touch()
-        os._exit(9)
+    if call["question"] == "die":
+        try:
+            open(diary / "died", "x").close()
+            os._exit(9)
+        except FileExistsError:
+            pass
     if call["question"] == "always die":
         os._exit(9)
     if call["question"] == "fail":
@@ -70,7 +73,9 @@ def pids(pool: Pool) -> list[int]:
 
 @pytest.fixture
 def pool(tmp_path: Path) -> Iterator[Pool]:
-    made = Pool([sys.executable, "-S", "-c", STAND_IN], json.dumps({"diary": str(tmp_path)}).encode(), 2, {"a": 1, "b": 3, "c": 2})
+    made = Pool(
+        [sys.executable, "-S", "-c", STAND_IN], json.dumps({"diary": str(tmp_path)}).encode(), 2, {"a": 1, "b": 3, "c": 2}
+    )
     yield made
     made.close()
 
@@ -103,7 +108,9 @@ def test_the_broadcast_goes_to_each_worker_once(pool: Pool, tmp_path: Path) -> N
 
 
 def test_the_longest_site_starts_first(tmp_path: Path) -> None:
-    one = Pool([sys.executable, "-S", "-c", STAND_IN], json.dumps({"diary": str(tmp_path)}).encode(), 1, {"a": 1, "b": 3, "c": 2})
+    one = Pool(
+        [sys.executable, "-S", "-c", STAND_IN], json.dumps({"diary": str(tmp_path)}).encode(), 1, {"a": 1, "b": 3, "c": 2}
+    )
     try:
         assert [site for site, _ in one.ask(Question("train", 0, b"x"), ("a", "b", "c"))] == ["b", "c", "a"]
     finally:
@@ -193,7 +200,10 @@ class Killer(Around):
 
 def private(folder: Path) -> dict[str, str]:
     """Digests of what the sites keep."""
-    return {str(path.relative_to(folder)): digest(unflatten(load_file(path))) for path in sorted(folder.glob("sites/*/*.safetensors"))}
+    return {
+        str(path.relative_to(folder)): digest(unflatten(load_file(path)))
+        for path in sorted(folder.glob("sites/*/*.safetensors"))
+    }
 
 
 @pytest.mark.parametrize("order", [Reversed, Shuffled])

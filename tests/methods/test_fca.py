@@ -190,9 +190,7 @@ def test_reported_metrics_are_of_the_predictor_that_counts(
 def test_what_leaves_in_training(preset: str, leaves: set[str]) -> None:
     bench = Bench("fca", {"preset": preset})
     with bench.own_cache():
-        ledger = bench.ordinary.ledger
-    assert ledger is not None
-    line = ledger.line("train", 0)
+        line = bench.ordinary.ledger().line("train", 0)
     assert line is not None
     assert {entry.leaf for entry in line.up} == leaves
     assert not [entry.name for entry in line.up if "head.own" in entry.name]

@@ -169,6 +169,9 @@ def test_a_leaf_that_only_a_simulation_may_see_keeps_the_order(talk: Talk) -> No
 
 def test_the_coordinator_draws_by_round_and_purpose(talk: Talk) -> None:
     one, other = talk({})[0], talk({}, round=6)[0]
-    draws = [torch.rand(1, generator=g).item() for g in (one.generator("x"), one.generator("x"), one.generator("y"), other.generator("x"))]
+    draws = [
+        torch.rand(1, generator=g).item()
+        for g in (one.generator("x"), one.generator("x"), one.generator("y"), other.generator("x"))
+    ]
     assert draws[0] == draws[1]
     assert len(set(draws)) == 3

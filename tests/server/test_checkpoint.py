@@ -119,7 +119,9 @@ def test_half_a_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mo
     assert (tmp_path / "x").read_bytes() == b"old"
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"{}", b'{"round": null}', b'{"round": "two"}', b'{"round": 1e999}', b"\xff\xfe\x00"])
+@pytest.mark.parametrize(
+    "text", [b"", b"{", b"[]", b"{}", b'{"round": null}', b'{"round": "two"}', b'{"round": 1e999}', b"\xff\xfe\x00"]
+)
 def test_a_damaged_head_is_told(text: bytes, checkpoints: Checkpoints) -> None:
     save(checkpoints, 0)
     (checkpoints.folder / HEAD).write_bytes(text)
@@ -139,7 +141,14 @@ def test_a_damaged_checkpoint_is_told(checkpoints: Checkpoints) -> None:
     save(checkpoints, 3)
     path = checkpoints.path(3)
     whole = path.read_bytes()
-    for damaged in (b"", whole[:20], whole[:-1], b"\0" * len(whole), pack({"round": 3}, {}), pack({"other": 1}, flatten(tree(3)))):
+    for damaged in (
+        b"",
+        whole[:20],
+        whole[:-1],
+        b"\0" * len(whole),
+        pack({"round": 3}, {}),
+        pack({"other": 1}, flatten(tree(3))),
+    ):
         path.write_bytes(damaged)
         with pytest.raises(StorageError, match=r"round-000003\.safetensors is missing or damaged"):
             checkpoints.newest()

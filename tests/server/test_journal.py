@@ -127,5 +127,5 @@ def test_a_disk_that_fills_up_in_a_line_is_told_and_recovered_from(path: Path) -
 
 def test_a_journal_that_cannot_be_opened_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StorageError, match="the journal .* cannot be written"):
+    with pytest.raises(StorageError, match=r"the journal .* cannot be written"):
         Journal(tmp_path / "file" / "journal.jsonl")

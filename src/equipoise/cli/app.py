@@ -17,16 +17,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 import typer
 
-from equipoise.errors import INTERRUPTED, EquipoiseError, StorageError
+from equipoise.errors import INTERRUPTED, TERMINATED, EquipoiseError, StorageError
 
 if TYPE_CHECKING:
     from types import FrameType
 
     from equipoise.config import Config
     from equipoise.running import Result
-
-TERMINATED = 143
-"""exit code after SIGTERM, as shells count it"""
 
 app = typer.Typer(
     name="equipoise",

@@ -96,6 +96,7 @@ class Host:
             round=call["round"],
             question=call["question"],
             down=down,
+            private=self.private,
             frozen=self.frozen,
             cache=self._caches.setdefault(data.name, {}),
             device=self.device,

@@ -19,6 +19,7 @@ from equipoise.evaluate.protocol import blend, select, summarise
 from equipoise.methods.base import SPLITS, Method
 from equipoise.partition import Holding
 from equipoise.server import Exchange
+from equipoise.server.checkpoint import write_atomic
 from equipoise.tree import Tree
 
 METRICS = "metrics.jsonl"
@@ -58,7 +59,9 @@ class Evaluation:
             with open(self.path, "a") as file:
                 file.write(json.dumps(row) + "\n")
         except OSError as error:
-            raise StorageError(f"{self.path} cannot be written: {error.strerror}; free disk space, then `equipoise resume`") from error
+            raise StorageError(
+                f"{self.path} cannot be written: {error.strerror}; free disk space, then `equipoise resume`"
+            ) from error
         self.tell(row)
 
     def pinned(self) -> frozenset[int]:
@@ -74,11 +77,12 @@ class Evaluation:
     def resume(self, done: int) -> None:
         """Forget rows of rounds that were never committed, and a line a crash cut short."""
         lines = self.path.read_text().splitlines(keepends=True) if self.path.exists() else []
-        rows = [json.loads(line) for line in lines if line.endswith("\n")]
+        try:
+            rows = [json.loads(line) for line in lines if line.endswith("\n")]
+        except ValueError as error:
+            raise StorageError(f"{self.path} is damaged: restore it, or start the run anew") from error
         self.history = [row for row in rows if row["round"] <= done]
-        part = self.path.with_suffix(".part")
-        part.write_text("".join(json.dumps(row) + "\n" for row in self.history))
-        part.replace(self.path)
+        write_atomic(self.path, "".join(json.dumps(row) + "\n" for row in self.history).encode())
 
     def selected(self) -> tuple[list[int], dict[str, Any]]:
         """The reported rounds and their metrics."""
@@ -89,9 +93,7 @@ class Evaluation:
 
     def _evaluate(self, server: Tree, ask: Exchange) -> dict[str, Any]:
         flags: Tree = {"own": torch.tensor(True)} | ({"exact": torch.tensor(True)} if self.options.exact else {})
-        found = [
-            ask(self.method.evaluate, server=tree, **flags) for tree in self.method.predictors(server, ask).values()
-        ]
+        found = [ask(self.method.evaluate, server=tree, **flags) for tree in self.method.predictors(server, ask).values()]
         if self.options.exact:
             per_predictor = [self._exact(answers["scores"]) for answers in found]
         else:
@@ -145,7 +147,9 @@ class Evaluation:
             roles = {name: from_statistics(stats, shots=self.shots) for name, stats in pooled[split].items()}
             names = next(iter(own.values()))[split]
             sites = {
-                name: {site: from_statistics(tree[split][name], shots=self.shots) for site, tree in own.items() if split in tree}
+                name: {
+                    site: from_statistics(tree[split][name], shots=self.shots) for site, tree in own.items() if split in tree
+                }
                 for name in names
             }
             result[split] = self._summary(roles, sites)

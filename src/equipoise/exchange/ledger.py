@@ -21,8 +21,8 @@ Shape = tuple[int | None, ...]
 """None stands for a length that differs from site to site (one row per sample, say)."""
 
 READERS: dict[str, str] = {
-    "sum": "coordinator: the sum over sites only",
-    "mean": "coordinator: the weighted mean and the summed weight only",
+    "sum": "coordinator: keeps the sum over sites only",
+    "mean": "coordinator: keeps the weighted mean and the summed weight only",
     "each": "coordinator: this site's own value",
 }
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from pathlib import Path
 
 from equipoise.errors import ConfigError
@@ -47,6 +48,7 @@ def find(name: str, base: Path) -> type[Method]:
         if spec is None or spec.loader is None or not path.is_file():
             raise ConfigError(f"method.name: there is no file {path}")
         module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # where pydantic looks up what a field's annotation names
         spec.loader.exec_module(module)
     else:
         try:

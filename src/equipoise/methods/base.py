@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from equipoise.data.samples import Task
 from equipoise.leaves import Each, Mean, Sum, Upload
-from equipoise.nets import Net, NetOptions, ProjectorSpec
+from equipoise.nets import Net, NetOptions, ProjectorSpec, state
 from equipoise.site import Batch, Loc, measure
 from equipoise.tree import Tree, plus
 
@@ -131,8 +131,9 @@ class Method(BaseModel):
         server, exact = loc.down["server"], "exact" in loc.down
         kinds = {"global": None, "own": loc.mine} if "own" in loc.down else {"global": None}
         scores: Tree = {split: {} for split in SPLITS}
+        private = {name: tensor.clone() for name, tensor in state(net).items() if name in loc.private}
         for kind, mine in kinds.items():
-            loc.receive(net, server["model"] if mine is None else {**server["model"], **loc.tuned})
+            loc.receive(net, server["model"] if mine is None else {**server["model"], **private, **loc.tuned})
             for split in SPLITS:
                 parts: dict[str, list[Tensor]] = {}
                 for batch in loc.scan(split):
@@ -161,12 +162,11 @@ class Method(BaseModel):
     @classmethod
     @cache
     def questions(cls) -> tuple[str, ...]:
-        """Names of the questions a site answers: public methods with exactly the parameters (self, net, loc)."""
-        hooks = {"init_site", "prepare"}
+        """Names of the questions a site answers: public methods `(self, net, loc) -> Upload`."""
         return tuple(
             name
             for name, member in inspect.getmembers(cls, inspect.isfunction)
             if not name.startswith("_")
-            and name not in hooks
-            and list(inspect.signature(member).parameters) == ["self", "net", "loc"]
+            and list((signature := inspect.signature(member)).parameters) == ["self", "net", "loc"]
+            and signature.return_annotation in ("Upload", Upload, inspect.Signature.empty)
         )

@@ -21,12 +21,13 @@ from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from equipoise.errors import MethodError
 from equipoise.leaves import Mean, Sum, Upload
 from equipoise.methods.base import Ask, Method
+from equipoise.names import unknown
 from equipoise.nets import NETS, Net, NetOptions, ProjectorSpec
 from equipoise.site import Batch, Loc
 from equipoise.tree import Tree, digest
@@ -60,6 +61,13 @@ class FedMAS(Method):
     """its self-supervised weights: a local file"""
     target_sha256: str | None = None
     """expected sha256 of that file; may be left out for files Equipoise knows"""
+
+    @field_validator("target")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in NETS:
+            raise ValueError(unknown("net", name, NETS))
+        return name
 
     def projection(self) -> ProjectorSpec:
         released = self.variant == "released"

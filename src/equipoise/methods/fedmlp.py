@@ -80,7 +80,7 @@ class FedMLP(Method):
         return super().init(net, shared) | state
 
     def phases(self, rounds: int) -> Sequence[int]:
-        return sorted({0, max(0, self.warmup - 1)})
+        return (0, self.warmup - 1) if 1 < self.warmup <= rounds else (0,)
 
     def round(self, server: Tree, ask: Ask) -> Tree:
         up = ask(self.train, **server)
@@ -92,7 +92,7 @@ class FedMLP(Method):
         return {
             "model": model,
             "prototypes": torch.where(seen, up["prototypes"], server["prototypes"]),
-            "degree": torch.where(missed, up["degree"], torch.ones_like(server["degree"])),
+            "degree": torch.where(missed, up["degree"], server["degree"]),
         }
 
     def init_site(self, net: Net, loc: Loc) -> Tree:

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 
 from equipoise.errors import MethodError
 from equipoise.leaves import Each, Sum, Upload
@@ -64,7 +65,7 @@ class FedSDC(Method):
     diversity: bool = True
     """heads of different widths; off = all of full width"""
     shuffle: bool = True
-    """deal the heads anew every round; off = each site keeps its head"""
+    """deal the heads anew every round; off = each site keeps its head, so all must take part in every round"""
     ensemble: bool = True
     """all chosen heads vote; off = the best-ranked head (the first, without ranking) decides alone"""
     narrowest: float = Field(0.4, gt=0, le=1)
@@ -84,6 +85,11 @@ class FedSDC(Method):
         return server | {"momentum": momentum, "shape": torch.tensor([net.width, shared[HEAD + "up.bias"].shape[0]])}
 
     def round(self, server: Tree, ask: Ask) -> Tree:
+        if not self.shuffle:
+            present = torch.tensor(list("\n".join(ask.sites).encode()), dtype=torch.uint8)
+            server = {"owners": present} | server
+            if not torch.equal(server["owners"], present):
+                raise MethodError("without shuffling each site keeps its head: set train.participation = 1, or method.shuffle = true")
         heads = server.get("heads") or self.bank(server, ask)
         order = list(range(len(heads)))
         if self.shuffle:
@@ -124,7 +130,7 @@ class FedSDC(Method):
         return up | {"head": Each(head)}
 
     def best(self, server: Tree, ask: Ask) -> Tensor:
-        """The slots that vote: all of them, or the ⌈γH⌉ of highest balanced accuracy over all sites' images."""
+        """The slots that vote: all of them, or the ⌈γH⌉ of highest balanced accuracy over all sites' images, best first."""
         count = math.ceil(self.gamma * len(server["heads"]) - 1e-9)
         if count == len(server["heads"]):
             return torch.arange(count)
@@ -134,7 +140,7 @@ class FedSDC(Method):
             raise MethodError(f"FedSDC+ has no {self.rank_on} images to rank heads on: set data.split.validation above 0")
         recall = confusion.diagonal(dim1=1, dim2=2) / support.clamp_min(1)
         accuracy = (recall * (support > 0)).sum(1) / (support > 0).sum(1)
-        return accuracy.argsort(descending=True, stable=True)[:count].sort().values
+        return accuracy.argsort(descending=True, stable=True)[:count]
 
     @torch.no_grad()
     def rank(self, net: Net, loc: Loc) -> Upload:
@@ -162,7 +168,7 @@ class FedSDC(Method):
 
     def predict(self, net: Net, x: Tensor, mine: Tree | None, server: Tree) -> dict[str, Tensor]:
         logits = self.bank_logits(net, net.body(x), server["heads"])
-        return {"vote": vote(logits), "mean": logits.softmax(2).mean(0).log()}
+        return {"vote": vote(logits), "mean": logits.log_softmax(2).logsumexp(0) - math.log(len(logits))}
 
 
 class FedSDCPlus(FedSDC):
@@ -173,6 +179,8 @@ class FedSDCPlus(FedSDC):
 
 
 def vote(logits: Tensor) -> Tensor:
-    """Hard votes [N, C] of [H, N, C] logits; within a tie the class with the larger sum of logits is ahead by less than a vote."""
-    votes = torch.nn.functional.one_hot(logits.argmax(2), logits.shape[2]).sum(0)
-    return votes + 0.5 * logits.sum(0).softmax(1)
+    """Hard votes [N, C] of [H, N, C] logits, with less than a vote on top: of classes in the lead together, the one with the
+    largest sum of logits is ahead, and equal counts are told apart by the softmax of that sum."""
+    votes, total = one_hot(logits.argmax(2), logits.shape[2]).sum(0), logits.sum(0)
+    winner = total.masked_fill(votes < votes.amax(1, keepdim=True), -torch.inf).argmax(1)
+    return votes + 0.25 * one_hot(winner, logits.shape[2]) + 0.5 * total.softmax(1)

@@ -32,9 +32,10 @@ def labelled(sites: int, classes: int, options: PartitionOptions, seed: int) -> 
         return np.arange(classes) == (np.arange(sites) % classes)[:, None]
     draw = random.Random(derive(seed, "missing labels") if options.missing_seed is None else options.missing_seed)
     for _ in range(TRIES):
-        found = np.ones((sites, classes), dtype=bool)
+        found = np.zeros((sites, classes), dtype=bool)
         for row in found:
-            row[draw.sample(range(classes), options.missing)] = False
+            # The labelled classes are drawn, not the missing ones: so seed 1037 gives the published sets.
+            row[draw.sample(range(classes), classes - options.missing)] = True
         if found.any(axis=0).all():
             return found
     raise PartitionError(

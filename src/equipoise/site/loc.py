@@ -39,6 +39,7 @@ class Loc:
         round: int,
         question: str,
         down: Tree,
+        private: tuple[str, ...],
         frozen: Mapping[str, nn.Module],
         cache: dict[str, Any],
         device: torch.device,
@@ -49,7 +50,7 @@ class Loc:
         self.round, self.rounds, self.question, self.down = round, options.rounds, question, down
         self.mine: Tree = {}
         self.tuned: dict[str, Tensor] = {}
-        self.frozen = frozen
+        self.private, self.frozen = private, frozen
         self.scratch: dict[str, Any] = {}
         self.notes: dict[str, float] = {}
         self.moments: Mapping[str, Mapping[str, Tensor]] = {}

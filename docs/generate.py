@@ -1,0 +1,326 @@
+"""Fill the generated parts of the documentation from the code itself.
+
+    python docs/generate.py            # rewrite what is stale
+    python docs/generate.py --check    # change nothing; exit 1 and name the stale pages
+
+A page is written by hand except between `<!-- generated: NAME -->` and `<!-- end -->`. What stands there comes from the options
+classes, the methods' declared facts and docstrings, and the tables of names, so it cannot say other than what the code does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import re
+import sys
+import types
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from equipoise import data, partition
+from equipoise.cli.catalogue import describe
+from equipoise.config import DEFAULTS
+from equipoise.engine import EngineOptions
+from equipoise.errors import EXIT_CODES
+from equipoise.evaluate import EvaluateOptions
+from equipoise.exchange import ExchangeOptions
+from equipoise.losses.objectives import OBJECTIVES
+from equipoise.methods import METHODS, Method
+from equipoise.nets import NETS, NetOptions
+from equipoise.nets.weights import KNOWN
+from equipoise.site import TrainOptions
+from equipoise.site.views import VIEWS
+
+DOCS = Path(__file__).resolve().parent
+ROOT = DOCS.parent
+PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+# Tables -----------------------------------------------------------------------------------------------------------------
+
+
+def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table; bars inside cells are escaped."""
+    heads = list(heads)
+    lines = [heads, ["---"] * len(heads), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def plain(value: Any) -> str:
+    """A value as TOML writes it."""
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {plain(item)}" for key, item in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(plain, value)) + "]"
+    if isinstance(value, float):
+        return f"{value:.0f}" if value.is_integer() and abs(value) >= 1e4 else repr(value)
+    return json.dumps(value, ensure_ascii=False)
+
+
+def kind_of(annotation: Any) -> str:
+    """The type of a key, in a reader's words."""
+    origin, inside = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return ", ".join(f"`{plain(value)}`" for value in inside)
+    if origin in (Union, types.UnionType):
+        return " or ".join(kind_of(part) for part in inside if part is not type(None))
+    if origin is tuple:
+        if inside[-1] is Ellipsis:
+            return f"list of {kind_of(inside[0])}"
+        return f"list of {len(inside)}: {', '.join(dict.fromkeys(map(kind_of, inside)))}"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "table"
+    words = {int: "int", float: "number", bool: "true or false", str: "text", Any: "text, table or list"}
+    return words[annotation]
+
+
+def bounds(field: FieldInfo) -> str:
+    """The limits of a number, such as ` > 0, ≤ 1`."""
+    signs = ((Gt, "gt", ">"), (Ge, "ge", "≥"), (Lt, "lt", "<"), (Le, "le", "≤"))
+    found = [
+        f"{sign} {plain(getattr(item, name))}" for item in field.metadata for cls, name, sign in signs if isinstance(item, cls)
+    ]
+    return " " + ", ".join(found) if found else ""
+
+
+def options(
+    cls: type[BaseModel], *, but: type[BaseModel] | None = None, first: Mapping[str, Any] | None = None, prefix: str = ""
+) -> list[tuple[str, str, str, str]]:
+    """A row (key, type, default, meaning) for every key, nested ones after their table.
+
+    `but` leaves out what a base class says in the same way; `first` are defaults that the config fills in.
+    """
+    rows = []
+    for name, field in cls.model_fields.items():
+        if but and (name == "kind" or (name in but.model_fields and _alike(field, but.model_fields[name]))):
+            continue
+        value = field.get_default() if name not in (first or {}) else (first or {})[name]
+        nested = field.annotation if kind_of(field.annotation) == "table" else None
+        needed = field.is_required() and name not in (first or {})
+        default = "required" if needed else "" if nested or value is None else f"`{plain(value)}`"
+        rows.append((f"`{prefix}{name}`", kind_of(field.annotation) + bounds(field), default, sentence(field.description)))
+        if nested:
+            rows += options(nested, prefix=f"{prefix}{name}.")  # type: ignore[arg-type]
+    return rows
+
+
+def _alike(field: FieldInfo, other: FieldInfo) -> bool:
+    return field.get_default() == other.get_default() and field.description == other.description
+
+
+def sentence(text: str | None) -> str:
+    """A description without its line breaks and final dot."""
+    return " ".join((text or "").split()).removesuffix(".")
+
+
+def first_line(thing: Any) -> str:
+    return sentence((thing.__doc__ or "").strip().split("\n\n")[0])
+
+
+KEYS = ("key", "type", "default", "meaning")
+
+
+def section(cls: type[BaseModel], name: str) -> str:
+    return table(KEYS, options(cls, first=DEFAULTS.get(name)))
+
+
+def kinds(base: type[BaseModel], found: Mapping[str, type[BaseModel]], name: str) -> str:
+    """The keys all kinds share, then each kind's own."""
+    shared = options(base, first=DEFAULTS[name])
+    choices = ", ".join(f'`"{kind}"`' for kind in found)
+    shared = [(key, choices if key == "`kind`" else form, default, about) for key, form, default, about in shared]
+    parts = [table(KEYS, shared)]
+    for kind, cls in found.items():
+        parts += [f'**`kind = "{kind}"`**: {first_line(cls)}.', table(KEYS, options(cls, but=base))]
+    return "\n\n".join(parts)
+
+
+def exit_codes() -> str:
+    return table(("code", "meaning"), ((str(code), text) for code, text in EXIT_CODES.items()))
+
+
+# Methods ----------------------------------------------------------------------------------------------------------------
+
+
+def overview() -> str:
+    rows = []
+    for name, address in zip(METHODS, anchors(METHODS), strict=True):
+        facts = describe(name)
+        rows.append((f"[`{name}`](#{address})", sentence(facts["about"]), facts["paper"], words(facts["tasks"])))
+    return table(("name", "in a sentence", "from", "labels per image"), rows)
+
+
+def words(tasks: Iterable[str]) -> str:
+    return " or ".join({"single": "one", "multi": "several"}[task] for task in tasks)
+
+
+def anchors(headings: Iterable[str]) -> list[str]:
+    """The addresses of headings within their page; one that occurs again gets a number."""
+    plain_names = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+    before = [plain_names[:i].count(name) for i, name in enumerate(plain_names)]
+    return [f"{name}-{count}" if count else name for name, count in zip(plain_names, before, strict=True)]
+
+
+def methods() -> str:
+    """Every method; a file that holds two says its part once."""
+    told: dict[str, str] = {}
+    parts = []
+    for name, cls in METHODS.items():
+        parts.append(method(name, cls, told.get(cls.__module__)))
+        told.setdefault(cls.__module__, name)
+    return "\n\n".join(parts)
+
+
+def method(name: str, cls: type[Method], told_at: str | None) -> str:
+    """All there is to know of one method; `told_at` has the text of its file already."""
+    facts = describe(name)
+    told = [
+        ("from", facts["paper"]),
+        ("labels per image", words(facts["tasks"])),
+        ("views", code(cls.views)),
+        ("recommends", code(f"train.{key} = {plain(value)}" for key, value in facts["recommends"].items())),
+        ("leaves the site", facts["leaves"]),
+        ("private tensors", code(facts["private"])),
+        ("questions to a site", code(cls.questions())),
+        ("is FedAvg with", _neutral(cls.neutral)),
+    ]
+    parts = [f"### {name}", sentence(facts["about"]) + ".", table(("", ""), (row for row in told if row[1]))]
+    if cls.model_fields:
+        parts.append(table(KEYS, options(cls)))
+    if facts["presets"]:
+        parts.append(table(("preset", "sets"), ((f"`{key}`", settings(value)) for key, value in facts["presets"].items())))
+    if told_at:
+        parts.append(f"Source, equations and choices: under `{told_at}`.")
+    else:
+        parts.append(
+            f"<details><summary>Source, equations and choices</summary>\n\n```text\n{facts['text']}\n```\n\n</details>"
+        )
+    return "\n\n".join(parts)
+
+
+def code(items: Iterable[str]) -> str:
+    return ", ".join(f"`{item}`" for item in items)
+
+
+def settings(values: Mapping[str, Any]) -> str:
+    return code(f"{key} = {plain(value)}" for key, value in values.items()) or "nothing: the defaults"
+
+
+def _neutral(neutral: Mapping[str, Any] | None) -> str:
+    return "" if not neutral else settings(neutral)
+
+
+def objectives() -> str:
+    rows = []
+    for name, cls in OBJECTIVES.items():
+        found = [row for row in options(cls) if row[0] != "`name`"]
+        keys = [f"{key} ({form}; default {default}): {about}" for key, form, default, about in found]
+        rows.append((f"`{name}`", words(cls.tasks), first_line(cls), "<br>".join(keys)))
+    return table(("objective", "labels per image", "what it is", "keys"), rows)
+
+
+def views() -> str:
+    return table(("view", "what it does"), ((f"`{name}`", first_line(cls)) for name, cls in VIEWS.items()))
+
+
+def nets() -> str:
+    rows = ((f"`{name}`", arch.description, str(arch.smallest), plain(arch.dropout)) for name, arch in NETS.items())
+    files = ((f"`{known.file}`", f"`{known.net}`", known.source, known.licence, f"`{sha}`") for sha, known in KNOWN.items())
+    return "\n\n".join([
+        table(("net", "what it is", "smallest image", "dropout"), rows),
+        "Weights files that need no `net.sha256`, because their hash is known:",
+        table(("file", "net", "from", "licence", "sha256"), files),
+    ])  # fmt: skip
+
+
+def kind_names() -> str:
+    rows = [(f'`data.kind = "{name}"`', first_line(cls)) for name, cls in data.KINDS.items()]
+    rows += [(f'`partition.kind = "{name}"`', first_line(cls)) for name, cls in partition.KINDS.items()]
+    return table(("kind", "what it is"), rows)
+
+
+# Results ----------------------------------------------------------------------------------------------------------------
+
+
+def results() -> str:
+    """The tables that `benchmarks/tables.py` knows: the recipe each is on, and a link once it has been made."""
+    rows = []
+    for name, recipe in result_tables().items():
+        about = (ROOT / "recipes" / f"{recipe}.toml").read_text().splitlines()[0].removeprefix("#").strip()
+        page = f"[{name}.md]({name}.md)" if (DOCS / "results" / f"{name}.md").exists() else "not made yet"
+        rows.append((f"`{name}`", about, f"[{recipe}.toml](../../recipes/{recipe}.toml)", page))
+    return table(("table", "data", "recipe", "page"), rows)
+
+
+def result_tables() -> dict[str, str]:
+    """Table → recipe, read from the source of `benchmarks/tables.py` without running it."""
+    source = ast.parse((ROOT / "benchmarks" / "tables.py").read_text())
+    for node in source.body:
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "TABLES" and isinstance(node.value, ast.Dict):
+            pairs = zip(node.value.keys, node.value.values, strict=True)
+            found = [(key, value.elts[0]) for key, value in pairs if key and isinstance(value, ast.Tuple)]
+            return {ast.literal_eval(key): ast.literal_eval(recipe) for key, recipe in found}
+    raise SystemExit("benchmarks/tables.py has no TABLES: name the tables in docs/generate.py anew")
+
+
+# Pages ------------------------------------------------------------------------------------------------------------------
+
+PAGES: dict[str, dict[str, Callable[[], str]]] = {
+    "config.md": {
+        "data": lambda: kinds(data.DataOptions, data.KINDS, "data"),
+        "partition": lambda: kinds(partition.PartitionOptions, partition.KINDS, "partition"),
+        "net": lambda: section(NetOptions, "net"),
+        "train": lambda: section(TrainOptions, "train"),
+        "engine": lambda: section(EngineOptions, "engine"),
+        "evaluate": lambda: section(EvaluateOptions, "evaluate"),
+        "exchange": lambda: section(ExchangeOptions, "exchange"),
+        "exit-codes": exit_codes,
+    },
+    "methods.md": {
+        "overview": overview,
+        "methods": methods,
+        "objectives": objectives,
+        "views": views,
+        "nets": nets,
+        "kinds": kind_names,
+    },
+    "results/README.md": {"results": results},
+}
+
+
+def fill(text: str, parts: Mapping[str, Callable[[], str]]) -> str:
+    """The page with every generated part made anew."""
+    missing = set(parts) - {name for _, name, _ in PART.findall(text)}
+    if missing:
+        raise SystemExit(f"no place for '{min(missing)}': the page needs <!-- generated: {min(missing)} --> and <!-- end -->")
+    return PART.sub(lambda found: f"{found[1]}{parts[found[2]]()}\n{found[3]}", text)
+
+
+def stale(folder: Path = DOCS) -> dict[Path, str]:
+    """The pages that are not as the code would have them, with the text they should have."""
+    pages = {folder / name: (folder / name).read_text() for name in PAGES}
+    wanted = {path: fill(text, PAGES[str(path.relative_to(folder).as_posix())]) for path, text in pages.items()}
+    return {path: text for path, text in wanted.items() if text != pages[path]}
+
+
+def main(folder: Path = DOCS) -> None:
+    """Rewrite or check the pages in a folder."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a page is stale")
+    check = parser.parse_args().check
+    found = stale(folder)
+    for path, text in found.items():
+        if not check:
+            path.write_text(text)
+        print(f"docs/{path.relative_to(folder).as_posix()} {'is stale: run python docs/generate.py' if check else 'rewritten'}")
+    sys.exit(1 if check and found else 0)
+
+
+if __name__ == "__main__":
+    main()
