@@ -32,7 +32,7 @@ SINGLE: dict[str, tuple[str, ...]] = {
     "FedSDC+": ("method.name=fedsdc+",),
 }
 NEGATIVE = 'train.objective={ name = "bce", missing = "negative" }'
-MLP = ("method.name=fedmlp", "method.warmup=8", 'train.views=["flip", "flip"]')
+MLP = ("method.name=fedmlp", "method.warmup=15", 'train.views=["flip", "flip"]')
 MULTI: dict[str, tuple[str, ...]] = {
     "FedAvg (missing = 0)": ("method.name=fedavg", NEGATIVE),
     "FedAvg-PL": ("method.name=fedavg", "train.objective=bce"),

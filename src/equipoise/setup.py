@@ -75,7 +75,7 @@ def device_of(config: Config) -> torch.device:
         device = torch.device(name)
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"engine.device '{name}' is not there: use \"auto\" or \"cpu\"") from error
+        raise ConfigError(f'engine.device \'{name}\' is not there: use "auto" or "cpu"') from error
     return device
 
 
@@ -117,6 +117,9 @@ def make_host(config: Config, stuff: Material, private: Path) -> Host:
         views=views,
         store=Store(private),
         device=device,
-        frozen={name: frozen_net(options, name, config, channels, height, device) for name, options in config.method.frozen().items()},
+        frozen={
+            name: frozen_net(options, name, config, channels, height, device)
+            for name, options in config.method.frozen().items()
+        },
         local_batch_norm=config.net.batch_norm == "local",
     )

@@ -87,7 +87,7 @@ def slow_inter(unit: Tensor, y: Sequence[int], prototypes: Tensor) -> float:
 def parts(net: Net, batch: Batch, loc: Any) -> tuple[float, float, float]:
     """DALA on view 1, intra and inter on both views."""
     p = loc.prior.tolist()
-    units = torch.cat([F.normalize(net.projector(net.body(x))) for x in batch.views])  # type: ignore[misc]
+    units = torch.cat([F.normalize(net.projector(net.body(x))) for x in batch.views])
     y = [*batch.y.tolist(), *batch.y.tolist()]
     return (
         slow_dala(net(batch.views[0]), batch.y, loc),
@@ -293,7 +293,7 @@ def test_every_preset_changes_the_model_and_no_two_are_alike(make_config: Callab
 def test_presets_leave_out_what_their_names_say(net: Net, batch: Batch) -> None:
     loc = place()
     dala, within, across = parts(net, batch, loc)
-    p, units = loc.prior.tolist(), torch.cat([F.normalize(net.projector(net.body(x))) for x in batch.views])  # type: ignore[misc]
+    p, units = loc.prior.tolist(), torch.cat([F.normalize(net.projector(net.body(x))) for x in batch.views])
     constant = slow_intra(units, [*batch.y.tolist()] * 2, lambda a, b: 0.1)
     no_difficulty = slow_dala(net(batch.x), batch.y, loc, q=0)
     assert len(set(p)) == 3

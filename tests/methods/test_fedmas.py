@@ -78,7 +78,7 @@ def test_loss_and_running_divergence_by_loops(variant: Any) -> None:
     during = [0.0, 0.0, 0.0]
     for number, y in enumerate(([0, 1, 0, 2], [1, 0, 0])):
         batch = batch_of(y, seed=number)
-        projected, target = net.projector(net.body(batch.x)), loc.frozen["target"](batch.x)  # type: ignore[misc]
+        projected, target = net.projector(net.body(batch.x)), loc.frozen["target"](batch.x)
         distance = [slow_distance(a, b) for a, b in zip(projected, target, strict=True)]
         expected = float(F.cross_entropy(net(batch.x) + shift, batch.y)) + 3 * sum(distance) / len(y)
         if variant == "released":
@@ -182,9 +182,9 @@ def test_aggregate_is_weighted_by_rescue_factors_that_stay_at_the_sites(
         assert isinstance(leaf, Mean) and isinstance(loss, Mean)
         assert float(leaf.weight) == factor[answer.site]
         assert float(loss.weight) == SIZES[answer.site]
-        delta[answer.site] = flatten(leaf.value)  # type: ignore[arg-type]
+        delta[answer.site] = flatten(leaf.value)
         for tensor in (*delta[answer.site].values(), loss.value):
-            assert not (tensor == factor[answer.site]).any()  # type: ignore[union-attr]
+            assert not (tensor == factor[answer.site]).any()
     total, first = sum(factor.values()), bare(config).first
     assert len(set(factor.values())) == 3
     for name, tensor in result.server["model"].items():
@@ -259,7 +259,7 @@ class OtherTarget(Serial):
 
 def test_sites_with_different_frozen_networks_are_refused(make_config: Callable[..., Any], tmp_path: Path) -> None:
     with pytest.raises(MethodError, match=r"frozen target networks differ: give every site the same method\.target_weights"):
-        run(make_config(MAS), tmp_path / "run", wrap=lambda engine: OtherTarget(engine.host))  # type: ignore[attr-defined]
+        run(make_config(MAS), tmp_path / "run", wrap=lambda engine: OtherTarget(engine.host))
 
 
 def test_one_pixel_of_one_kernel_is_enough_to_be_refused(make_config: Callable[..., Any], tmp_path: Path) -> None:
@@ -275,11 +275,11 @@ def test_one_pixel_of_one_kernel_is_enough_to_be_refused(make_config: Callable[.
 
 
 def test_released_has_a_second_classifier_on_the_projector() -> None:
-    paper, released = (make_net(FedMAS(variant=variant, target="small-cnn")) for variant in ("paper", "released"))  # type: ignore[arg-type]
+    paper, released = (make_net(FedMAS(variant=variant, target="small-cnn")) for variant in ("paper", "released"))
     assert paper.free is None
     assert isinstance(released.free, nn.Linear)
-    assert (released.free.in_features, released.free.out_features) == (released.projector[-1].out_features, 3)  # type: ignore[index]
-    assert [type(layer).__name__ for layer in released.projector] == ["Linear", "BatchNorm1d", "ReLU", "Linear"]  # type: ignore[union-attr]
+    assert (released.free.in_features, released.free.out_features) == (released.projector[-1].out_features, 3)
+    assert [type(layer).__name__ for layer in released.projector] == ["Linear", "BatchNorm1d", "ReLU", "Linear"]
 
 
 def test_released_trains_and_averages_the_second_classifier(make_config: Callable[..., Any], tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_neutral_is_fedavg_bit_for_bit(make_config: Callable[..., Any], tmp_path
 
 def test_without_mas_sites_count_by_samples(make_config: Callable[..., Any], tmp_path: Path) -> None:
     _, tap = watched(make_config(MAS | {"preset": "kd"}, rounds=1), tmp_path / "run")
-    weights = {a.site: decode_upload(a.data)[1]["delta"].weight for a in tap.answers if a.question.name == "train"}  # type: ignore[union-attr]
+    weights = {a.site: decode_upload(a.data)[1]["delta"].weight for a in tap.answers if a.question.name == "train"}
     assert {site: float(weight) for site, weight in weights.items()} == SIZES
     assert not (tmp_path / "run" / "sites" / "west" / "notes.jsonl").exists()
 

@@ -24,7 +24,11 @@ from equipoise.setup import material
 from equipoise.site import Batch
 from equipoise.testing import Answer, Tap, write_federation
 
-SITES = {"north": (0, 0, 1, 1, 2, 2, 0, 1, 2, 1, 0, 2), "south": (0, 1, 1, 2, 2, 0, 0, 2), "west": (0, 1, 2, 0, 1, 2, 2, 1, 0, 2)}
+SITES = {
+    "north": (0, 0, 1, 1, 2, 2, 0, 1, 2, 1, 0, 2),
+    "south": (0, 1, 1, 2, 2, 0, 0, 2),
+    "west": (0, 1, 2, 0, 1, 2, 2, 1, 0, 2),
+}
 TEST = {site: (0, 1, 2) for site in SITES}
 EAGER = {"name": "fedmlp", "warmup": 1, "negative_share": 0.5, "positive_share": 0.6, "low": 0.48, "high": 0.52}
 """tags from the second round on, and many"""
@@ -41,7 +45,7 @@ def place(n: int, own: list[int], *, positives: list[int] | None = None, **more:
     mask = torch.tensor([c in own for c in range(3)])
     counts = torch.tensor(positives or [0, 0, 0], dtype=torch.float64)
     tags = torch.full((n, 3), NONE, dtype=torch.int8)
-    facts: dict[str, Any] = {"mine": {"tags": tags}, "scratch": {}, "down": {}, "notes": {}, "labelled": mask, "counts": counts}
+    facts: dict[str, Any] = {"mine": {"tags": tags}, "scratch": {}, "down": {}, "notes": {}, "annotated": mask, "counts": counts}
     loc = SimpleNamespace(**(facts | {"samples": n, "classes": ("a", "b", "c")} | more))
     loc.note = loc.notes.__setitem__
     return loc
@@ -80,9 +84,9 @@ def test_warm_up_loss_by_equations_3_and_4() -> None:
     loc.scratch["shift"] = method.shift(loc).double()
     known = {(i, c): float(y[i, c]) for i in range(4) for c in (0, 2)}
     expected = [adjusted(view, known, [0.2, 0.5, 0.7]) for view in (first, second)]
-    found = method.loss(same, batch_of(y, first, second), loc)  # type: ignore[arg-type]
+    found = method.loss(same, batch_of(y, first, second), loc)
     assert float(found) == pytest.approx(sum(expected) / 2, rel=1e-6)
-    assert float(method.loss(same, batch_of(y, second), loc)) == pytest.approx(expected[1], rel=1e-6)  # type: ignore[arg-type]
+    assert float(method.loss(same, batch_of(y, second), loc)) == pytest.approx(expected[1], rel=1e-6)
 
 
 @pytest.mark.parametrize("cr", [True, False])
@@ -100,7 +104,7 @@ def test_late_loss_over_labels_tags_and_the_rest(cr: bool) -> None:
         rest = [(i, c) for i in range(4) for c in range(3) if (i, c) not in known]
         assert len(rest) == 4
         expected += sum((sigmoid(float(logits[i, c])) - sigmoid(float(guide[i, c]))) ** 2 for i, c in rest) / 12
-    found = method.late_loss(same, batch_of(y, logits), loc)  # type: ignore[arg-type]
+    found = method.late_loss(same, batch_of(y, logits), loc)
     assert float(found) == pytest.approx(expected, rel=1e-6)
 
 
@@ -108,7 +112,7 @@ def test_consistency_moves_only_unknown_cells_and_not_the_guide() -> None:
     logits, guide = draw(4, 3, seed=3).requires_grad_(), draw(4, 3, seed=4).requires_grad_()
     loc, y = place(4, [0]), torch.zeros(4, 3, dtype=torch.float64)
     loc.scratch = {"shift": torch.zeros(3), "received": lambda x: guide}
-    loss = {cr: FedMLP(cr=cr).late_loss(same, batch_of(y, logits), loc) for cr in (True, False)}  # type: ignore[arg-type]
+    loss = {cr: FedMLP(cr=cr).late_loss(same, batch_of(y, logits), loc) for cr in (True, False)}
     (slope,) = torch.autograd.grad(loss[True] - loss[False], logits, retain_graph=True)
     assert not slope[:, 0].any()
     assert slope[:, 1:].all()
@@ -184,7 +188,7 @@ def test_tags_are_the_clearest_images_of_the_pool_in_the_right_number() -> None:
                 expected[i, c] = 0
             for i in sorted(below, key=lambda i: z[i])[: math.floor(d * 0.1 * len(below))]:
                 expected[i, c] = 1
-        method.tag(seen.net, loc)
+        method._tag(seen.net, loc)
         assert torch.equal(loc.mine["tags"], expected.to(torch.int8))
     assert loc.mine["tags"].dtype == torch.int8
     assert (expected[:, 1] == NONE).all()
@@ -196,10 +200,10 @@ def test_tagged_images_never_change_whatever_the_prototypes_say() -> None:
     seen = Seen(feature)
     loc = place(700, [], scan=seen.scan, down={"prototypes": prototypes, "degree": torch.ones(3)})
     method = FedMLP(negative_share=0.3, positive_share=0.3)
-    method.tag(seen.net, loc)
+    method._tag(seen.net, loc)
     before = loc.mine["tags"].clone()
     loc.down = {"prototypes": prototypes.flip(1), "degree": torch.ones(3)}
-    method.tag(seen.net, loc)
+    method._tag(seen.net, loc)
     decided = before != NONE
     assert torch.equal(loc.mine["tags"][decided], before[decided])
     assert (loc.mine["tags"] != NONE).sum() > decided.sum()
@@ -210,7 +214,7 @@ def test_without_self_adaptive_threshold_the_degree_does_not_count() -> None:
     for st, degree in ((True, 1.0), (False, 0.2), (True, 0.2)):
         seen = Seen(feature)
         loc = place(700, [0], scan=seen.scan, down={"prototypes": prototypes, "degree": torch.full((3,), degree)})
-        FedMLP(st=st, negative_share=0.1, positive_share=0.1).tag(seen.net, loc)
+        FedMLP(st=st, negative_share=0.1, positive_share=0.1)._tag(seen.net, loc)
         found.append(loc.mine["tags"])
     assert torch.equal(found[0], found[1])
     assert (found[2] != NONE).sum() < (found[0] != NONE).sum() / 2
@@ -221,21 +225,20 @@ def test_class_without_both_prototypes_is_left_alone() -> None:
     prototypes[2, 1] = 0
     seen = Seen(feature)
     loc = place(700, [0], scan=seen.scan, down={"prototypes": prototypes, "degree": torch.ones(3)})
-    FedMLP().tag(seen.net, loc)
+    FedMLP()._tag(seen.net, loc)
     assert (loc.mine["tags"][:, 2] == NONE).all()
     assert (loc.mine["tags"][:, 1] != NONE).any()
 
 
-@pytest.mark.parametrize(
-    ("n", "rule", "small"), [(99, None, True), (100, None, False), (99, False, False), (100, True, True)]
-)
+@pytest.mark.parametrize(("n", "rule", "small"), [(99, None, True), (400, None, False), (99, False, False), (100, True, True)])
 def test_small_sites_tag_at_least_one(n: int, rule: bool | None, small: bool) -> None:
     feature, prototypes = rivals()
     seen = Seen(feature[:n])
     loc = place(n, [0, 1], scan=seen.scan, down={"prototypes": prototypes, "degree": torch.full((3,), 0.9)})
-    FedMLP(at_least_one=rule).tag(seen.net, loc)
+    FedMLP(at_least_one=rule)._tag(seen.net, loc)
     assert loc.notes == {"at_least_one": float(small)}
-    assert [int((loc.mine["tags"] == value).sum()) for value in (0, 1)] == ([1, 1] if small else [0, 0])
+    tagged = [int((loc.mine["tags"] == value).sum()) for value in (0, 1)]
+    assert tagged == ([1, 1] if small else [0, 0] if n < 100 else [0, 2])
 
 
 # What sites say of classes ----------------------------------------------------------------------------------------------
@@ -248,7 +251,7 @@ def described(n: int, own: list[int], seed: int) -> tuple[Upload, Tensor, Tensor
     y = (draw(n, 3, seed=seed + 2) > 0.3).float() * torch.tensor([c in own for c in range(3)])
     loc = place(n, own, scan=seen.scan, train=SimpleNamespace(labels=y))
     score = seen.net.head["fed"](feature).detach().sigmoid()
-    return FedMLP().describe(seen.net, loc), feature, y, score
+    return FedMLP()._describe(seen.net, loc), feature, y, score
 
 
 def test_prototypes_are_means_over_labelling_sites_and_degrees_over_the_others() -> None:
@@ -273,8 +276,8 @@ def test_prototypes_are_means_over_labelling_sites_and_degrees_over_the_others()
 def test_kind_nobody_has_shown_has_no_weight() -> None:
     seen, y = Seen(draw(6, 5).float()), torch.zeros(6, 3)
     y[:, 1] = 1
-    upload = FedMLP().describe(seen.net, place(6, [0, 1], scan=seen.scan, train=SimpleNamespace(labels=y)))
-    weight = upload["prototypes"].weight  # type: ignore[union-attr]
+    upload = FedMLP()._describe(seen.net, place(6, [0, 1], scan=seen.scan, train=SimpleNamespace(labels=y)))
+    weight = upload["prototypes"].weight
     assert torch.as_tensor(weight).tolist() == [[1, 0], [0, 1], [0, 0]]
 
 
@@ -286,12 +289,16 @@ def ask_with(upload: Upload, round: int) -> Any:
         reduction.add("a", upload)
         return reduction.result(("a",))
 
-    ask.round = round  # type: ignore[attr-defined]
+    ask.round = round
     return ask
 
 
 def test_what_no_answer_speaks_of_stays_as_it_was() -> None:
-    server = {"model": {"w": torch.zeros(2)}, "prototypes": torch.full((3, 2, 5), 7.0), "degree": torch.tensor([1.0, 0.5, 0.25])}
+    server = {
+        "model": {"w": torch.zeros(2)},
+        "prototypes": torch.full((3, 2, 5), 7.0),
+        "degree": torch.tensor([1.0, 0.5, 0.25]),
+    }
     mask = torch.tensor([[1.0, 1.0], [1.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
     upload: Upload = {
         "delta": Mean({"w": torch.ones(2)}, 3),
@@ -335,8 +342,6 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
     return config
 
 
-
-
 def tapped(config: Config, folder: Path) -> tuple[Result, list[Answer]]:
     taps = list[Tap]()
 
@@ -370,7 +375,7 @@ def test_tags_stay_at_the_site_and_only_grow(make: Make, tmp_path: Path) -> None
         assert {leaf.kind for leaf in upload.values()} == {"mean"}
         kept = answer.kept["mine/tags"]
         for leaf in (upload["loss"], upload["prototypes"], upload["degree"]):
-            assert leaf.value.shape != kept.shape and leaf.value.is_floating_point()  # type: ignore[union-attr]
+            assert leaf.value.shape != kept.shape and leaf.value.is_floating_point()
 
 
 def test_descriptions_leave_from_the_last_warm_up_round_on(make: Make, tmp_path: Path) -> None:
@@ -412,7 +417,9 @@ def test_every_switch_counts(make: Make, tmp_path: Path) -> None:
 
 
 def test_presets_add_one_component_after_the_other() -> None:
-    on = {name: {c for c in ("mld", "wpc", "cr", "st") if getattr(FedMLP(**change), c)} for name, change in FedMLP.presets.items()}
+    on = {
+        name: {c for c in ("mld", "wpc", "cr", "st") if getattr(FedMLP(**change), c)} for name, change in FedMLP.presets.items()
+    }
     assert on == {name: set(name.split("+")) for name in FedMLP.presets}
 
 
@@ -434,7 +441,7 @@ def test_one_site_without_extra_terms_is_local_training(make: Make, tmp_path: Pa
 
 
 def test_site_notes_whether_it_tags_at_least_one(make: Make, tmp_path: Path) -> None:
-    run(make(EAGER | {"positive_share": 0.01}), tmp_path / "run")
+    run(make(EAGER | {"negative_share": 0.005}), tmp_path / "run")
     for site in SITES:
         lines = [json.loads(line) for line in (tmp_path / "run" / "sites" / site / "notes.jsonl").read_text().splitlines()]
         assert lines == [{"round": r, "question": "train", "at_least_one": 1.0} for r in (1, 2)]

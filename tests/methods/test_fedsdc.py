@@ -64,7 +64,7 @@ def steps(server: Tree, seed: int) -> Tree:
 
 
 def bank(method: FedSDC, width: int, sites: int) -> Tree:
-    return method.bank({"shape": torch.tensor([width, 3])}, Room(0, [str(i) for i in range(sites)], {}))  # type: ignore[arg-type]
+    return method.bank({"shape": torch.tensor([width, 3])}, Room(0, [str(i) for i in range(sites)], {}))
 
 
 @pytest.mark.parametrize("count", [1, 3, 10])
@@ -102,14 +102,17 @@ def test_narrow_head_is_a_narrow_network() -> None:
         narrow[0].bias.copy_(wide.down.bias[:units])
         narrow[2].weight.copy_(wide.up.weight[:, :units])
         narrow[2].bias.copy_(wide.up.bias)
-    z, y = torch.randn(7, width, generator=torch.Generator().manual_seed(0), dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1, 2, 0])
+    z, y = (
+        torch.randn(7, width, generator=torch.Generator().manual_seed(0), dtype=torch.float64),
+        torch.tensor([0, 1, 2, 0, 1, 2, 0]),
+    )
     torch.testing.assert_close(wide(z), narrow(z))
     for head in (wide, narrow):
         F.cross_entropy(head(z), y).backward()
-    torch.testing.assert_close(wide.down.weight.grad[:units], narrow[0].weight.grad)  # type: ignore[index]
-    torch.testing.assert_close(wide.up.weight.grad[:, :units], narrow[2].weight.grad)  # type: ignore[index]
-    assert not wide.down.weight.grad[units:].any()  # type: ignore[index]
-    assert not wide.up.weight.grad[:, units:].any()  # type: ignore[index]
+    torch.testing.assert_close(wide.down.weight.grad[:units], narrow[0].weight.grad)
+    torch.testing.assert_close(wide.up.weight.grad[:, :units], narrow[2].weight.grad)
+    assert not wide.down.weight.grad[units:].any()
+    assert not wide.up.weight.grad[:, units:].any()
 
 
 # The round --------------------------------------------------------------------------------------------------------------
@@ -122,10 +125,13 @@ def test_every_head_is_dealt_and_trained_exactly_once_a_round() -> None:
     for round in range(4):
         room = Room(round, sites, steps(server, round))
         before = server.get("heads")
-        server = method.round(server, room)  # type: ignore[arg-type]
+        server = method.round(server, room)
         first = first or {slot: head | {"up.bias": head["up.bias"] - 1} for slot, head in server["heads"].items()}
         before = before or first
-        holder = {slot: [s for s in sites if same_bits(room.dealt[s]["down.weight"], head["down.weight"])] for slot, head in before.items()}
+        holder = {
+            slot: [s for s in sites if same_bits(room.dealt[s]["down.weight"], head["down.weight"])]
+            for slot, head in before.items()
+        }
         assert sorted(s for found in holder.values() for s in found) == sites
         orders.append([holder[slot][0] for slot in sorted(holder)])
         for slot, head in server["heads"].items():
@@ -139,14 +145,14 @@ def test_without_shuffling_each_site_keeps_its_head() -> None:
     server, _ = start(method)
     for round in range(3):
         room = Room(round, sites, steps(server, round))
-        server = method.round(server, room)  # type: ignore[arg-type]
+        server = method.round(server, room)
         for slot, site in enumerate(sites):
             assert same_bits(room.dealt[site]["units"], server["heads"][f"{slot:03d}"]["units"])
             assert same_bits(room.dealt[site]["up.bias"] + 1, server["heads"][f"{slot:03d}"]["up.bias"])
     with pytest.raises(MethodError, match=r"keeps its head: set train\.participation = 1"):
-        method.round(server, Room(3, ["a", "c"], steps(server, 3)))  # type: ignore[arg-type]
+        method.round(server, Room(3, ["a", "c"], steps(server, 3)))
     with pytest.raises(MethodError, match="keeps its head"):
-        method.round(server, Room(3, ["a", "c", "d"], steps(server, 3)))  # type: ignore[arg-type]
+        method.round(server, Room(3, ["a", "c", "d"], steps(server, 3)))
 
 
 def test_server_momentum_by_hand_over_three_rounds() -> None:
@@ -164,7 +170,7 @@ def test_server_momentum_by_hand_over_three_rounds() -> None:
             # φ − φ_k is −delta; statistics are simply averaged.
             velocity[name] = (0.5 if name in learnt else 0.0) * velocity[name] - delta[name]
             expected[name] = expected[name] - velocity[name]
-        server = method.round(server, Room(round, ["a", "b"], delta))  # type: ignore[arg-type]
+        server = method.round(server, Room(round, ["a", "b"], delta))
         for name in expected:
             torch.testing.assert_close(server["model"][name], expected[name], rtol=1e-6, atol=1e-6)
     assert not torch.allclose(velocity["body.conv1.weight"], -delta["body.conv1.weight"])
@@ -176,7 +182,7 @@ def test_without_momentum_the_body_moves_as_in_fedavg() -> None:
     for round in range(2):
         delta = steps(server, round)
         expected = plus(server["model"], delta)
-        server = method.round(server, Room(round, ["a", "b"], delta))  # type: ignore[arg-type]
+        server = method.round(server, Room(round, ["a", "b"], delta))
         assert all(same_bits(server["model"][name], expected[name]) for name in expected)
 
 
@@ -194,7 +200,12 @@ class Flat(nn.Module):
 def planted(good: int, count: int = 4) -> Tree:
     """Random heads, one of which tells the classes by the largest of three features."""
     heads = bank(FedSDC(diversity=False), 3, count)
-    heads[f"{good:03d}"] |= {"down.weight": torch.eye(3), "up.weight": torch.eye(3), "down.bias": torch.zeros(3), "up.bias": torch.zeros(3)}
+    heads[f"{good:03d}"] |= {
+        "down.weight": torch.eye(3),
+        "up.weight": torch.eye(3),
+        "down.bias": torch.zeros(3),
+        "up.bias": torch.zeros(3),
+    }
     return heads
 
 
@@ -210,13 +221,13 @@ def test_planted_head_is_ranked_first_on_the_images_asked_for(good: int, rank_on
         return [Batch((x[:5],), y[:5], torch.arange(5), None), Batch((x[5:],), y[5:], torch.arange(3), None)]
 
     heads, method = planted(good), FedSDCPlus(rank_on=rank_on)
-    confusion = method.rank(Flat(3), SimpleNamespace(scan=scan, classes="abc", down={"heads": heads}))["confusion"].value  # type: ignore[arg-type]
+    confusion = method.rank(Flat(3), SimpleNamespace(scan=scan, classes="abc", down={"heads": heads}))["confusion"].value
     assert scanned == [rank_on]
     assert isinstance(confusion, Tensor) and confusion.shape == (4, 3, 3)
     assert torch.equal(confusion[good], torch.diag(torch.tensor([2, 4, 2])))
     assert torch.equal(confusion.sum((1, 2)), torch.full((4,), 8))
     room = Room(0, ["a"], {}, confusion)
-    chosen = method.best({"model": {}, "heads": heads}, room)  # type: ignore[arg-type]
+    chosen = method.best({"model": {}, "heads": heads}, room)
     assert chosen[0] == good and len(chosen) == 2
     assert room.asked == ["rank"]
 
@@ -229,7 +240,7 @@ def test_heads_are_ranked_by_balanced_accuracy_best_first() -> None:
     heads: Tree = {f"{slot:03d}": {} for slot in range(4)}
 
     def best(gamma: float) -> list[int]:
-        return FedSDC(gamma=gamma).best({"model": {}, "heads": heads}, Room(0, ["a"], {}, confusion)).tolist()  # type: ignore[arg-type]
+        return FedSDC(gamma=gamma).best({"model": {}, "heads": heads}, Room(0, ["a"], {}, confusion)).tolist()
 
     assert best(0.25) == [1]  # 0.75 against 0.70, 0 and 0.50
     assert best(0.3) == [1, 0]
@@ -239,18 +250,22 @@ def test_heads_are_ranked_by_balanced_accuracy_best_first() -> None:
 def test_all_heads_vote_without_being_ranked() -> None:
     room = Room(0, ["a"], {})
     heads: Tree = {f"{slot:03d}": {} for slot in range(3)}
-    assert FedSDC().best({"model": {}, "heads": heads}, room).tolist() == [0, 1, 2]  # type: ignore[arg-type]
+    assert FedSDC().best({"model": {}, "heads": heads}, room).tolist() == [0, 1, 2]
     assert room.asked == []
 
 
 def test_ranking_without_images_is_refused() -> None:
     heads: Tree = {f"{slot:03d}": {} for slot in range(3)}
     with pytest.raises(MethodError, match=r"no validation images to rank heads on: set data\.split\.validation"):
-        FedSDCPlus().best({"model": {}, "heads": heads}, Room(0, ["a"], {}, torch.zeros(3, 3, 3)))  # type: ignore[arg-type]
+        FedSDCPlus().best({"model": {}, "heads": heads}, Room(0, ["a"], {}, torch.zeros(3, 3, 3)))
 
 
 def test_serving_has_the_chosen_heads_or_the_best_alone() -> None:
-    server = {"model": {}, "chosen": torch.tensor([3, 1]), "heads": {f"{slot:03d}": {"x": torch.tensor(slot)} for slot in range(4)}}
+    server = {
+        "model": {},
+        "chosen": torch.tensor([3, 1]),
+        "heads": {f"{slot:03d}": {"x": torch.tensor(slot)} for slot in range(4)},
+    }
     assert set(FedSDCPlus().serving(server)["heads"]) == {"001", "003"}
     assert set(FedSDCPlus(ensemble=False).serving(server)["heads"]) == {"003"}
 
@@ -287,10 +302,17 @@ def test_prediction_is_by_the_heads_on_the_servers_body() -> None:
     each = torch.stack([
         (x @ h["down.weight"].T + h["down.bias"]) @ h["up.weight"].T + h["up.bias"] for _, h in sorted(heads.items())
     ])  # fmt: skip
-    found = FedSDC().predict(net, x, None, {"heads": heads})  # type: ignore[arg-type]
+    found = FedSDC().predict(net, x, None, {"heads": heads})
     assert list(found) == ["vote", "mean"]
     torch.testing.assert_close(found["vote"], vote(each))
     torch.testing.assert_close(found["mean"].exp(), each.softmax(2).mean(0))
+
+
+def test_mean_of_certain_heads_is_finite() -> None:
+    net, heads = Flat(3).eval(), planted(0, count=2)
+    heads["001"] = heads["000"]
+    found = FedSDC().predict(net, torch.tensor([[900.0, 0.0, 0.0]]), None, {"heads": heads})
+    assert found["mean"].tolist() == [[0.0, -900.0, -900.0]]
 
 
 # Runs -------------------------------------------------------------------------------------------------------------------
@@ -324,7 +346,7 @@ def test_site_that_drops_out_leaves_its_head_as_it_was(make_config: Callable[...
     assert {site: len(slots) for site, slots in kept.items()} == {"north": 0, "south": 1, "west": 0}
     back = {site: decode_upload(answers[site].data)[1]["head"].value for site in SIZES}
     for site in ("north", "west"):
-        assert sum(same_head(head, dict(back[site])) for head in heads.values()) == 1  # type: ignore[arg-type]
+        assert sum(same_head(head, dict(back[site])) for head in heads.values()) == 1
 
 
 def test_body_is_the_mean_of_the_bodies_without_momentum(
@@ -332,7 +354,7 @@ def test_body_is_the_mean_of_the_bodies_without_momentum(
 ) -> None:
     config = make_config({"name": "fedsdc", "beta": 0.0}, rounds=1)
     result, tap = tapped(config, tmp_path / "run")
-    delta = {a.site: flatten(decode_upload(a.data)[1]["delta"].value) for a in tap.answers if a.question.name == "train"}  # type: ignore[arg-type]
+    delta = {a.site: flatten(decode_upload(a.data)[1]["delta"].value) for a in tap.answers if a.question.name == "train"}
     first, total = bare(config).first, sum(SIZES.values())
     for name, tensor in result.server["model"].items():
         mean = sum(n / total * delta[site][name].double() for site, n in SIZES.items())
@@ -362,9 +384,7 @@ def test_two_of_three_sites_a_round_share_two_heads(make_config: Callable[..., A
 
 
 @pytest.mark.parametrize(("preset", "widths", "deals"), [("m1", 1, 1), ("m2", 3, 1), ("m3", 1, 2), (None, 3, 2)])
-def test_ablation_arms(
-    make_config: Callable[..., Any], tmp_path: Path, preset: str | None, widths: int, deals: int
-) -> None:
+def test_ablation_arms(make_config: Callable[..., Any], tmp_path: Path, preset: str | None, widths: int, deals: int) -> None:
     # A head is known by its bias, which no learning changes.
     method = {"name": "fedsdc"} | ({"preset": preset} if preset else {})
     result, tap = tapped(make_config(method, rounds=4, lr=0.0, optimizer="sgd"), tmp_path / "run")
@@ -377,9 +397,7 @@ def test_ablation_arms(
     assert len({frozenset(order) for order in orders}) == 1
 
 
-def test_one_site_without_momentum_is_local_training(
-    make_config: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_one_site_without_momentum_is_local_training(make_config: Callable[..., Any], tmp_path: Path) -> None:
     method = FedSDC(beta=0.0, dropout=0.0, diversity=False)
     config = make_config({"name": "fedsdc", "beta": 0.0, "dropout": 0.0, "diversity": False}, ["west"], optimizer="sgd")
     server = run(config, tmp_path / "run").server
@@ -388,7 +406,7 @@ def test_one_site_without_momentum_is_local_training(
     net, rows = host.net, host.sites["west"].splits["train"]
     load(net, host.initial)
     ask = SimpleNamespace(sites=("west",), generator=lambda *purpose: generator(3, 0, "server", *purpose))
-    (head,) = method.bank({"shape": torch.tensor([64, 3])}, ask).values()  # type: ignore[arg-type]
+    (head,) = method.bank({"shape": torch.tensor([64, 3])}, ask).values()
     load(net, {f"head.fed.{name}": tensor for name, tensor in head.items()})
     (everything,) = rows.batches(torch.arange(14), 14, [host.views["eval"]], [torch.Generator()])
     for round in range(2):

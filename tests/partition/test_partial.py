@@ -141,8 +141,16 @@ def test_missing_labels_move_no_row() -> None:
 @pytest.mark.parametrize(
     ("data", "kind", "words"),
     [
-        (findings(60, 3), Iid(sites=4, missing=3), "partition.missing is 3, but there are 3 classes; leave at least one labelled"),
-        (findings(60, 5), Iid(sites=2, missing=3), "2 sites that label 2 of 5 classes each cannot cover all classes; use more sites"),
+        (
+            findings(60, 3),
+            Iid(sites=4, missing=3),
+            "partition.missing is 3, but there are 3 classes; leave at least one labelled",
+        ),
+        (
+            findings(60, 5),
+            Iid(sites=2, missing=3),
+            "2 sites that label 2 of 5 classes each cannot cover all classes; use more sites",
+        ),
         (findings(60, 5), Iid(sites=4, missing=4), "4 sites that label 1 of 5 classes each cannot cover"),
         (samples(np.arange(60) % 3), Iid(sites=4, missing=1), "partition.missing is for multi-label data"),
     ],

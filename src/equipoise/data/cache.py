@@ -187,6 +187,5 @@ def _refusal(folder: Path, error: OSError, kept: str = "") -> StorageError:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     fix = "free some space" if full else "make it writable"
     return StorageError(
-        f"the image cache {folder} cannot be written ({error.strerror}): "
-        f"{fix} or name another folder, then run again{kept}"
+        f"the image cache {folder} cannot be written ({error.strerror}): {fix} or name another folder, then run again{kept}"
     )

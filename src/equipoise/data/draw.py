@@ -66,9 +66,7 @@ class _Plane:
             total = total + np.cos(cycles * np.cos(turn) * self.x + cycles * np.sin(turn) * self.y + phase)
         return total * np.float32(np.sqrt(2 / number))
 
-    def spots(
-        self, cx: np.ndarray, cy: np.ndarray, reach: np.ndarray, width: tuple[float, float], number: int
-    ) -> np.ndarray:
+    def spots(self, cx: np.ndarray, cy: np.ndarray, reach: np.ndarray, width: tuple[float, float], number: int) -> np.ndarray:
         """Round spots scattered within `reach` of a centre, as a plane in [0, 1]."""
         total: np.ndarray = np.zeros(1, np.float32)
         for _ in range(number):

@@ -1,6 +1,14 @@
 """Pure loss functions, and the base loss of a run composed from them."""
 
-from equipoise.losses.multilabel import adjusted_bce, fedlc_bce, masked_bce, masked_focal, masked_mean, positive_weight
+from equipoise.losses.multilabel import (
+    adjusted_bce,
+    class_means,
+    fedlc_bce,
+    masked_bce,
+    masked_focal,
+    masked_mean,
+    positive_weight,
+)
 from equipoise.losses.objectives import OBJECTIVES, Objective, ObjectiveOptions, make_objective, parse_objective
 from equipoise.losses.shaping import Shaper, positive_prior, prior_of
 from equipoise.losses.single import (
@@ -24,6 +32,7 @@ __all__ = [
     "adjusted_bce",
     "balanced_softmax",
     "class_balanced",
+    "class_means",
     "cross_entropy",
     "effective_weight",
     "fedlc",

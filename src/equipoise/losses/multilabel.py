@@ -68,3 +68,10 @@ def fedlc_bce(
 ) -> Tensor:
     """Binary cross-entropy with FedLC's margin between the two sides of each label."""
     return masked_bce(binary_margin_shift(positives, negatives, tau)(logits), y, mask, over=over)
+
+
+def class_means(features: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean feature of the negatives and of the positives of every label, [C, 2, d], and how many there were, [C, 2]."""
+    member = torch.stack([1 - y, y], 1)
+    count = member.sum(0).T
+    return torch.einsum("nkc,nd->ckd", member, features) / count.clamp_min(1)[..., None], count

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field
@@ -25,6 +24,7 @@ from torch import Tensor
 
 from equipoise.errors import MethodError
 from equipoise.leaves import Sum, Upload
+from equipoise.losses.contrast import intra, spread_apart
 from equipoise.methods.base import Ask, Method
 from equipoise.nets import Net, ProjectorSpec
 from equipoise.site import Batch, Loc
@@ -111,7 +111,9 @@ class FedIIC(Method):
         if contrast:
             assert net.projector is not None
             if len(batch.views) < 2:
-                raise MethodError('FedIIC contrasts two views of every image: set train.views = ["rand", "sim"], or leave it out')
+                raise MethodError(
+                    'FedIIC contrasts two views of every image: set train.views = ["rand", "sim"], or leave it out'
+                )
             unit, y = F.normalize(net.projector(z)), batch.y.repeat(2)
             if self.k_intra > 0:
                 total = total + self.k_intra * intra(unit, y, self.pair_temperature(loc.prior.to(unit), y))
@@ -127,39 +129,3 @@ class FedIIC(Method):
         """T_ij for every pair of labels."""
         share = (prior[y][:, None] * prior[y][None, :]) ** self.t
         return (share * self.tau if self.temperature == "paper" else share).clamp_min(FLOOR)
-
-
-def intra(unit: Tensor, y: Tensor, temperature: Tensor) -> Tensor:
-    """Supervised contrast over unit vectors: mean over anchors of −mean over positives of log-softmax over all others."""
-    similar = (unit @ unit.T) / temperature
-    others = ~torch.eye(len(y), dtype=torch.bool, device=y.device)
-    log_share = similar - similar.masked_fill(~others, -torch.inf).logsumexp(1, keepdim=True)
-    positive = (y[:, None] == y[None, :]) & others
-    return -((log_share * positive).sum(1) / positive.sum(1)).mean()
-
-
-def spread_apart(v: Tensor, steps: int, stop_at_zero: bool, rate: float = 0.1) -> Tensor:
-    """Gradient descent on Σ_i max_{j≠i} cos(v_i, v_j) (Eq. 5), on raw vectors.
-
-    Every step is a linear combination of the rows, so it runs on C × C coefficients and the rows' Gram matrix: the same path,
-    hundreds of times cheaper. With `stop_at_zero` a row whose other cosines are all negative no longer pushes.
-    """
-    x = v.double().numpy()
-    gram, a, rows = x @ x.T, np.eye(len(x)), np.arange(len(x))
-    for _ in range(steps if len(x) > 1 else 0):
-        inner = a @ gram @ a.T
-        norm = np.sqrt(inner.diagonal())
-        cosine = inner / np.outer(norm, norm)
-        np.fill_diagonal(cosine, 0.0 if stop_at_zero else -np.inf)
-        j = cosine.argmax(1)
-        c, i = cosine[rows, j], rows[j != rows]
-        j, c = j[i], c[i]
-        if not len(i):
-            break
-        slope = np.zeros_like(a)
-        np.add.at(slope, (i, j), 1 / (norm[i] * norm[j]))
-        np.add.at(slope, (j, i), 1 / (norm[i] * norm[j]))
-        np.add.at(slope, (i, i), -c / norm[i] ** 2)
-        np.add.at(slope, (j, j), -c / norm[j] ** 2)
-        a = a - rate * (slope @ a)
-    return torch.from_numpy(a @ x).to(v.dtype)

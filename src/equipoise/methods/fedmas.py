@@ -95,7 +95,7 @@ class FedMAS(Method):
         return {"byte": Sum(byte), "square": Sum(byte**2), "count": Sum(torch.tensor(1))}
 
     def train(self, net: Net, loc: Loc) -> Upload:
-        before = self.divergence(net, loc) if self.mas else None
+        before = self._divergence(net, loc) if self.mas else None
         loc.scratch["during"] = torch.zeros(len(loc.classes), dtype=torch.float64)
         up = super().train(net, loc)
         if before is not None:
@@ -105,7 +105,7 @@ class FedMAS(Method):
         return up
 
     @torch.no_grad()
-    def divergence(self, net: Net, loc: Loc) -> Tensor:
+    def _divergence(self, net: Net, loc: Loc) -> Tensor:
         """w_k: mean L_f per class of the received model (0 for classes the site lacks)."""
         target = loc.cached("target", lambda: torch.cat([loc.frozen["target"](batch.x) for batch in loc.scan()]))
         total = torch.zeros(len(loc.classes), dtype=torch.float64)

@@ -10,7 +10,7 @@ are neither labelled nor tagged are held to the received model's prediction (con
 Choices: all four components are on (the published code has three switched off); d_c is averaged over the sites that miss c,
 prototypes over those that label it, unweighted; the loss is one mean over all B·C cells; a tagged class's prior is
 pos/(pos+neg) among its tags; features come from plain images. A pool too small for one whole image still gives one when
-`at_least_one` is on (by default: at sites with fewer than 1/T_1 images), and the site notes it. Without WPC the loss is plain BCE on
+`at_least_one` is on (by default: at sites with fewer than 2/T_0 images), and the site notes it. Without WPC the loss is plain BCE on
 the known cells.
 Leaves the site: delta, loss (means); from the last warm-up round prototypes and degree (means masked by class).
 Stays: tags.
@@ -28,7 +28,8 @@ from pydantic import Field
 from torch import Tensor
 
 from equipoise.leaves import Mean, Upload
-from equipoise.losses import masked_mean
+from equipoise.losses import class_means, masked_mean, positive_prior
+from equipoise.losses.shaping import odds_shift
 from equipoise.methods.base import Ask, Method
 from equipoise.nets import Net
 from equipoise.site import Batch, Loc
@@ -101,18 +102,20 @@ class FedMLP(Method):
     def train(self, net: Net, loc: Loc) -> Upload:
         late = loc.round >= self.warmup
         if late and self.mld:
-            self.tag(net, loc)
+            self._tag(net, loc)
         loc.scratch["shift"] = self.shift(loc)
         if late and self.cr:
             loc.scratch["received"] = copy.deepcopy(net).eval().requires_grad_(False)
         loss = loc.fit(net, self.late_loss if late else self.loss, views=(loc.options.views or self.views)[: 1 if late else 2])
         mean_loss = torch.tensor(loss, dtype=torch.float64)
         up: Upload = {"delta": Mean(loc.delta(net), loc.samples), "loss": Mean(mean_loss, loc.samples)}
-        return up | self.describe(net, loc) if loc.round >= self.warmup - 1 else up
+        return up | self._describe(net, loc) if loc.round >= self.warmup - 1 else up
 
     def loss(self, net: Net, batch: Batch, loc: Loc) -> Tensor:
         """Warm-up: WPC, the mean over both views."""
-        return torch.stack([self.known_loss(net(x), batch.y, labelled(loc).expand_as(batch.y), loc) for x in batch.views]).mean()
+        return torch.stack(
+            [self.known_loss(net(x), batch.y, loc.annotated.expand_as(batch.y), loc) for x in batch.views]
+        ).mean()
 
     def known_loss(self, logits: Tensor, y: Tensor, known: Tensor, loc: Loc) -> Tensor:
         """BCE of shifted logits over the known cells, divided by all B·C."""
@@ -123,7 +126,7 @@ class FedMLP(Method):
     def late_loss(self, net: Net, batch: Batch, loc: Loc) -> Tensor:
         """After warm-up: labels and tags where there are any, the received model's prediction elsewhere."""
         logits, tags = net(batch.x), loc.mine["tags"][batch.index].to(batch.y.device)
-        known = labelled(loc).to(tags.device) | (tags != NONE)
+        known = loc.annotated.to(tags.device) | (tags != NONE)
         total = self.known_loss(logits, torch.where(tags == 1, 1.0, batch.y), known, loc)
         if self.cr:
             with torch.no_grad():
@@ -135,21 +138,21 @@ class FedMLP(Method):
         """log(π_1 / π_0) per class, from labels or, for a missing class, from tags; kept half a sample away from 0 and 1."""
         if not self.wpc:
             return torch.zeros(len(loc.classes))
-        tags, own = loc.mine["tags"], labelled(loc)
+        tags, own = loc.mine["tags"], loc.annotated
         positive = torch.where(own, loc.counts, (tags == 1).sum(0))
         total = torch.where(own, torch.tensor(loc.samples), (tags != NONE).sum(0))
-        half = 0.5 / total.clamp_min(1)
-        prior = (positive / total.clamp_min(1)).clamp(half, 1 - half)
-        return torch.where(total > 0, torch.log(prior / (1 - prior)), 0.0).float()
+        shift = odds_shift(positive_prior(positive, total)).shift
+        assert shift is not None
+        return shift.float()
 
     @torch.no_grad()
-    def tag(self, net: Net, loc: Loc) -> None:
+    def _tag(self, net: Net, loc: Loc) -> None:
         """MLD: decide about the images whose features lie most clearly with one of a missing class's two prototypes."""
         feature = F.normalize(torch.cat([net.body(batch.x) for batch in loc.scan()]).cpu())
         prototypes, tags = loc.down["prototypes"], loc.mine["tags"].clone()
-        small = loc.samples < 1 / max(self.positive_share, 1e-9) if self.at_least_one is None else self.at_least_one
+        small = loc.samples * self.negative_share < 2 if self.at_least_one is None else self.at_least_one
         loc.note("at_least_one", float(small))
-        for c in (~labelled(loc)).nonzero().flatten().tolist():
+        for c in (~loc.annotated).nonzero().flatten().tolist():
             if (prototypes[c].norm(dim=1) == 0).any():
                 continue  # nobody has shown both kinds of this class yet
             unit = F.normalize(prototypes[c])
@@ -163,27 +166,20 @@ class FedMLP(Method):
         loc.mine["tags"] = tags
 
     @torch.no_grad()
-    def describe(self, net: Net, loc: Loc) -> Upload:
+    def _describe(self, net: Net, loc: Loc) -> Upload:
         """Prototypes of labelled classes (masked mean) and learning degree of missing ones, under the trained local net."""
         features, scores = [], []
         for batch in loc.scan():
             z = net.body(batch.x)
             features.append(z.cpu())
             scores.append(net.head["fed"](z).sigmoid().cpu())
-        feature, score, y, own = torch.cat(features), torch.cat(scores), loc.train.labels, labelled(loc)
-        member = torch.stack([1 - y, y], 1) * own.to(y.dtype)  # [n, 2, C]
-        count = member.sum(0).T  # [C, 2]
-        prototypes = torch.einsum("nkc,nd->ckd", member, feature) / count.clamp_min(1)[..., None]
+        feature, score, y, own = torch.cat(features), torch.cat(scores), loc.train.labels, loc.annotated
+        prototypes, count = class_means(feature, y * own.to(y.dtype))
         decided = ((score < self.low) | (score > self.high)).float().mean(0)
         return {
-            "prototypes": Mean(prototypes, (count > 0).double()),
+            "prototypes": Mean(prototypes, ((count > 0) & own[:, None]).double()),
             "degree": Mean(decided, loc.samples * (~own).double()),
         }
-
-
-def labelled(loc: Loc) -> Tensor:
-    """bool [C]: the classes this site labels."""
-    return torch.ones(len(loc.classes), dtype=torch.bool) if loc.labelled is None else loc.labelled
 
 
 def selected(pool: int, share: float, at_least_one: bool) -> int:

@@ -21,29 +21,14 @@ from typing import Any, ClassVar, Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import one_hot
 
 from equipoise.errors import MethodError
 from equipoise.leaves import Each, Sum, Upload
 from equipoise.methods.base import Ask, Method
 from equipoise.nets import Net, load, state
+from equipoise.nets.bank import HEAD, Bottleneck, bank_logits, draw_bank, vote
 from equipoise.site import Loc
 from equipoise.tree import Tree, plus, zeros_like
-
-HEAD = "head.fed."
-
-
-class Bottleneck(nn.Module):
-    """Two linear layers and dropout between them; `units` switches off the hidden units beyond the head's width."""
-
-    def __init__(self, width: int, classes: int, dropout: float) -> None:
-        super().__init__()
-        self.down, self.up = nn.Linear(width, width), nn.Linear(width, classes)
-        self.dropout = nn.Dropout(dropout)
-        self.register_buffer("units", torch.ones(width))
-
-    def forward(self, z: Tensor) -> Tensor:
-        return self.up(self.dropout(self.down(z) * self.units))
 
 
 class FedSDC(Method):
@@ -89,7 +74,9 @@ class FedSDC(Method):
             present = torch.tensor(list("\n".join(ask.sites).encode()), dtype=torch.uint8)
             server = {"owners": present} | server
             if not torch.equal(server["owners"], present):
-                raise MethodError("without shuffling each site keeps its head: set train.participation = 1, or method.shuffle = true")
+                raise MethodError(
+                    "without shuffling each site keeps its head: set train.participation = 1, or method.shuffle = true"
+                )
         heads = server.get("heads") or self.bank(server, ask)
         order = list(range(len(heads)))
         if self.shuffle:
@@ -106,22 +93,7 @@ class FedSDC(Method):
         """One head per participant, drawn by the coordinator; named by slot."""
         draw, count = ask.generator("heads"), len(ask.sites)
         width, classes = server["shape"].tolist()
-        heads: Tree = {}
-        for slot in range(count):
-            share = self.narrowest + (1 - self.narrowest) * (slot + float(torch.rand((), generator=draw))) / count
-            units = max(1, int(share * width)) if self.diversity else width
-
-            def uniform(*shape: int, fan: int) -> Tensor:
-                return (torch.rand(shape, generator=draw) * 2 - 1) / math.sqrt(fan)
-
-            heads[f"{slot:03d}"] = {
-                "down.weight": uniform(width, width, fan=width),
-                "down.bias": uniform(width, fan=width),
-                "up.weight": uniform(classes, width, fan=units),
-                "up.bias": uniform(classes, fan=units),
-                "units": (torch.arange(width) < units).float(),
-            }
-        return heads
+        return draw_bank(count, width, classes, self.narrowest if self.diversity else 1.0, draw)
 
     def train(self, net: Net, loc: Loc) -> Upload:
         load(net, {HEAD + name: tensor for name, tensor in loc.down["head"].items()})
@@ -148,26 +120,17 @@ class FedSDC(Method):
         heads, classes = loc.down["heads"], len(loc.classes)
         confusion = torch.zeros(len(heads), classes * classes, dtype=torch.int64)
         for batch in loc.scan(self.rank_on):
-            guess = self.bank_logits(net, net.body(batch.x), heads).argmax(2).cpu()
+            guess = bank_logits(net, net.body(batch.x), heads).argmax(2).cpu()
             for slot in range(len(heads)):
                 confusion[slot] += torch.bincount(batch.y.cpu() * classes + guess[slot], minlength=classes * classes)
         return {"confusion": Sum(confusion.view(len(heads), classes, classes))}
-
-    @staticmethod
-    def bank_logits(net: Net, z: Tensor, heads: Tree) -> Tensor:
-        """[H, N, C]: every head's logits of the same features."""
-        found = []
-        for slot in sorted(heads):
-            load(net, {HEAD + name: tensor for name, tensor in heads[slot].items()})
-            found.append(net.head["fed"](z))
-        return torch.stack(found)
 
     def serving(self, server: Tree) -> Tree:
         slots = [f"{slot:03d}" for slot in server["chosen"].tolist()] if "chosen" in server else []
         return {"model": server["model"], "heads": {s: server["heads"][s] for s in (slots if self.ensemble else slots[:1])}}
 
     def predict(self, net: Net, x: Tensor, mine: Tree | None, server: Tree) -> dict[str, Tensor]:
-        logits = self.bank_logits(net, net.body(x), server["heads"])
+        logits = bank_logits(net, net.body(x), server["heads"])
         return {"vote": vote(logits), "mean": logits.log_softmax(2).logsumexp(0) - math.log(len(logits))}
 
 
@@ -176,11 +139,3 @@ class FedSDCPlus(FedSDC):
 
     gamma: float = Field(0.3, gt=0, le=1)
     """share of the heads that vote, best on validation first"""
-
-
-def vote(logits: Tensor) -> Tensor:
-    """Hard votes [N, C] of [H, N, C] logits, with less than a vote on top: of classes in the lead together, the one with the
-    largest sum of logits is ahead, and equal counts are told apart by the softmax of that sum."""
-    votes, total = one_hot(logits.argmax(2), logits.shape[2]).sum(0), logits.sum(0)
-    winner = total.masked_fill(votes < votes.amax(1, keepdim=True), -torch.inf).argmax(1)
-    return votes + 0.25 * one_hot(winner, logits.shape[2]) + 0.5 * total.softmax(1)

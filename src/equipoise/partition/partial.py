@@ -22,7 +22,9 @@ def labelled(sites: int, classes: int, options: PartitionOptions, seed: int) -> 
     if options.missing == 0:
         return None
     if options.missing >= classes:
-        raise PartitionError(f"partition.missing is {options.missing}, but there are {classes} classes; leave at least one labelled")
+        raise PartitionError(
+            f"partition.missing is {options.missing}, but there are {classes} classes; leave at least one labelled"
+        )
     if sites * (classes - options.missing) < classes:
         raise PartitionError(
             f"partition.missing = {options.missing}: {sites} sites that label {classes - options.missing} of {classes} classes each "

@@ -63,6 +63,11 @@ class Loc:
         return (self.counts / max(1, self.samples)).to(torch.float32)
 
     @property
+    def annotated(self) -> Tensor:
+        """bool [C]: the classes this site labels."""
+        return torch.ones(len(self.classes), dtype=torch.bool) if self.labelled is None else self.labelled
+
+    @property
     def train(self) -> Rows:
         """The local training rows."""
         return self.data.splits["train"]

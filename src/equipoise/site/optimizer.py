@@ -85,7 +85,9 @@ class Optimizer:
         for name, kept in moments.items():
             p = self.named[name]
             self.moments[name] = {
-                key: torch.empty_like(p).copy_(value) if value.shape == p.shape and key != "steps" else value.clone().to(p.device)
+                key: torch.empty_like(p).copy_(value)
+                if value.shape == p.shape and key != "steps"
+                else value.clone().to(p.device)
                 for key, value in kept.items()
             }
 

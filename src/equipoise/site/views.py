@@ -195,6 +195,8 @@ def resample(x: Tensor, maps: Sequence[Tensor]) -> Tensor:
 
 def blur(x: Tensor, sigma: Tensor, largest: float) -> Tensor:
     """Gaussian blur with a sigma [N] per image, none above `largest`."""
+    if not len(x):
+        return x
     reach = min(max(1, math.ceil(3 * largest)), min(x.shape[2:]) - 1)
     offset = torch.arange(reach + 1)
     weight = torch.exp(-0.5 * (offset / sigma[:, None]) ** 2)

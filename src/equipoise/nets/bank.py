@@ -1,0 +1,64 @@
+"""A bank of classifier heads of different widths on one body (FedSDC): how they are drawn, and how they vote."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
+
+from equipoise.nets.net import Net, load
+from equipoise.tree import Tree
+
+HEAD = "head.fed."
+
+
+class Bottleneck(nn.Module):
+    """Two linear layers and dropout between them; `units` switches off the hidden units beyond the head's width."""
+
+    def __init__(self, width: int, classes: int, dropout: float) -> None:
+        super().__init__()
+        self.down, self.up = nn.Linear(width, width), nn.Linear(width, classes)
+        self.dropout = nn.Dropout(dropout)
+        self.register_buffer("units", torch.ones(width))
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.up(self.dropout(self.down(z) * self.units))
+
+
+def draw_bank(count: int, width: int, classes: int, narrowest: float, draw: torch.Generator) -> Tree:
+    """`count` heads by slot, each initialised as linear layers are; one width in each of `count` equal bins up from `narrowest`."""
+    heads: Tree = {}
+    for slot in range(count):
+        share = narrowest + (1 - narrowest) * (slot + float(torch.rand((), generator=draw))) / count
+        units = max(1, int(share * width))
+
+        def uniform(*shape: int, fan: int) -> Tensor:
+            return (torch.rand(shape, generator=draw) * 2 - 1) / math.sqrt(fan)
+
+        heads[f"{slot:03d}"] = {
+            "down.weight": uniform(width, width, fan=width),
+            "down.bias": uniform(width, fan=width),
+            "up.weight": uniform(classes, width, fan=units),
+            "up.bias": uniform(classes, fan=units),
+            "units": (torch.arange(width) < units).float(),
+        }
+    return heads
+
+
+def bank_logits(net: Net, z: Tensor, heads: Tree) -> Tensor:
+    """[H, N, C]: every head's logits of the same features, in the order of their slots."""
+    found = []
+    for slot in sorted(heads):
+        load(net, {HEAD + name: tensor for name, tensor in heads[slot].items()})
+        found.append(net.head["fed"](z))
+    return torch.stack(found)
+
+
+def vote(logits: Tensor) -> Tensor:
+    """Hard votes [N, C] of [H, N, C] logits, with less than a vote on top: of classes in the lead together, the one with the
+    largest sum of logits is ahead, and equal counts are told apart by the softmax of that sum."""
+    votes, total = one_hot(logits.argmax(2), logits.shape[2]).sum(0), logits.sum(0)
+    winner = total.masked_fill(votes < votes.amax(1, keepdim=True), -torch.inf).argmax(1)
+    return votes + 0.25 * one_hot(winner, logits.shape[2]) + 0.5 * total.softmax(1)
