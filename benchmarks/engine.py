@@ -66,7 +66,11 @@ def config_of(net: str, sites: int, images: int, size: int, folder: Path, **engi
     path = folder / f"{sites}x{images}x{size}.npz"
     return resolve(
         {
-            "data": {"kind": "npz", "path": str(path if path.exists() else noise(path, sites * images, size)), "image_size": size},
+            "data": {
+                "kind": "npz",
+                "path": str(path if path.exists() else noise(path, sites * images, size)),
+                "image_size": size,
+            },
             "partition": {"kind": "iid", "sites": sites},
             "net": {"name": net},
             "train": {"rounds": 10**6, "optimizer": "sgd", "lr": 0.01, "batch_size": 32, "views": ["eval"]},
@@ -272,7 +276,9 @@ def report(net: str, rounds: int, folder: Path) -> None:
         print(f"  {text:36} {middle:5.2f}   ({low:.2f} – {high:.2f} over {rounds} rounds)")
     print(f"  {'overhead beside training steps':36} {overhead(serial, folder, rounds):5.1%}")
     print(f"  {'start-up + first round, s':36} {alone['first']:5.1f} serial, {pooled['first']:.1f} pool")
-    print(f"  {'bytes per round and site':36} {facts['bytes_up'] // setting['sites']:,} up, {facts['bytes_down'] // setting['sites']:,} down")
+    print(
+        f"  {'bytes per round and site':36} {facts['bytes_up'] // setting['sites']:,} up, {facts['bytes_down'] // setting['sites']:,} down"
+    )
     print(f"  {'peak memory of this process, MB':36} {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024}", flush=True)
 
 

@@ -76,7 +76,10 @@ def train(recipe: str, arm: str, overrides: tuple[str, ...], seed: int) -> dict[
         print(f"  {recipe} / {arm} / seed {seed} done", file=sys.stderr, flush=True)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     result = json.loads((folder / "result.json").read_text())
-    return {"metrics": result["metrics"]["test"], "curve": [(r["round"], r["test"]["generalisation"]) for r in rows if "test" in r]}
+    return {
+        "metrics": result["metrics"]["test"],
+        "curve": [(r["round"], r["test"]["generalisation"]) for r in rows if "test" in r],
+    }
 
 
 def spread(values: list[float]) -> str:
@@ -87,7 +90,9 @@ def spread(values: list[float]) -> str:
 def table(name: str, seeds: int, jobs: int) -> None:
     recipe, arms = TABLES[name]
     with ThreadPoolExecutor(jobs) as pool:
-        todo = {(arm, s): pool.submit(train, recipe, arm, overrides, s) for s in range(seeds) for arm, overrides in arms.items()}
+        todo = {
+            (arm, s): pool.submit(train, recipe, arm, overrides, s) for s in range(seeds) for arm, overrides in arms.items()
+        }
         found = {arm: [todo[arm, s].result() for s in range(seeds)] for arm in arms}
     multi = arms is MULTI
     columns = MULTI_COLUMNS if multi else COLUMNS
@@ -108,8 +113,15 @@ def table(name: str, seeds: int, jobs: int) -> None:
     first = next(iter(found.values()))[0]["metrics"]["generalisation"]
     classes = class_names(recipe, next(iter(arms)))
     order = sorted(range(len(classes)), key=lambda c: -first["support"][c])
-    lines += ["", f"Recall per class ({'positives at 0.5, ' if multi else ''}test images in brackets), most frequent first:", ""]
-    lines += ["| method | " + " | ".join(f"{classes[c]} ({int(first['support'][c])})" for c in order) + " |", "|---|" + "---|" * len(order)]
+    lines += [
+        "",
+        f"Recall per class ({'positives at 0.5, ' if multi else ''}test images in brackets), most frequent first:",
+        "",
+    ]
+    lines += [
+        "| method | " + " | ".join(f"{classes[c]} ({int(first['support'][c])})" for c in order) + " |",
+        "|---|" + "---|" * len(order),
+    ]
     for arm, runs in found.items():
         recall = [[run["metrics"]["generalisation"]["recall"][c] for run in runs] for c in order]
         lines.append(f"| {arm} | " + " | ".join(spread(values) for values in recall) + " |")
@@ -135,9 +147,7 @@ def curves(arms: dict[str, list[list[tuple[int, dict[str, float]]]]]) -> str:
     width, height, left, top = 720, 360, 50, 20
     colours = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#777777")
     points = {
-        arm: [
-            (run[0][i][0], statistics.mean(curve[i][1]["balanced_accuracy"] for curve in run)) for i in range(len(run[0]))
-        ]
+        arm: [(run[0][i][0], statistics.mean(curve[i][1]["balanced_accuracy"] for curve in run)) for i in range(len(run[0]))]
         for arm, run in arms.items()
     }
     last = max(r for line in points.values() for r, _ in line)
@@ -163,7 +173,9 @@ def curves(arms: dict[str, list[list[tuple[int, dict[str, float]]]]]) -> str:
     parts.append(f'<text x="{left}" y="{height - 4}">round</text>')
     for (arm, line), colour in zip(points.items(), colours, strict=False):
         path = " ".join(f"{x(r):.1f},{y(v):.1f}" for r, v in line)
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"><title>{arm}</title></polyline>')
+        parts.append(
+            f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"><title>{arm}</title></polyline>'
+        )
         row = top + 18 * list(points).index(arm)
         parts.append(f'<text x="{width - 190}" y="{row + 10}" fill="{colour}">{arm}</text>')
     return "\n".join([*parts, "</svg>", ""])

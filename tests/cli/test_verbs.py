@@ -117,7 +117,7 @@ def test_one_method_shows_fields_and_presets(cli) -> None:
 def test_ledger_shows_what_leaves_and_its_size(cli, tiny) -> None:
     done = cli("ledger", tiny)
     assert done.code == 0
-    assert "coordinator: the weighted mean" in done.out
+    assert "coordinator: keeps the weighted mean" in done.out
     facts = json.loads(cli("ledger", tiny, "--json").out)
     leaves = {(row["question"], row["leaf"]): row for row in facts["leaves"]}
     assert set(leaves) == {("train", "delta"), ("train", "loss"), ("evaluate", "scores")}

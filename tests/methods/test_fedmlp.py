@@ -45,7 +45,14 @@ def place(n: int, own: list[int], *, positives: list[int] | None = None, **more:
     mask = torch.tensor([c in own for c in range(3)])
     counts = torch.tensor(positives or [0, 0, 0], dtype=torch.float64)
     tags = torch.full((n, 3), NONE, dtype=torch.int8)
-    facts: dict[str, Any] = {"mine": {"tags": tags}, "scratch": {}, "down": {}, "notes": {}, "annotated": mask, "counts": counts}
+    facts: dict[str, Any] = {
+        "mine": {"tags": tags},
+        "scratch": {},
+        "down": {},
+        "notes": {},
+        "annotated": mask,
+        "counts": counts,
+    }
     loc = SimpleNamespace(**(facts | {"samples": n, "classes": ("a", "b", "c")} | more))
     loc.note = loc.notes.__setitem__
     return loc

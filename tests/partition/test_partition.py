@@ -345,3 +345,9 @@ def test_real_sites_keep_their_label_skew(ham: Samples) -> None:
     molemax = shown["sites"]["vidir_molemax"]
     assert all(molemax[s]["counts"][0] == 0 for s in SPLITS)  # no akiec there
     assert sum(site[s]["rows"] for site in shown["sites"].values() for s in SPLITS) == 6039
+
+
+@pytest.mark.parametrize("name", ["..", "a/b", ".hidden", "", "x" * 101])
+def test_a_site_that_could_not_be_a_folder_is_refused(name: str) -> None:
+    with pytest.raises(PartitionError, match=r"folder|no site"):
+        divide(samples(np.arange(8) % 2, site=[name] * 8), Column(), Split(), 0)

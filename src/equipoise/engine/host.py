@@ -6,7 +6,6 @@ Net and buffers are reused in place from question to question; everything a ques
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -111,7 +110,7 @@ class Host:
         upload = getattr(self.method, call["question"])(self.net, loc)
         wrote = call["write"] is not None and self._keep(call, loc)
         if loc.notes:
-            self._note(call, loc.notes)
+            self.store.note(data.name, {"round": call["round"], "question": call["question"], **loc.notes})
         header = {key: call[key] for key in ("site", "round", "question")} | {"wrote": wrote}
         return encode_upload(upload, header)
 
@@ -144,12 +143,6 @@ class Host:
         keep = (*call["keep"], *([call["read"]] if call["read"] else []))
         self.store.write(call["site"], call["write"], mine, keep)
         return True
-
-    def _note(self, call: Mapping[str, Any], notes: Mapping[str, float]) -> None:
-        folder = self.store.root / call["site"]
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with open(folder / "notes.jsonl", "a") as file:
-            file.write(json.dumps({"round": call["round"], "question": call["question"], **notes}) + "\n")
 
 
 @contextmanager

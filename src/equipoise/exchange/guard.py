@@ -21,7 +21,7 @@ class ExchangeOptions(Options):
     """Limits on what is taken from a site."""
 
     max_norm: float = Field(1e5, gt=0)
-    """largest Euclidean norm of one leaf's value"""
+    """largest Euclidean norm of one leaf's value (sums are exempt: they grow with the data)"""
     max_weight: float = Field(1e6, gt=0, le=LARGEST)
     """largest weight a site may claim (samples, for FedAvg)"""
     max_rows: int = Field(100_000, gt=0)
@@ -62,7 +62,7 @@ def check(site: str, data: bytes, line: Line, options: ExchangeOptions) -> tuple
         weight = torch.as_tensor(leaf.weight, dtype=torch.float64) if isinstance(leaf, Mean) else None
         if weight is not None and (problem := _bad_weight(weight, options)):
             raise reject(f"the weight of '{name}' {problem}")
-        if problem := _bad_values(tensors, weight, options):
+        if problem := _bad_values(tensors, weight, options, leaf.kind != "sum"):
             raise reject(f"leaf '{name}' {problem}")
     return header, upload
 
@@ -95,7 +95,7 @@ def _bad_weight(weight: Tensor, options: ExchangeOptions) -> str | None:
     return None
 
 
-def _bad_values(tensors: list[Tensor], weight: Tensor | None, options: ExchangeOptions) -> str | None:
+def _bad_values(tensors: list[Tensor], weight: Tensor | None, options: ExchangeOptions, bounded: bool) -> str | None:
     square = 0.0
     for x in tensors:
         if not x.is_floating_point() and weight is None:
@@ -113,6 +113,6 @@ def _bad_values(tensors: list[Tensor], weight: Tensor | None, options: ExchangeO
             largest = float((x.abs() * spread(weight, x)).max()) if weight.dim() else largest * float(weight)
         if largest > LARGEST:
             return f"times its weight reaches {largest:g}, more than the fixed-point range {LARGEST:g}"
-    if square**0.5 > options.max_norm:
+    if bounded and square**0.5 > options.max_norm:
         return f"has norm {square**0.5:g}, larger than exchange.max_norm = {options.max_norm:g}"
     return None

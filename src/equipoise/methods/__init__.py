@@ -49,7 +49,10 @@ def find(name: str, base: Path) -> type[Method]:
             raise ConfigError(f"method.name: there is no file {path}")
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module  # where pydantic looks up what a field's annotation names
-        spec.loader.exec_module(module)
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            raise ConfigError(f"method.name: {path} cannot be read as Python ({type(error).__name__}: {error})") from error
     else:
         try:
             module = importlib.import_module(source)

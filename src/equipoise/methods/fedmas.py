@@ -58,7 +58,7 @@ class FedMAS(Method):
     target: str = "resnet50"
     """architecture of the frozen network"""
     target_weights: str | None = None
-    """its self-supervised weights: a local file"""
+    """its self-supervised weights: a local file; without one the frozen network is random, which is for trials only"""
     target_sha256: str | None = None
     """expected sha256 of that file; may be left out for files Equipoise knows"""
 

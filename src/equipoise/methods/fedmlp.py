@@ -174,10 +174,10 @@ class FedMLP(Method):
             features.append(z.cpu())
             scores.append(net.head["fed"](z).sigmoid().cpu())
         feature, score, y, own = torch.cat(features), torch.cat(scores), loc.train.labels, loc.annotated
-        prototypes, count = class_means(feature, y * own.to(y.dtype))
+        prototypes, count = class_means(feature, y)
         decided = ((score < self.low) | (score > self.high)).float().mean(0)
         return {
-            "prototypes": Mean(prototypes, ((count > 0) & own[:, None]).double()),
+            "prototypes": Mean(prototypes * own[:, None, None], ((count > 0) & own[:, None]).double()),
             "degree": Mean(decided, loc.samples * (~own).double()),
         }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,6 +19,8 @@ from equipoise.seeds import numpy_generator
 SPLITS = ("train", "validation", "test")
 TRAIN, VALIDATION, TEST = range(3)
 LEFT_OUT = -1
+SITE_NAME = re.compile(r"[^./\\\x00-\x1f][^/\\\x00-\x1f]{0,99}")
+"""a site keeps its private state in a folder of its name"""
 
 
 class SplitOptions(Protocol):
@@ -60,6 +63,10 @@ def divide(samples: Samples, options: PartitionOptions, split: SplitOptions, see
     decided: dict[str, int] = {}
     sites = sorted(options.sites_of(samples, seed).items())
     for name, rows in sites:
+        if not SITE_NAME.fullmatch(name):
+            raise PartitionError(
+                f"the site name '{name}' cannot be a folder's name: no slashes, no dot in front, at most 100 letters"
+            )
         rng = numpy_generator(seed, "split", name)
         if given is None:
             fractions = np.array([1 - split.validation - split.test, split.validation, split.test])

@@ -73,6 +73,11 @@ class Exchange:
         for site, data in self._engine.ask(asked, self.sites):
             self.bytes_down += len(asked.payload) + len(asked.each.get(site, b""))
             self.bytes_up += len(data)
+            if site not in self.sites or site in good:
+                self._journal.write(
+                    "ignored", site=site, round=self.round, question=name, reason="not asked, or answered already"
+                )
+                continue
             try:
                 header, upload = check(site, data, line, self._limits)
             except Rejected as error:

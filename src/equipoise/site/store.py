@@ -6,9 +6,11 @@ what it read the first time. Versions of the last two rounds are kept, and any t
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -34,6 +36,18 @@ class Store:
         except (OSError, SafetensorError) as error:
             raise StorageError(
                 f"private state '{version}' of site '{site}' cannot be read from {path}: restore the folder, or start the run anew"
+            ) from error
+
+    def note(self, site: str, facts: Mapping[str, Any]) -> None:
+        """One line in the site's own log."""
+        path = self.root / site / "notes.jsonl"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with open(path, "a") as file:
+                file.write(json.dumps(facts) + "\n")
+        except OSError as error:
+            raise StorageError(
+                f"{path} cannot be written: {error.strerror}; free disk space, then `equipoise resume`"
             ) from error
 
     def write(self, site: str, version: str, tensors: dict[str, Tensor], keep: Collection[str] = ()) -> None:
