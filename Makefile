@@ -1,5 +1,5 @@
 # Two commands on a fresh machine with Python 3.11 and pip: `make demo`, `make test`.
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
