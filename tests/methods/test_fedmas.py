@@ -49,7 +49,9 @@ def place(counts: Tensor = COUNTS) -> Any:
     target = build(NetOptions(name="small-cnn"), classes=1, image_size=16, seed=8, base=Path.cwd()).body.double().eval()
     objective = make_objective(parse_objective("balanced_softmax"), counts=counts, total=total, task="single")
     during = torch.zeros(3, dtype=torch.float64)
-    return SimpleNamespace(objective=objective, counts=counts, frozen={"target": target}, scratch={"during": during})
+    return SimpleNamespace(
+        objective=objective, counts=counts, frozen={"target": target}, scratch={"during": during}, plain=False
+    )
 
 
 def batch_of(y: Sequence[int], seed: int) -> Batch:
@@ -241,6 +243,20 @@ def test_frozen_network_never_changes_and_its_features_are_computed_once(
     for site in SIZES:
         with torch.no_grad():
             torch.testing.assert_close(host._caches[site]["target"], target(bare(config).rows(site, "train")[0]))
+
+
+@pytest.mark.parametrize(("view", "every_step"), [("eval", False), ("flip", True)])
+def test_plain_training_images_do_not_pass_the_frozen_network_again(
+    view: str, every_step: bool, make_config: Callable[..., Any], tmp_path: Path
+) -> None:
+    passes: list[int] = []
+
+    def count(engine: Serial) -> Serial:
+        engine.host.frozen["target"].register_forward_hook(lambda *_: passes.append(1))
+        return engine
+
+    run(make_config(MAS, views=[view]), tmp_path / "run", wrap=count)
+    assert (len(passes) > len(SIZES)) if every_step else (len(passes) == len(SIZES))
 
 
 class OtherTarget(Serial):

@@ -9,7 +9,7 @@ The rescue factor is the weight of a mean, so the coordinator never sees a singl
 `variant = "released"`: w and ŵ are first normalised to sum 1 over classes (which rewards sites with few classes, where the paper's
 form rewards many), a second classifier on the projector shares the loss, and gradients are clipped at 5 (set `train.clip_norm`).
 The frozen network is in eval mode from the start and has the same digest at all sites, or the run is refused. w is measured on plain
-images, and the frozen network's features of those are computed once.
+images, and the frozen network's features of those are computed once (they serve training too where its view is deterministic).
 Leaves the site: delta (mean weighted by rescue factor), loss (mean), the frozen network's digest (sums). Stays: the rescue factor.
 """
 
@@ -107,13 +107,18 @@ class FedMAS(Method):
     @torch.no_grad()
     def _divergence(self, net: Net, loc: Loc) -> Tensor:
         """w_k: mean L_f per class of the received model (0 for classes the site lacks)."""
-        target = loc.cached("target", lambda: torch.cat([loc.frozen["target"](batch.x) for batch in loc.scan()]))
+        target = self._plain_targets(loc)
         total = torch.zeros(len(loc.classes), dtype=torch.float64)
         for batch in loc.scan():
             assert net.projector is not None
             distance = feature_distance(net.projector(net.body(batch.x)), target[batch.index])
             total.index_add_(0, batch.y.cpu(), distance.cpu().double())
         return total / loc.counts.clamp_min(1)
+
+    @staticmethod
+    def _plain_targets(loc: Loc) -> Tensor:
+        """The frozen network's features of the site's plain training images, computed once."""
+        return loc.cached("target", lambda: torch.cat([loc.frozen["target"](batch.x) for batch in loc.scan()]))
 
     def loss(self, net: Net, batch: Batch, loc: Loc) -> Tensor:
         z = net.body(batch.x)
@@ -123,7 +128,7 @@ class FedMAS(Method):
         assert net.projector is not None
         projected = net.projector(z)
         with torch.no_grad():
-            target = loc.frozen["target"](batch.x)
+            target = self._plain_targets(loc)[batch.index] if loc.plain else loc.frozen["target"](batch.x)
         distance = feature_distance(projected, target)
         share = distance.detach().cpu().double() / loc.counts[batch.y.cpu()]
         loc.scratch["during"].index_add_(0, batch.y.cpu(), share)

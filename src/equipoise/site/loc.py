@@ -68,6 +68,11 @@ class Loc:
         return torch.ones(len(self.classes), dtype=torch.bool) if self.labelled is None else self.labelled
 
     @property
+    def plain(self) -> bool:
+        """Whether training sees the same images as `scan`: its first view is deterministic."""
+        return self._views[self._wanted[0]].deterministic
+
+    @property
     def train(self) -> Rows:
         """The local training rows."""
         return self.data.splits["train"]
