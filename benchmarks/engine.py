@@ -34,7 +34,7 @@ from equipoise.config import Config, resolve
 from equipoise.engine import Host
 from equipoise.nets import build
 from equipoise.running import make_engine, make_ledger, one_thread
-from equipoise.server import Checkpoints, Exchange, Federation, Journal
+from equipoise.server import Checkpoints, Exchange, Federation, Journal, Observer
 from equipoise.setup import Material, make_host, material
 from equipoise.site import Loc
 from equipoise.site.views import NORMS
@@ -198,22 +198,17 @@ class Interleave:
         return statistics.median(ratios), ratios[0], ratios[-1]
 
 
-def engine_rounds(config: Config, folder: Path, rounds: int, references: Mapping[str, Callable[[], float]]) -> dict[str, Any]:
-    """Whole rounds of an engine, interleaved with references."""
-    begin = time.perf_counter()
+def federation_of(config: Config, folder: Path, observer: Observer) -> tuple[Federation, Host]:
+    """A run that is ready to go, in its own folder."""
     stuff = material(config)
-    run_folder = Path(tempfile.mkdtemp(dir=folder))
-    host: Host = make_host(config, stuff, run_folder / "sites")
-    ledger = make_ledger(config, host, stuff)
-    engine = make_engine(config, host, stuff, run_folder)
-    observer = Interleave(rounds, references)
+    host = make_host(config, stuff, folder / "sites")
     federation = Federation(
         method=config.method,
-        engine=engine,
-        ledger=ledger,
+        engine=make_engine(config, host, stuff, folder),
+        ledger=make_ledger(config, host, stuff),
         limits=config.exchange,
-        journal=Journal(run_folder / "journal.jsonl"),
-        checkpoints=Checkpoints(run_folder / "checkpoints"),
+        journal=Journal(folder / "journal.jsonl"),
+        checkpoints=Checkpoints(folder / "checkpoints"),
         sites=tuple(stuff.sizes),
         rounds=config.train.rounds,
         seed=0,
@@ -221,14 +216,21 @@ def engine_rounds(config: Config, folder: Path, rounds: int, references: Mapping
         config_hash="",
         observer=observer,
     )
+    return federation, host
+
+
+def engine_rounds(config: Config, folder: Path, rounds: int, references: Mapping[str, Callable[[], float]]) -> dict[str, Any]:
+    """Whole rounds of an engine, interleaved with references."""
+    observer = Interleave(rounds, references)
+    federation, host = federation_of(config, Path(tempfile.mkdtemp(dir=folder)), observer)
     try:
         federation.run(host.init)
     except Enough:
         pass
     finally:
-        engine.close()
+        federation.engine.close()
         federation.journal.close()
-    return {"observer": observer, "start": time.perf_counter() - begin - sum(observer.times[1:]), "first": observer.times[0]}
+    return {"observer": observer, "first": observer.times[0]}
 
 
 def overhead(config: Config, folder: Path, rounds: int) -> float:

@@ -18,11 +18,9 @@ from typing import Any
 
 import torch
 
-from engine import noise
+from engine import federation_of, noise
 from equipoise.config import Config, resolve
-from equipoise.running import make_engine, make_ledger, one_thread
-from equipoise.server import Checkpoints, Federation, Journal
-from equipoise.setup import make_host, material
+from equipoise.running import one_thread
 
 ARMS: dict[str, dict[str, Any]] = {
     "fedavg": {},
@@ -54,22 +52,7 @@ class Stepper:
     """One run, a whole round at a time, checkpoint included."""
 
     def __init__(self, config: Config, folder: Path) -> None:
-        stuff = material(config)
-        self.host = make_host(config, stuff, folder / "sites")
-        self.federation = Federation(
-            method=config.method,
-            engine=make_engine(config, self.host, stuff, folder),
-            ledger=make_ledger(config, self.host, stuff),
-            limits=config.exchange,
-            journal=Journal(folder / "journal.jsonl"),
-            checkpoints=Checkpoints(folder / "checkpoints"),
-            sites=tuple(stuff.sizes),
-            rounds=config.train.rounds,
-            seed=0,
-            participation=1.0,
-            config_hash="",
-            observer=Nobody(),
-        )
+        self.federation, self.host = federation_of(config, folder, Nobody())
         self.server, self.versions, self.done = self.host.init(), dict[str, str](), 0
         self.bytes = 0
 

@@ -21,14 +21,14 @@ from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, field_validator
+from pydantic import Field
 from torch import Tensor
 
 from equipoise.errors import MethodError
 from equipoise.leaves import Mean, Sum, Upload
 from equipoise.methods.base import Ask, Method
-from equipoise.names import unknown
 from equipoise.nets import NETS, Net, NetOptions, ProjectorSpec
+from equipoise.nets.registry import NetName
 from equipoise.site import Batch, Loc
 from equipoise.tree import Tree, digest
 
@@ -55,19 +55,12 @@ class FedMAS(Method):
     """aggregate by rescue factor; off = by samples (the KD-only arm)"""
     variant: Literal["paper", "released"] = "paper"
     """rescue factor and auxiliary classifier of the paper or of the published code"""
-    target: str = "resnet50"
+    target: NetName = "resnet50"
     """architecture of the frozen network"""
     target_weights: str | None = None
     """its self-supervised weights: a local file; without one the frozen network is random, which is for trials only"""
     target_sha256: str | None = None
     """expected sha256 of that file; may be left out for files Equipoise knows"""
-
-    @field_validator("target")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        if name not in NETS:
-            raise ValueError(unknown("net", name, NETS))
-        return name
 
     def projection(self) -> ProjectorSpec:
         released = self.variant == "released"

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field
 from torch import nn
 
 from equipoise.errors import ConfigError
-from equipoise.names import unknown
 from equipoise.nets.net import Cosine, Net, ProjectorSpec
 from equipoise.nets.norm import BatchNormPolicy, to_group_norm
-from equipoise.nets.registry import NETS
+from equipoise.nets.registry import NETS, NetName
 from equipoise.nets.weights import load_weights
 from equipoise.options import Options
 from equipoise.seeds import derive
@@ -25,7 +24,7 @@ Part = TypeVar("Part", bound=nn.Module)
 class NetOptions(Options):
     """The network: architecture, starting weights, and how its BatchNorm layers take part."""
 
-    name: str
+    name: NetName
     """Architecture: small-cnn, resnet18, resnet50, densenet121, efficientnet-b0, efficientnet-lite0 or mobilenet-v2."""
     weights: str | None = None
     """Local file with pretrained weights of the body (.safetensors, .pth, .pt or .th); none: a random start."""
@@ -37,13 +36,6 @@ class NetOptions(Options):
     """Dropout before the heads; none: the architecture's default."""
     head: Literal["linear", "cosine"] = "linear"
     """Classifier on the features: linear with bias, or cosine (for losses that bring their own scale)."""
-
-    @field_validator("name")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        if name not in NETS:
-            raise ValueError(unknown("net", name, NETS))
-        return name
 
 
 def build(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
+from pydantic import AfterValidator
 from torch import nn
 
+from equipoise.names import unknown
 from equipoise.nets import borrowed, mobile, small
 
 
@@ -81,3 +84,14 @@ NETS: dict[str, Arch] = {
         rename=mobile.rename_mobilenet_v2,
     ),
 }
+
+
+def known_net(name: str) -> str:
+    """The name of a net there is; for validators."""
+    if name not in NETS:
+        raise ValueError(unknown("net", name, NETS))
+    return name
+
+
+NetName = Annotated[str, AfterValidator(known_net)]
+"""a string that names a net"""
