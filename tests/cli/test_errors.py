@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,15 @@ def stopping(with_signal: signal.Signals) -> Callable[..., Any]:
     return stopped
 
 
+@pytest.fixture
+def keyboard() -> Iterator[None]:
+    """Python's own answer to Ctrl-C, also where the tests were started in the background and ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("keyboard")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_run_goes_on_to_the_same_result(cli, tiny, monkeypatch, number: signal.Signals, code: int) -> None:
     straight = json.loads(cli("run", tiny, "--out", "straight", "--json").out)
