@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -281,7 +280,7 @@ def report(net: str, rounds: int, folder: Path) -> None:
     print(
         f"  {'bytes per round and site':36} {facts['bytes_up'] // setting['sites']:,} up, {facts['bytes_down'] // setting['sites']:,} down"
     )
-    print(f"  {'peak memory of this process, MB':36} {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024}", flush=True)
+    print(f"  {'peak memory of this process, MB':36} {peak_memory()}", flush=True)
 
 
 def scaling(folder: Path) -> None:
@@ -301,10 +300,16 @@ def scaling(folder: Path) -> None:
         print(f"  {sites:4} sites: {out.stdout.strip()} MB")
 
 
+def peak_memory() -> int:
+    """Most memory this process ever had, in MB (not counting what it was forked from)."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) // 1024
+
+
 def memory(sites: int, folder: Path) -> None:
     config = config_of("small-cnn", sites, 8, 32, folder, kind="pool", workers=2)
     engine_rounds(config, folder, 2, {})
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+    print(peak_memory())
 
 
 def main() -> None:

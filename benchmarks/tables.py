@@ -26,7 +26,7 @@ SINGLE: dict[str, tuple[str, ...]] = {
     "FedAvg (cross-entropy)": ("method.name=fedavg",),
     "FedAvg + balanced softmax": ("method.name=fedavg", *BSM),
     "FCA": ("method.name=fca", *BSM),
-    "FedIIC": ("method.name=fediic", 'train.views=["rand", "sim"]'),
+    "FedIIC": ("method.name=fediic", 'train.views=["flip", "flip"]'),
     "Fed-MAS": MAS,
     "FedSDC": ("method.name=fedsdc",),
     "FedSDC+": ("method.name=fedsdc+",),

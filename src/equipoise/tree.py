@@ -72,5 +72,5 @@ def digest(tree: Mapping[str, Any]) -> str:
         tensor = value.detach().cpu().contiguous()
         sha.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
         flat = tensor.as_strided((tensor.numel(),), (1,))  # a tensor of one element may be contiguous with any stride
-        sha.update(flat.view(torch.uint8).numpy().tobytes())
+        sha.update(flat.view(torch.uint8).numpy().data)
     return sha.hexdigest()

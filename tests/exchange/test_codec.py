@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save
+from safetensors.torch import load, save
 from torch import Tensor
 
 from equipoise.exchange import decode_upload, encode_upload, pack, unpack
@@ -184,3 +184,34 @@ def test_a_pickle_is_only_bytes_that_are_no_message() -> None:
     )
     with pytest.raises(CodecError):
         unpack(bomb)
+
+
+@given(branches)
+@settings(max_examples=30, deadline=None)
+def test_the_format_is_that_of_the_safetensors_library(tree: dict[str, Any]) -> None:
+    flat = flatten(tree)
+    theirs = load(bytes(pack({"round": 3}, flat)))
+    assert {name: digest({"x": x}) for name, x in theirs.items()} == {name: digest({"x": x}) for name, x in flat.items()}
+    plain = {name: x.contiguous().clone() for name, x in flat.items()}
+    header, back = unpack(save(plain, metadata={HEADER: json.dumps({"round": 4})}))
+    assert header == {"round": 4}
+    assert {name: digest({"x": x}) for name, x in back.items()} == {name: digest({"x": x}) for name, x in flat.items()}
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        [(0, 8), (4, 12)],
+        [(0, 8), (12, 20)],
+        [(8, 16), (0, 8), (8, 16)],
+        [(0, 8), (8, 12)],
+        [(-8, 0), (0, 8)],
+        [(0, 8.0), (8, 16)],
+    ],
+)
+def test_tensors_that_overlap_or_leave_gaps_are_refused(places: list[tuple[int, int]]) -> None:
+    table = {f"x{i}": {"dtype": "F32", "shape": [2], "data_offsets": place} for i, place in enumerate(places)}
+    head = json.dumps({"__metadata__": {HEADER: "{}"}, **table}).encode()
+    head += b" " * (-len(head) % 8)
+    with pytest.raises(CodecError):
+        unpack(struct.pack("<Q", len(head)) + head + bytes(16))

@@ -20,8 +20,12 @@ def read(pipe: IO[bytes]) -> bytes:
     return _exactly(pipe, size)
 
 
-def _exactly(pipe: IO[bytes], size: int) -> bytes:
-    data = pipe.read(size)
-    if data is None or len(data) < size:
-        raise EOFError("the other end of the pipe is gone")
+def _exactly(pipe: IO[bytes], size: int) -> bytearray:
+    data = bytearray(size)
+    view, done = memoryview(data), 0
+    while done < size:
+        count = pipe.readinto(view[done:])  # type: ignore[attr-defined]
+        if not count:
+            raise EOFError("the other end of the pipe is gone")
+        done += count
     return data

@@ -1,19 +1,19 @@
-"""Bytes on the wire and on disk: safetensors with one JSON header. Nothing else is ever parsed, and nothing is executed.
+"""Bytes on the wire and on disk: the safetensors format with one JSON header. Nothing else is ever parsed, nothing is executed.
 
-`pack`/`unpack` turn a header and named tensors into bytes and back; `encode_upload`/`decode_upload` do so for typed leaves.
+`pack`/`unpack` turn a header and named tensors into bytes and back; `encode_upload`/`decode_upload` do so for typed leaves. The
+format is read and written here rather than by its library for two reasons: a model is copied once on its way out and not at all on
+its way in, and tensors keep their order, which some trees mean something by.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as safetensors_load
-from safetensors.torch import save as safetensors_save
 from torch import Tensor
 
 from equipoise.errors import EquipoiseError
@@ -21,8 +21,22 @@ from equipoise.leaves import Each, Leaf, Mean, Sum, Upload
 from equipoise.tree import flatten, unflatten
 
 HEADER = "equipoise"
+METADATA = "__metadata__"
 WEIGHT = "@weight"
 LEAVES: dict[str, type[Leaf]] = {"sum": Sum, "mean": Mean, "each": Each}
+DTYPES: dict[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class CodecError(EquipoiseError):
@@ -31,47 +45,70 @@ class CodecError(EquipoiseError):
 
 def pack(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
     """One message: a JSON header and named tensors."""
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    # safetensors gives tensors back in no fixed order, and some trees mean something by theirs: so the names go along.
-    message = {"header": header, "names": list(plain)}
-    return safetensors_save(_apart(plain), metadata={HEADER: json.dumps(message, sort_keys=True)})
-
-
-def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors that share memory as copies, which is what the other end gets anyway; safetensors takes no others."""
-    seen: set[int] = set()
-    for name, tensor in tensors.items():
-        memory = tensor.untyped_storage().data_ptr()
-        if memory in seen:
-            tensors[name] = tensor.clone()
-        seen.add(memory)
-    return tensors
+    table: dict[str, Any] = {METADATA: {HEADER: json.dumps(header, sort_keys=True)}}
+    if METADATA in tensors:
+        raise ValueError(f"a tensor may not be called '{METADATA}'")
+    place = 0
+    # Wide types first, so that every tensor lies where its type may be read in place; the table keeps the caller's order.
+    places = {}
+    for name, x in sorted(tensors.items(), key=lambda item: -item[1].element_size()):
+        places[name] = (place, place + x.numel() * x.element_size())
+        place = places[name][1]
+    for name, x in tensors.items():
+        table[name] = {"dtype": DTYPE_NAMES[x.dtype], "shape": list(x.shape), "data_offsets": places[name]}
+    head = json.dumps(table, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
+    message = bytearray(8 + len(head) + place)
+    struct.pack_into("<Q", message, 0, len(head))
+    message[8 : 8 + len(head)] = head
+    for name, x in tensors.items():
+        if x.numel():
+            start = 8 + len(head) + places[name][0]
+            torch.frombuffer(message, dtype=x.dtype, count=x.numel(), offset=start).view(x.shape).copy_(x.detach())
+    return message
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The header and the tensors of a message; `CodecError` when the bytes are anything else."""
+    """The header and the tensors of a message (views of its bytes); `CodecError` when the bytes are anything else."""
+    data = data if isinstance(data, bytearray) else bytearray(data)
     try:
-        (size,) = struct.unpack("<Q", data[:8])
-        meta = json.loads(data[8 : 8 + size]).get("__metadata__", {})
-        message = json.loads(meta[HEADER])
-        header, names = message["header"], message["names"]
+        (size,) = struct.unpack_from("<Q", data)
+        if size % 8 or size > len(data) - 8:
+            raise CodecError("not a readable message (its table does not fit)")
+        table = json.loads(bytes(data[8 : 8 + size]))
+        header = json.loads(table.pop(METADATA)[HEADER])
         if not isinstance(header, dict):
             raise CodecError("the message header is not a table")
-        tensors = safetensors_load(data)
-        if sorted(names) != sorted(tensors):
-            raise CodecError("the message does not hold the tensors it names")
-        return header, {name: tensors[name] for name in names}
-    except (
-        SafetensorError,
-        struct.error,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        ArithmeticError,
-        RuntimeError,
-    ) as error:
+        return header, _views(data, 8 + size, table)
+    except (struct.error, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
         raise CodecError(f"not a readable message ({type(error).__name__})") from error
+
+
+def _views(data: bytearray, start: int, table: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors a table describes; they must fill the rest of the message without gap or overlap."""
+    found, spans = {}, []
+    for name, entry in table.items():
+        dtype, shape, (first, last) = DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
+        if not all(type(n) is int and n >= 0 for n in (*shape, first, last)):
+            raise CodecError(f"not a readable message (the place of '{name}' is not given in whole numbers)")
+        count = math.prod(shape)
+        if last - first != count * dtype.itemsize or (start + first) % dtype.itemsize:
+            raise CodecError(f"not a readable message ('{name}' has the wrong number of bytes)")
+        spans.append((first, last))
+        if last > len(data) - start:
+            raise CodecError("not a readable message (it is cut short)")
+        if count:
+            found[name] = torch.frombuffer(data, dtype=dtype, count=count, offset=start + first).view(shape)
+        else:
+            found[name] = torch.empty(shape, dtype=dtype)
+    end = 0
+    for first, last in sorted(spans):
+        if first != end:
+            raise CodecError("not a readable message (tensors overlap or leave gaps)")
+        end = last
+    if end != len(data) - start:
+        raise CodecError("not a readable message (bytes that belong to no tensor)")
+    return found
 
 
 def encode_upload(upload: Upload, header: Mapping[str, Any] | None = None) -> bytes:

@@ -5,6 +5,8 @@ A bad answer raises `Rejected` with the site's name and the rule it broke; the r
 
 from __future__ import annotations
 
+import math
+
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -104,11 +106,13 @@ def _bad_values(tensors: list[Tensor], weight: Tensor | None, options: ExchangeO
                 return "has a whole number above 2^52"
             continue
         x = x if x.is_floating_point() else x.to(torch.float64)
-        norm = float(torch.linalg.vector_norm(x.reshape(-1), dtype=torch.float64))
-        if norm != norm or norm == float("inf"):
+        if not x.numel():
+            continue
+        low, high = (float(edge) for edge in torch.aminmax(x))
+        if not math.isfinite(low) or not math.isfinite(high):
             return "has values that are not finite"
-        square += norm * norm
-        largest = float(x.abs().max()) if x.numel() else 0.0
+        square += float(torch.linalg.vector_norm(x.reshape(-1))) ** 2
+        largest = max(-low, high)
         if weight is not None and x.numel():
             largest = float((x.abs() * spread(weight, x)).max()) if weight.dim() else largest * float(weight)
         if largest > LARGEST:

@@ -19,6 +19,7 @@ FRACTION_BITS = 28
 SCALE = float(2**FRACTION_BITS)
 LARGEST = float(2**24)
 MOST_SITES = 1024
+PIECE = 2**15
 
 
 def fixed(x: Tensor, weight: Tensor | None = None) -> Tensor:
@@ -29,6 +30,24 @@ def fixed(x: Tensor, weight: Tensor | None = None) -> Tensor:
     if weight is not None:
         y = y.mul_(spread(weight, x))
     return y.round_().to(torch.int64)
+
+
+def add_fixed(total: Tensor, x: Tensor, weight: float) -> None:
+    """total += fixed(x, weight), a piece at a time: pieces stay in the processor's cache, where whole models would not."""
+    source, target, size = x.reshape(-1), total.view(-1), min(PIECE, x.numel())
+    scaled, rounded = torch.empty(size, dtype=torch.float64), torch.empty(size, dtype=torch.int64)
+    for y, out in zip(source.split(PIECE), target.split(PIECE), strict=True):
+        part = scaled[: len(y)].copy_(y).mul_(weight * SCALE).round_()
+        out.add_(rounded[: len(y)].copy_(part))
+
+
+def quotient(total: Tensor, divisor: float, dtype: torch.dtype) -> Tensor:
+    """total / divisor in the given precision, a piece at a time."""
+    result = torch.empty(total.shape, dtype=dtype)
+    scaled = torch.empty(min(PIECE, total.numel()), dtype=torch.float64)
+    for y, out in zip(total.view(-1).split(PIECE), result.view(-1).split(PIECE), strict=True):
+        out.copy_(scaled[: len(y)].copy_(y).div_(divisor))
+    return result
 
 
 def spread(weight: Tensor, x: Tensor) -> Tensor:
@@ -83,21 +102,21 @@ class Reduction:
         for name, leaf in upload.items():
             self._kinds[name] = leaf.kind
             if isinstance(leaf, Each):
-                self._each.setdefault(name, {})[site] = leaf.value
+                # Copies: what arrived are views of the whole message, and only this part of it is to be kept.
+                self._each.setdefault(name, {})[site] = whole({path: x.clone() for path, x in tensors_of(leaf).items()})
                 continue
             weight = torch.as_tensor(leaf.weight, dtype=torch.float64) if isinstance(leaf, Mean) else None
             if weight is not None:
-                self._accumulate(self._weights, name, fixed(weight))
+                self._weights[name] = self._weights.get(name, 0) + fixed(weight)
             for path, x in tensors_of(leaf).items():
                 self._dtypes[name, path] = x.dtype
-                self._accumulate(self._sums, (name, path), fixed(x, weight))
-
-    @staticmethod
-    def _accumulate(sums: dict, key: Any, x: Tensor) -> None:
-        if key in sums:
-            sums[key].add_(x)
-        else:
-            sums[key] = x
+                if (name, path) not in self._sums:
+                    self._sums[name, path] = torch.zeros(x.shape, dtype=torch.int64)
+                total = self._sums[name, path]
+                if x.is_floating_point() and (weight is None or weight.dim() == 0):
+                    add_fixed(total, x, 1.0 if weight is None else float(weight))
+                else:
+                    total.add_(fixed(x, weight))
 
     def result(self, order: tuple[str, ...]) -> Answers:
         """The reduced leaves; `order` is the federation's order of sites."""
@@ -115,11 +134,14 @@ class Reduction:
                 if kind == "sum" and not dtype.is_floating_point:
                     parts[path] = total
                     continue
-                x = total.to(torch.float64) / SCALE
-                if kind == "mean":
-                    weight = spread(weights[name], x)
-                    x = torch.where(weight > 0, x / weight.clamp_min(1 / SCALE), 0.0)
-                    dtype = dtype if dtype.is_floating_point else torch.float64
-                parts[path] = x.to(dtype)
+                weight = weights[name] if kind == "mean" else torch.ones((), dtype=torch.float64)
+                dtype = dtype if dtype.is_floating_point else torch.float64
+                if weight.dim() == 0:
+                    parts[path] = (
+                        quotient(total, SCALE * float(weight), dtype) if weight > 0 else torch.zeros(total.shape, dtype=dtype)
+                    )
+                    continue
+                each = spread(weight, total)
+                parts[path] = torch.where(each > 0, total / (SCALE * each.clamp_min(1 / SCALE)), 0.0).to(dtype)
             leaves[name] = whole(parts) if parts else {}
         return Answers(leaves, weights, tuple(site for site in order if site in self._sites))
