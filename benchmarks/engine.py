@@ -3,8 +3,8 @@
     python benchmarks/engine.py [small-cnn resnet18 efficientnet-lite0] [--rounds 8]
 
 For each network, FedAvg over the same sites and images, one local epoch per round, no augmentation, rounds interleaved with
-(a) a bare PyTorch loop doing the same steps on the same tensors: new model and optimiser per site, default memory format, one
-    thread; its images are already float and normalised, the engine's are not;
+(a) a bare PyTorch loop doing the same steps on the same tensors, in a process of its own: new model and optimiser per site, default
+    memory format, one thread; its images are already float and normalised, the engine's are not;
 (b) two such loops side by side, one per core, each with half the sites: what the machine gives two processes at that moment.
 Printed: round ÷ (a) for the serial engine, round ÷ (b) for two workers, both medians over rounds; the engine's own overhead
 beside its training steps; start-up; peak memory; bytes exchanged. Then cost against images per site, and the
@@ -115,13 +115,13 @@ class Bare:
         return time.perf_counter() - start
 
 
-class Pair:
-    """Two bare loops in two processes, each with half the sites."""
+class Loops:
+    """Bare loops in processes of their own, side by side, each with its part of the sites."""
 
-    def __init__(self, arguments: list[str]) -> None:
+    def __init__(self, arguments: list[str], parts: list[str]) -> None:
         command = [sys.executable, __file__, "--bare", *arguments]
         self.processes = [
-            subprocess.Popen([*command, half], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for half in "01"
+            subprocess.Popen([*command, part], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for part in parts
         ]
         for process in self.processes:
             assert process.stdout is not None
@@ -147,13 +147,14 @@ class Pair:
 
 
 def bare_process(arguments: list[str]) -> None:
-    """One half of a pair: a round for every line read."""
-    table, half = json.loads(arguments[0]), int(arguments[1])
+    """One bare loop: a round for every line read."""
+    table, part = json.loads(arguments[0]), arguments[1]
     torch.set_num_threads(1)
     config = resolve(table)
     stuff = material(config)
     middle = len(stuff.holdings) // 2
-    loop = Bare(config, stuff, slice(0, middle) if half == 0 else slice(middle, None))
+    parts = {"all": slice(None), "first": slice(0, middle), "second": slice(middle, None)}
+    loop = Bare(config, stuff, parts[part])
     loop.round()
     print("ready", flush=True)
     for _ in sys.stdin:
@@ -259,14 +260,13 @@ def overhead(config: Config, folder: Path, rounds: int) -> float:
 def report(net: str, rounds: int, folder: Path) -> None:
     setting = SETTINGS[net]
     serial = config_of(net, folder=folder, kind="serial", **setting)
-    bare = Bare(serial, material(serial), slice(None))
-    bare.round()
+    bare = Loops([json.dumps(serial.table())], ["all"])
     alone = engine_rounds(serial, folder, rounds, {"a": bare.round})
     two = config_of(net, folder=folder, kind="pool", workers=2, **setting)
-    pair = Pair([json.dumps(serial.table())])
-    pair.round()
+    pair = Loops([json.dumps(serial.table())], ["first", "second"])
     pooled = engine_rounds(two, folder, rounds, {"b": pair.round, "a": bare.round})
     pair.close()
+    bare.close()
     facts = alone["observer"].facts
     print(f"\n{net}, {setting['sites']} sites × {setting['images']} images at {setting['size']} px")
     for text, (middle, low, high) in (

@@ -21,7 +21,7 @@ from equipoise.evaluate import Evaluation
 from equipoise.exchange import Ledger
 from equipoise.server import Checkpoints, Federation, Journal, drawn
 from equipoise.server.checkpoint import write_atomic
-from equipoise.setup import Material, make_host, material
+from equipoise.setup import Material, keep_memory, make_host, material
 from equipoise.tree import Tree, digest
 
 Watch = Callable[[str, dict[str, Any]], None]
@@ -171,6 +171,7 @@ def one_thread() -> Iterator[None]:
     """Arithmetic in one thread, so that sums have one order on any number of cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
+    keep_memory()
     try:
         yield
     finally:

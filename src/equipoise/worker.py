@@ -18,7 +18,7 @@ import torch
 from equipoise.config import resolve
 from equipoise.engine import Host, frames
 from equipoise.errors import EquipoiseError
-from equipoise.setup import make_host, material
+from equipoise.setup import keep_memory, make_host, material
 
 
 def main() -> None:
@@ -59,6 +59,7 @@ def _listen(pipe: BinaryIO, inbox: queue.SimpleQueue[bytes]) -> None:
 
 def _host(setup: dict[str, Any]) -> Host:
     torch.set_num_threads(1)
+    keep_memory()
     config = resolve(setup["config"])
     return make_host(config, material(config), Path(setup["private"]))
 

@@ -1,6 +1,6 @@
 """How answers are combined: exact sums in 64-bit fixed point, so that neither arrival order nor masking changes a bit.
 
-A float x with weight w contributes round(w · x · 2^28) as an int64. With at most 1,024 sites and |w · x| ≤ 2^24 each, a sum
+A float x with weight w contributes round(w · x · 2^28) as an int64. With at most 1,024 sites and |w · x| ≤ 2^22 each, a sum
 cannot overflow; the guard refuses anything larger. Answers are added as they arrive, so memory does not grow with sites.
 """
 
@@ -17,9 +17,11 @@ from equipoise.tree import Tree, flatten, unflatten
 
 FRACTION_BITS = 28
 SCALE = float(2**FRACTION_BITS)
-LARGEST = float(2**24)
+LARGEST = float(2**22)
 MOST_SITES = 1024
 PIECE = 2**15
+ROUNDER = 1.5 * 2.0**52
+ROUNDER_BITS = int(torch.tensor(ROUNDER, dtype=torch.float64).view(torch.int64))
 
 
 def fixed(x: Tensor, weight: Tensor | None = None) -> Tensor:
@@ -33,12 +35,15 @@ def fixed(x: Tensor, weight: Tensor | None = None) -> Tensor:
 
 
 def add_fixed(total: Tensor, x: Tensor, weight: float) -> None:
-    """total += fixed(x, weight), a piece at a time: pieces stay in the processor's cache, where whole models would not."""
-    source, target, size = x.reshape(-1), total.view(-1), min(PIECE, x.numel())
-    scaled, rounded = torch.empty(size, dtype=torch.float64), torch.empty(size, dtype=torch.int64)
-    for y, out in zip(source.split(PIECE), target.split(PIECE), strict=True):
-        part = scaled[: len(y)].copy_(y).mul_(weight * SCALE).round_()
-        out.add_(rounded[: len(y)].copy_(part))
+    """total += fixed(x, weight), a piece at a time: pieces stay in the processor's cache, where whole models would not.
+
+    Adding 1.5 · 2^52 to a float64 below 2^51 leaves it rounded to a whole number in its lowest bits, half to even as `round`
+    does; read as an int64 and less the constant's own bits, that is the number. A conversion would take several times longer.
+    """
+    scaled = torch.empty(min(PIECE, x.numel()), dtype=torch.float64)
+    for y, out in zip(x.reshape(-1).split(PIECE), total.view(-1).split(PIECE), strict=True):
+        part = scaled[: len(y)].copy_(y).mul_(weight * SCALE).add_(ROUNDER)
+        out.add_(part.view(torch.int64)).sub_(ROUNDER_BITS)
 
 
 def quotient(total: Tensor, divisor: float, dtype: torch.dtype) -> Tensor:

@@ -37,12 +37,15 @@ class Header:
     finished: bool = False
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """tmp → fsync → rename."""
+def write_atomic(path: Path, data: bytes, recycle: Path | None = None) -> None:
+    """tmp → fsync → rename. An old file given to `recycle` is written over and renamed: its place on disk is there already."""
     part = path.with_name(path.name + ".part")
     try:
-        with open(part, "wb") as file:
+        if recycle is not None:
+            os.replace(recycle, part)
+        with open(part, "wb" if recycle is None else "r+b") as file:
             file.write(data)
+            file.truncate()
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
@@ -62,12 +65,12 @@ class Checkpoints:
 
     def save(self, server: Tree, header: Header, pinned: frozenset[int] = frozenset()) -> Header:
         """Write a checkpoint and make it the newest; returns the header as written."""
-        write_atomic(self.path(header.round), pack(asdict(header), flatten(server)))
+        numbers = {int(old.stem.removeprefix("round-")): old for old in self.folder.glob("round-*.safetensors")}
+        spare = [old for number, old in sorted(numbers.items()) if number not in pinned and number < header.round - 1]
+        write_atomic(self.path(header.round), pack(asdict(header), flatten(server)), spare.pop() if spare else None)
         write_atomic(self.folder / HEAD, json.dumps({"round": header.round, "state": header.state}).encode())
-        for old in self.folder.glob("round-*.safetensors"):
-            number = int(old.stem.removeprefix("round-"))
-            if number not in pinned and number < header.round - 1:
-                old.unlink(missing_ok=True)
+        for old in spare:
+            old.unlink(missing_ok=True)
         return header
 
     def newest(self) -> tuple[Tree, Header] | None:
