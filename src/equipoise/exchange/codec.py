@@ -1,7 +1,7 @@
 """Bytes on the wire and on disk: the safetensors format with one JSON header. Nothing else is ever parsed, nothing is executed.
 
 `pack`/`unpack` turn a header and named tensors into bytes and back; `encode_upload`/`decode_upload` do so for typed leaves. The
-format is read and written here rather than by its library for two reasons: a model is copied once on its way out and not at all on
+format is read and written here rather than by its library for two reasons: a model is copied once on its way out and at most once on
 its way in, and tensors keep their order, which some trees mean something by.
 """
 
@@ -68,8 +68,12 @@ def pack(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
     return message
 
 
-def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The header and the tensors of a message (views of its bytes); `CodecError` when the bytes are anything else."""
+def unpack(data: bytes, views: bool = False) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The header and the tensors of a message; `CodecError` when the bytes are anything else.
+
+    Tensors are copies, laid in memory as torch lays its own: a matrix product may round differently where they lie otherwise, and a
+    resumed run would part from a straight one. `views` gives the message's own bytes, for what is only added up.
+    """
     data = data if isinstance(data, bytearray) else bytearray(data)
     try:
         (size,) = struct.unpack_from("<Q", data)
@@ -79,7 +83,8 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
         header = json.loads(table.pop(METADATA)[HEADER])
         if not isinstance(header, dict):
             raise CodecError("the message header is not a table")
-        return header, _views(data, 8 + size, table)
+        found = _views(data, 8 + size, table)
+        return header, found if views else {name: x.clone() for name, x in found.items()}
     except (struct.error, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
         raise CodecError(f"not a readable message ({type(error).__name__})") from error
 
@@ -127,7 +132,7 @@ def encode_upload(upload: Upload, header: Mapping[str, Any] | None = None) -> by
 
 def decode_upload(data: bytes) -> tuple[dict[str, Any], Upload]:
     """The header and the typed leaves of one answer."""
-    header, tensors = unpack(data)
+    header, tensors = unpack(data, views=True)
     kinds = header.get("leaves")
     if not isinstance(kinds, dict) or not all(isinstance(kind, str) and kind in LEAVES for kind in kinds.values()):
         raise CodecError("the message does not say what kinds its leaves are")
