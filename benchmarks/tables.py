@@ -27,6 +27,7 @@ SINGLE: dict[str, tuple[str, ...]] = {
     "FedAvg + balanced softmax": ("method.name=fedavg", *BSM),
     "FCA": ("method.name=fca", *BSM),
     "FedIIC": ("method.name=fediic", 'train.views=["flip", "flip"]'),
+    "FedIIC, its own views": ("method.name=fediic", 'train.views=["rand", "sim"]'),
     "Fed-MAS": MAS,
     "FedSDC": ("method.name=fedsdc",),
     "FedSDC+": ("method.name=fedsdc+",),

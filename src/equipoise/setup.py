@@ -15,7 +15,6 @@ from equipoise.config import Config
 from equipoise.data import Progress, Samples
 from equipoise.engine import Host
 from equipoise.errors import ConfigError, MethodError
-from equipoise.losses import ObjectiveOptions
 from equipoise.nets import NetOptions, build
 from equipoise.partition import Holding, divide
 from equipoise.seeds import derive
@@ -67,12 +66,13 @@ class Material:
 def material(config: Config, progress: Progress | None = None) -> Material:
     """Read the data and divide it among sites; refuse a method or objective that does not fit the task."""
     samples = config.data.load(cache=cache_folder(), base=config.base, progress=progress)
-    fits(config, samples.task, config.objective)
+    fits(config, samples.task)
     return Material(samples, divide(samples, config.partition, config.data.split, config.train.seed))
 
 
-def fits(config: Config, task: str, objective: ObjectiveOptions) -> None:
+def fits(config: Config, task: str) -> None:
     """Refuse what cannot work for this task."""
+    objective = config.method.base_loss(config.objective)
     if task not in config.method.tasks:
         raise MethodError(
             f"method '{config.method_name}' is for {' and '.join(config.method.tasks)}-label data and this is {task}-label; "
@@ -130,7 +130,7 @@ def make_host(config: Config, stuff: Material, private: Path) -> Host:
         net=net,
         sites={holding.name: SiteData(samples, holding, device) for holding in stuff.holdings},
         options=config.train,
-        objective=config.objective,
+        objective=config.method.base_loss(config.objective),
         views=views,
         store=Store(private),
         device=device,

@@ -177,6 +177,14 @@ def test_options_survive_a_dump(value):
     assert parse_objective(options) is options
 
 
+def test_a_method_can_shape_the_configured_objective():
+    base = parse_objective("balanced_softmax")
+    assert [part.name for part in base.after(*parse_objective("fedrs").parts).parts] == ["fedrs", "balanced_softmax"]
+    (focal,) = parse_objective("focal").parts
+    assert [part.name for part in base.ending(focal).parts] == ["balanced_softmax", "focal"]
+    assert [part.name for part in parse_objective("cross_entropy").ending(focal).parts] == ["focal"]
+
+
 def test_the_default_is_cross_entropy():
     assert ObjectiveOptions() == parse_objective("cross_entropy")
 

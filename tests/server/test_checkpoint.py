@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from equipoise.errors import StorageError
 from equipoise.exchange import pack, unpack
 from equipoise.server import Checkpoints, Header
-from equipoise.server.checkpoint import HEAD, write_atomic
+from equipoise.server.checkpoint import HEAD, Commits, write_atomic
 from equipoise.tree import Tree, digest, flatten
 
 
@@ -168,3 +169,58 @@ def test_changed_tensors_are_found_by_the_digest(checkpoints: Checkpoints) -> No
     path.write_bytes(pack(fields, {**flat, "extra": torch.ones(1)}))
     with pytest.raises(StorageError, match="does not have the digest it claims"):
         checkpoints.newest()
+
+
+# Behind the next round ------------------------------------------------------------------------------------------------------
+
+
+def test_a_commit_is_written_behind_the_round_that_follows(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_write, told, save = threading.Event(), list[Header](), checkpoints.save
+
+    def slow(*given: Any) -> None:
+        assert may_write.wait(10)
+        save(*given)
+
+    monkeypatch.setattr(checkpoints, "save", slow)
+    with Commits(checkpoints, "config", None, told.append) as commits:
+        commits.save(tree(0), 0, {})
+        assert commits.durable is None  # the caller is not held up, and knows that nothing is on disk yet
+        assert checkpoints.newest() is None
+        may_write.set()
+        commits.save(tree(1), 1, {"a": "0.0"})  # waits for the one before
+        assert commits.durable is not None
+        assert commits.durable.round == 0
+    assert [header.round for header in told] == [0, 1]
+    assert (told[0].parent, told[1].parent) == ("", told[0].state)
+    found = checkpoints.newest()
+    assert found is not None
+    assert found[1] == told[1] == Header(1, "config", digest(tree(1)), told[0].state, {"a": "0.0"})
+
+
+def commit(checkpoints: Checkpoints, rounds: int, then: Exception | None = None) -> None:
+    with Commits(checkpoints, "config", None, lambda header: None) as commits:
+        for n in range(rounds):
+            commits.save(tree(n), n, {})
+        if then is not None:
+            raise then
+
+
+def test_the_last_commit_is_waited_for_when_the_next_round_fails(checkpoints: Checkpoints) -> None:
+    with pytest.raises(Crash):
+        commit(checkpoints, 1, then=Crash())
+    assert checkpoints.newest() is not None
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_a_commit_that_fails_is_told_at_the_next_or_on_leaving(
+    rounds: int, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: Any) -> None:
+        raise StorageError("the disk is full")
+
+    monkeypatch.setattr(checkpoints, "save", full)
+    with pytest.raises(StorageError, match="the disk is full"):
+        commit(checkpoints, rounds)
+    with pytest.raises(Crash):  # the first trouble is the one to tell
+        commit(checkpoints, 1, then=Crash())
+    assert checkpoints.newest() is None

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
 
 from equipoise.config import Config
 from equipoise.engine import Engine, Question
@@ -18,21 +17,11 @@ from equipoise.exchange import ExchangeOptions, Ledger
 from equipoise.methods import Method
 from equipoise.running import resume, run
 from equipoise.server import Checkpoints, Federation, Journal
-from equipoise.tree import digest, unflatten
 
 MakeConfig = Callable[..., Config]
 Rows = Callable[[Path], list[dict[str, Any]]]
 Change = Callable[[bytes], bytes | None]
-
-
-def private(folder: Path) -> dict[str, str]:
-    """Digests of the private versions that the newest checkpoint counts as committed."""
-    found = Checkpoints(folder / "checkpoints").newest()
-    assert found is not None
-    return {
-        site: version + digest(unflatten(load_file(folder / "sites" / site / f"{version}.safetensors")))
-        for site, version in found[1].versions.items()
-    }
+Private = Callable[[Path], dict[str, str]]
 
 
 # Stopping and going on -----------------------------------------------------------------------------------------------
@@ -70,7 +59,7 @@ class Falls:
     ],
 )
 def test_stopping_at_every_round_changes_nothing(
-    method: str, participation: float, tiny: MakeConfig, rows: Rows, tmp_path: Path
+    method: str, participation: float, tiny: MakeConfig, rows: Rows, private: Private, tmp_path: Path
 ) -> None:
     config = tiny(method, train={"rounds": 3, "participation": participation})
     straight = run(config, tmp_path / "straight")
@@ -96,7 +85,7 @@ def test_stopping_at_every_round_changes_nothing(
 
 @pytest.mark.parametrize(("question", "round"), [("train", 0), ("train", 1), ("evaluate", 0), ("evaluate", 2)])
 def test_stopping_in_the_middle_of_a_question_changes_nothing(
-    question: str, round: int, tiny: MakeConfig, rows: Rows, tmp_path: Path
+    question: str, round: int, tiny: MakeConfig, rows: Rows, private: Private, tmp_path: Path
 ) -> None:
     config = tiny("fca", train={"rounds": 3})
     straight = run(config, tmp_path / "straight")
@@ -156,11 +145,11 @@ def test_lost_private_state_stops_a_resume_with_a_sentence(tiny: MakeConfig, tmp
         resume(tmp_path)
 
 
-def test_only_the_last_two_rounds_of_private_state_are_kept(tiny: MakeConfig, tmp_path: Path) -> None:
+def test_private_state_is_kept_for_both_checkpoints_and_the_round_under_way(tiny: MakeConfig, tmp_path: Path) -> None:
     run(tiny("fca", train={"rounds": 5}), tmp_path)
     for site in ("site-00", "site-01", "site-02"):
         folder = tmp_path / "sites" / site
-        assert sorted(path.stem for path in folder.glob("*.safetensors")) == ["3.0", "4.0"]
+        assert sorted(path.stem for path in folder.glob("*.safetensors")) == ["2.0", "3.0", "4.0"]
         assert folder.stat().st_mode & 0o777 == 0o700
 
 
@@ -170,7 +159,7 @@ def test_only_the_last_two_rounds_of_private_state_are_kept(tiny: MakeConfig, tm
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["fsync", "replace"])
 def test_a_full_disk_at_any_write_is_told_and_the_run_goes_on_later(
-    place: str, tiny: MakeConfig, rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: str, tiny: MakeConfig, rows: Rows, private: Private, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny("fca")
     straight = run(config, tmp_path / "straight")

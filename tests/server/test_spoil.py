@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from equipoise.config import Config
 from equipoise.engine import Engine, Question
@@ -17,24 +16,13 @@ from equipoise.errors import SiteError
 from equipoise.exchange import decode_upload, encode_upload
 from equipoise.leaves import Each, Mean, Sum, Upload
 from equipoise.running import Result, resume, run
-from equipoise.server import Checkpoints
-from equipoise.tree import digest, unflatten
 
 MakeConfig = Callable[..., Config]
 Rows = Callable[[Path], list[dict[str, Any]]]
 Change = Callable[[bytes], bytes | None]
+Private = Callable[[Path], dict[str, str]]
 
 BAD_SITE = "site-01"
-
-
-def private(folder: Path) -> dict[str, str]:
-    """Digests of the private versions that the newest checkpoint counts as committed."""
-    found = Checkpoints(folder / "checkpoints").newest()
-    assert found is not None
-    return {
-        site: version + digest(unflatten(load_file(folder / "sites" / site / f"{version}.safetensors")))
-        for site, version in found[1].versions.items()
-    }
 
 
 def journal(folder: Path, event: str) -> list[dict[str, Any]]:
@@ -134,7 +122,13 @@ def lost(tiny: MakeConfig, tmp_path_factory: pytest.TempPathFactory) -> Callable
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("method", ["fedavg", pytest.param("fca", marks=pytest.mark.slow)])
 def test_a_bad_answer_counts_as_none(
-    method: str, kind: str, tiny: MakeConfig, rows: Rows, lost: Callable[[str], tuple[Result, Path]], tmp_path: Path
+    method: str,
+    kind: str,
+    tiny: MakeConfig,
+    rows: Rows,
+    lost: Callable[[str], tuple[Result, Path]],
+    private: Private,
+    tmp_path: Path,
 ) -> None:
     change, reason = KINDS[kind]
     config = tiny(method, train={"rounds": 3})

@@ -160,6 +160,41 @@ def test_only_what_is_chosen_trains() -> None:
     assert all(p.requires_grad for p in net.parameters())
 
 
+def test_a_sampler_of_the_methods_own_and_a_look_after_each_step() -> None:
+    loc, seen, nets = make_loc(batch_size=2), list[int](), list[Tensor]()
+
+    def watch(net: Net, batch: Batch, loc: Loc) -> Tensor:
+        seen.extend(batch.index.tolist())
+        return loss(net, batch, loc)
+
+    net = linear()
+    loc.fit(
+        net,
+        watch,
+        epochs=range(3, 5),
+        order=lambda epoch: torch.tensor([epoch, epoch, 0, 1]),
+        after=lambda net: nets.append(net.head["fed"].weight.detach().clone()),
+    )
+    assert seen == [3, 3, 0, 1, 4, 4, 0, 1]
+    assert len(nets) == 4
+    assert torch.equal(nets[-1], net.head["fed"].weight)
+    assert not torch.equal(nets[0], nets[1])
+
+
+def test_what_does_not_train_stays_in_eval_mode() -> None:
+    net = linear()
+    net.body = nn.Sequential(net.body, nn.BatchNorm1d(net.width))
+    modes = list[tuple[bool, bool]]()
+
+    def watch(net: Net, batch: Batch, loc: Loc) -> Tensor:
+        modes.append((net.body[1].training, net.head["fed"].training))
+        return loss(net, batch, loc)
+
+    make_loc().fit(net, watch, epochs=1, only=lambda name: name.startswith("head."))
+    make_loc().fit(net, watch, epochs=1)
+    assert modes == [(False, True), (True, True)]
+
+
 def test_no_epochs_change_nothing() -> None:
     net = linear()
     before = copy.deepcopy(net.state_dict())

@@ -280,6 +280,14 @@ class ObjectiveOptions(Options):
             raise ConfigError(f"objective '{names}' mixes single-label and multi-label parts; use parts of one kind")
         return self
 
+    def after(self, *first: AnyPart) -> ObjectiveOptions:
+        """These parts first, then this objective."""
+        return ObjectiveOptions(parts=(*first, *self.parts))
+
+    def ending(self, last: AnyPart) -> ObjectiveOptions:
+        """This objective's shaping of logits with another criterion at its end."""
+        return ObjectiveOptions(parts=(*(part for part in self.parts if not part.last), last))
+
     @property
     def tasks(self) -> tuple[Task, ...]:
         """The tasks that all parts support."""

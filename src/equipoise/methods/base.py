@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from equipoise.data.samples import Task
 from equipoise.leaves import Each, Mean, Sum, Upload
+from equipoise.losses import ObjectiveOptions
 from equipoise.nets import Net, NetOptions, ProjectorSpec, state
 from equipoise.site import Batch, Loc, measure
 from equipoise.tree import Tree, plus
@@ -70,6 +71,10 @@ class Method(BaseModel):
     def make_head(self, width: int, classes: int) -> nn.Module | None:
         """A classifier head of the method's own; None takes the one the config names."""
         return None
+
+    def base_loss(self, objective: ObjectiveOptions) -> ObjectiveOptions:
+        """The base loss as the method wants it, made from the one the config names (`after`, `ending`)."""
+        return objective
 
     def frozen(self) -> Mapping[str, NetOptions]:
         """Frozen networks every site has beside the trained one; they are found in `loc.frozen`."""

@@ -31,6 +31,7 @@ class Exchange:
         rounds: int,
         seed: int,
         versions: Mapping[str, str],
+        durable: Mapping[str, str] | None = None,
         writes: bool = True,
         tuned: bool = False,
         progress: Callable[[str, str], None] | None = None,
@@ -41,7 +42,9 @@ class Exchange:
         self.bytes_up = self.bytes_down = 0
         self.numbers: dict[str, float] = {}
         """every single number the sites' answers came to, train.loss for one"""
-        self._committed = versions
+        self.durable = versions if durable is None else durable
+        """private versions of the newest checkpoint known to be on disk, if it is not the one this conversation starts from"""
+        self._start = versions
         self._engine, self._ledger, self._limits, self._journal = engine, ledger, limits, journal
         self._seed, self._writes, self._tuned, self._progress = seed, writes, tuned, progress
         self._count = 0
@@ -65,7 +68,9 @@ class Exchange:
             each={site: pack({}, flatten(each[site])) for site in self.sites if each and site in each},
             read={site: version for site, version in self.versions.items() if site in self.sites},
             write=f"{self.round}.{self._count}" if self._writes else None,
-            keep={site: (version,) for site, version in self._committed.items()},
+            # The checkpoint of the round before may or may not have reached the disk: a crash resumes from it or from the one
+            # before that.
+            keep={site: tuple(sorted({version, self.durable.get(site, version)})) for site, version in self._start.items()},
             tuned=self._tuned,
         )
         self._count += 1

@@ -1,16 +1,18 @@
 """Checkpoints: one safetensors file per round with a JSON header, and a head file that names the newest.
 
 Written to a temporary name, synced, renamed; the head file is renamed last. So at any moment, `kill -9` included, the head names
-a whole checkpoint.
+a whole checkpoint. `Commits` writes them behind the round that follows.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from equipoise.errors import StorageError
 from equipoise.exchange import pack, unpack
@@ -63,15 +65,14 @@ class Checkpoints:
     def path(self, round: int) -> Path:
         return self.folder / f"round-{round:06d}.safetensors"
 
-    def save(self, server: Tree, header: Header, pinned: frozenset[int] = frozenset()) -> Header:
-        """Write a checkpoint and make it the newest; returns the header as written."""
+    def save(self, server: Tree, header: Header, pinned: frozenset[int] = frozenset()) -> None:
+        """Write a checkpoint and make it the newest."""
         numbers = {int(old.stem.removeprefix("round-")): old for old in self.folder.glob("round-*.safetensors")}
         spare = [old for number, old in sorted(numbers.items()) if number not in pinned and number < header.round - 1]
         write_atomic(self.path(header.round), pack(asdict(header), flatten(server)), spare.pop() if spare else None)
         write_atomic(self.folder / HEAD, json.dumps({"round": header.round, "state": header.state}).encode())
         for old in spare:
             old.unlink(missing_ok=True)
-        return header
 
     def newest(self) -> tuple[Tree, Header] | None:
         """The newest checkpoint, or None before the first."""
@@ -96,6 +97,60 @@ class Checkpoints:
         if digest(server) != header.state:
             raise StorageError(f"checkpoint {path} does not have the digest it claims: restore it, or start the run anew")
         return with_branches(server, fields), header
+
+
+class Commits:
+    """Checkpoints written in a thread while the next round is under way, one at a time and in order.
+
+    `durable` is the newest checkpoint known to be on disk: what a crash at this moment would resume from. Leaving the `with` block
+    waits for the last one, also when the round after it failed.
+    """
+
+    def __init__(self, checkpoints: Checkpoints, config: str, durable: Header | None, told: Callable[[Header], None]) -> None:
+        self.durable = durable
+        self._checkpoints, self._config, self._told = checkpoints, config, told
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._pending: Future[Header] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            self.settle()
+        except StorageError:
+            if error[0] is None:
+                raise
+        finally:
+            self._thread.shutdown()
+
+    def save(
+        self,
+        server: Tree,
+        round: int,
+        versions: Mapping[str, str],
+        pinned: frozenset[int] = frozenset(),
+        finished: bool = False,
+    ) -> None:
+        """Write a checkpoint soon; `server` must not be changed any more. Waits for the one before."""
+        before = self.settle()
+        # A finished run replaces the checkpoint of its last round, and has the same parent.
+        parent = "" if before is None else before.parent if before.round == round else before.state
+
+        def write() -> Header:
+            header = Header(round, self._config, digest(server), parent, dict(versions), finished)
+            self._checkpoints.save(server, header, pinned)
+            return header
+
+        self._pending = self._thread.submit(write)
+
+    def settle(self) -> Header | None:
+        """Wait until the last checkpoint is on disk; its header."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            self.durable = pending.result()
+            self._told(self.durable)
+        return self.durable
 
 
 def with_branches(server: Tree, fields: dict[str, Any]) -> Tree:

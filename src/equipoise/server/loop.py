@@ -13,7 +13,7 @@ from equipoise.exchange import ExchangeOptions, Ledger
 from equipoise.methods.base import Method
 from equipoise.seeds import generator
 from equipoise.server.ask import Exchange
-from equipoise.server.checkpoint import Checkpoints, Header
+from equipoise.server.checkpoint import Checkpoints, Commits, Header
 from equipoise.server.journal import Journal
 from equipoise.tree import Tree, digest
 
@@ -51,7 +51,9 @@ class Federation:
     observer: Observer
     progress: Callable[[str, str], None] | None = None
 
-    def exchange(self, round: int, versions: Mapping[str, str], sites: tuple[str, ...], **kwargs: Any) -> Exchange:
+    def exchange(
+        self, round: int, versions: Mapping[str, str], sites: tuple[str, ...], durable: Mapping[str, str], **kwargs: Any
+    ) -> Exchange:
         """A conversation with some sites."""
         return Exchange(
             engine=self.engine,
@@ -63,6 +65,7 @@ class Federation:
             rounds=self.rounds,
             seed=self.seed,
             versions=versions,
+            durable=durable,
             progress=self.progress,
             **kwargs,
         )
@@ -76,36 +79,37 @@ class Federation:
     def run(self, first: Callable[[], Tree]) -> Tree:
         """Train to the end, from the newest checkpoint if there is one. Returns the final server tree."""
         found = self.checkpoints.newest()
-        if found is None:
-            server = first()
-            header = self._commit(server, 0, {}, parent="", finished=False)
-        else:
-            server, header = found
-        if header.finished:
-            return server
-        for round in range(header.round, self.rounds):
-            ask = self.exchange(round, header.versions, self.participants(round), tuned=self.observer.wants_tuned(round))
-            server = self.method.round(server, ask)
-            header = self._close(server, round + 1, ask, header)
-        ask = self.exchange(self.rounds, header.versions, self.sites, tuned=self.observer.wants_tuned(self.rounds))
-        finished = self.method.finish(server, ask)
-        if digest(finished) != header.state or ask.versions != header.versions:
-            # Post-training changed something: it counts as one more step, tested like a round.
-            self._observe(finished, self.rounds + 1, ask)
-        self._commit(finished, self.rounds, ask.versions, parent=header.parent, finished=True)
-        return finished
+        if found is not None and found[1].finished:
+            return found[0]
+        with Commits(self.checkpoints, self.config_hash, found[1] if found else None, self._committed) as commits:
+            return self._rounds(commits, found[0] if found else first())
 
-    def _close(self, server: Tree, done: int, ask: Exchange, header: Header) -> Header:
-        self._observe(server, done, ask)
-        return self._commit(server, done, ask.versions, parent=header.state, finished=False)
+    def _rounds(self, commits: Commits, server: Tree) -> Tree:
+        if commits.durable is None:
+            begin, versions = 0, dict[str, str]()
+            commits.save(server, 0, versions)
+        else:
+            begin, versions = commits.durable.round, commits.durable.versions
+        for round in range(begin, self.rounds):
+            durable = commits.durable.versions if commits.durable else {}
+            ask = self.exchange(round, versions, self.participants(round), durable, tuned=self.observer.wants_tuned(round))
+            server, versions = self.method.round(server, ask), ask.versions
+            self._observe(server, round + 1, ask)
+            commits.save(server, round + 1, versions, self.observer.pinned())
+        last = commits.settle()
+        assert last is not None
+        ask = self.exchange(self.rounds, versions, self.sites, versions, tuned=self.observer.wants_tuned(self.rounds))
+        server = self.method.finish(server, ask)
+        if digest(server) != last.state or ask.versions != last.versions:
+            # Post-training changed something: it counts as one more step, tested like a round.
+            self._observe(server, self.rounds + 1, ask)
+        commits.save(server, self.rounds, ask.versions, self.observer.pinned(), finished=True)
+        return server
 
     def _observe(self, server: Tree, done: int, ask: Exchange) -> None:
         facts = {**ask.numbers, "sites": list(ask.sites), "bytes_up": ask.bytes_up, "bytes_down": ask.bytes_down}
-        listen = self.exchange(done - 1, ask.versions, self.sites, writes=False)
+        listen = self.exchange(done - 1, ask.versions, self.sites, ask.durable, writes=False)
         self.observer.observe(done, server, listen, facts)
 
-    def _commit(self, server: Tree, done: int, versions: Mapping[str, str], parent: str, finished: bool) -> Header:
-        header = Header(done, self.config_hash, digest(server), parent, dict(versions), finished)
-        self.checkpoints.save(server, header, self.observer.pinned())
-        self.journal.write("committed", round=done, state=header.state, finished=finished)
-        return header
+    def _committed(self, header: Header) -> None:
+        self.journal.write("committed", round=header.round, state=header.state, finished=header.finished)

@@ -129,14 +129,18 @@ class Loc:
         net: Net,
         loss: LossFunction,
         *,
-        epochs: int | None = None,
+        epochs: int | range | None = None,
         only: Callable[[str], bool] | None = None,
         views: Sequence[str] | None = None,
+        order: Callable[[int], Tensor] | None = None,
+        after: Callable[[Net], None] | None = None,
     ) -> float:
         """Local training: `epochs` passes of `loss` over the training rows. Returns the mean loss.
 
-        `only` picks the parameters (by name) that train, `views` other views than the method's. A site with a single image trains with its BatchNorm in eval mode:
-        one value has no variance.
+        `epochs` may be a range, for a question that trains in several stretches with draws of their own. `only` picks the
+        parameters (by name) that train; modules of which none trains stay in eval mode. `views` are others than the
+        method's, `order` gives the rows of an epoch (a sampler of the method's own), `after` sees the net after each step.
+        A site with a single image trains with its BatchNorm in eval mode: one value has no variance.
         """
         named = {name: p for name, p in net.named_parameters() if only is None or only(name)}
         optimizer = Optimizer(self.options, self.options.rate(self.round), named)
@@ -146,14 +150,16 @@ class Loc:
         for name, parameter in net.named_parameters():
             parameter.requires_grad_(name in named)
         net.train()
-        if self.samples == 1:
-            for module in net.modules():
-                if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                    module.eval()
+        for module in net.modules():
+            lone = self.samples == 1 and isinstance(module, nn.modules.batchnorm._BatchNorm)
+            still = only is not None and not any(p.requires_grad for p in module.parameters())
+            if lone or (still and any(True for _ in module.parameters())):
+                module.eval()
         total, seen = torch.zeros((), device=self.device), 0
         bf16 = self.options.precision == "bf16"
-        for epoch in range(self.options.epochs if epochs is None else epochs):
-            for batch in self.batches(epoch, views):
+        epochs = self.options.epochs if epochs is None else epochs
+        for epoch in range(epochs) if isinstance(epochs, int) else epochs:
+            for batch in self.batches(epoch, views, None if order is None else order(epoch)):
                 optimizer.zero()
                 with torch.autocast(self.device.type, torch.bfloat16) if bf16 else nullcontext():
                     value = loss(net, batch, self)
@@ -161,6 +167,8 @@ class Loc:
                 if self.options.clip_norm is not None:
                     nn.utils.clip_grad_norm_(list(named.values()), self.options.clip_norm)
                 optimizer.step()
+                if after is not None:
+                    after(net)
                 total += value.detach() * len(batch)
                 seen += len(batch)
         optimizer.zero()
