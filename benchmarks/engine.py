@@ -1,6 +1,6 @@
 """Speed of the engines, as ratios measured in one run.
 
-    python benchmarks/engine.py [small-cnn resnet18 efficientnet-lite0] [--rounds 8]
+    python benchmarks/engine.py [small-cnn resnet18 efficientnet-lite0] [--rounds 4]
 
 For each network, FedAvg over the same sites and images, one local epoch per round, no augmentation, rounds interleaved with
 (a) a bare PyTorch loop doing the same steps on the same tensors, in a process of its own: new model and optimiser per site, default
@@ -41,8 +41,8 @@ from equipoise.tree import Tree
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "small-cnn": {"sites": 10, "images": 256, "size": 32},
-    "resnet18": {"sites": 4, "images": 64, "size": 64},
-    "efficientnet-lite0": {"sites": 4, "images": 64, "size": 64},
+    "resnet18": {"sites": 4, "images": 256, "size": 64},
+    "efficientnet-lite0": {"sites": 4, "images": 256, "size": 64},
 }
 CLASSES = 8
 
@@ -319,7 +319,7 @@ def main() -> None:
         return memory(int(sys.argv[2]), Path(sys.argv[3]))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("nets", nargs="*", default=list(SETTINGS))
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--no-scaling", action="store_true")
     given = parser.parse_args()
     with one_thread(), tempfile.TemporaryDirectory() as folder:

@@ -1,15 +1,18 @@
 """Cost of each method relative to FedAvg: time and bytes per round, measured in one run with rounds interleaved.
 
-    python benchmarks/methods.py [fca fediic …] [--net small-cnn] [--size 32] [--rounds 6]
+    python benchmarks/methods.py [fca fediic …] [--net small-cnn] [--size 32] [--rounds 6] [--write]
 
-Serial engine, noise images, the same plain view for all (augmentation is not what is compared), one local epoch, the same
-optimiser. Fed-MAS is given with its frozen network's passes and without them: the second column of its line subtracts what
-those passes alone take. FedMLP is timed twice, in its warm-up (two views) and after it.
+Serial engine, the same plain view for all (augmentation is not what is compared), one local epoch, the same optimiser; noise images, or
+made-up ones where a method needs several labels per image (half of the labels are then missing at each site). A method that changes
+after a warm-up is timed after it. The last column subtracts the forward pass by which Fed-MAS measures the received model; its frozen
+network's features are computed once, as the view is always the same. `--write` keeps the figures in docs/results/costs.json, with
+what each method needs and what leaves a site, for the table in docs/methods.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import tempfile
 import time
@@ -20,19 +23,16 @@ import torch
 
 from engine import federation_of, noise
 from equipoise.config import Config, resolve
+from equipoise.methods import METHODS
 from equipoise.running import one_thread
+from equipoise.server.checkpoint import Commits
 
-ARMS: dict[str, dict[str, Any]] = {
-    "fedavg": {},
-    "fedprox": {},
-    "fca": {},
-    "fediic": {"views": 2},
-    "fedmas": {"method": {"target": "small-cnn"}},
-    "fedsdc": {},
-    "fedsdc+": {},
-    "fedmlp warm-up": {"views": 2, "multi": True, "method": {"warmup": 1000}},
-    "fedmlp": {"views": 2, "multi": True, "method": {"warmup": 0}},
+WRITTEN = Path(__file__).resolve().parents[1] / "docs" / "results" / "costs.json"
+LATE: dict[str, dict[str, Any]] = {
+    "fedmas": {"target": "small-cnn"},
+    **{name: {"warmup": 0} for name in ("fedmlp", "fedirm", "cbafed", "fednoro", "prr-imb")},
 }
+"""Options under which the first rounds are like the later ones."""
 
 
 class Nobody:
@@ -53,75 +53,111 @@ class Stepper:
 
     def __init__(self, config: Config, folder: Path) -> None:
         self.federation, self.host = federation_of(config, folder, Nobody())
+        self.commits = Commits(self.federation.checkpoints, "", None, lambda header: None)
         self.server, self.versions, self.done = self.host.init(), dict[str, str](), 0
         self.bytes = 0
 
     def step(self) -> float:
         start = time.perf_counter()
-        ask = self.federation.exchange(self.done, self.versions, self.federation.sites)
-        self.server = self.federation.method.round(self.server, ask)
+        federation, versions = self.federation, self.versions
+        ask = federation.exchange(self.done, versions, federation.sites, versions)
+        self.server = federation.method.round(self.server, ask)
         self.done, self.versions = self.done + 1, ask.versions
-        self.federation._commit(self.server, self.done, self.versions, "", False)
-        self.bytes = (ask.bytes_up + ask.bytes_down) // len(self.federation.sites)
+        self.commits.save(self.server, self.done, self.versions)
+        self.bytes = (ask.bytes_up + ask.bytes_down) // len(federation.sites)
         return time.perf_counter() - start
 
-    def target_passes(self) -> float:
-        """What the frozen network's forward passes over the training images take in one round."""
-        network = self.host.frozen["target"]
+    def close(self) -> None:
+        self.commits.__exit__(None, None, None)
+        self.federation.engine.close()
+        self.federation.journal.close()
+
+    def passes(self) -> float:
+        """What Fed-MAS's forward pass over the training images takes in one round."""
+        net = self.host.net.eval()
+        assert net.projector is not None
         start = time.perf_counter()
         with torch.no_grad():
             for site in self.host.sites.values():
                 rows = site.splits["train"]
-                for i in range(0, len(rows), 32):
-                    position = torch.arange(i, min(i + 32, len(rows)))
-                    network(rows.take(position, [self.host.views["eval"]], [torch.Generator()]).x)
+                x = rows.take(torch.arange(len(rows)), [self.host.views["eval"]], [torch.Generator()]).x
+                net.projector(net.body(x))
         return time.perf_counter() - start
 
 
-def config_of(arm: str, given: argparse.Namespace, folder: Path) -> Config:
-    setting = ARMS[arm]
-    path = folder / "noise.npz"
-    if not path.exists():
-        noise(path, given.sites * given.images, given.size)
-    data: dict[str, Any] = {"kind": "npz", "path": str(path), "image_size": given.size}
-    if setting.get("multi") or arm == "fedavg multi":
+def config_of(name: str, task: str, given: argparse.Namespace, folder: Path) -> Config:
+    cls = METHODS[name]
+    data: dict[str, Any] = {"kind": "npz", "path": str(folder / "noise.npz"), "image_size": given.size}
+    partition: dict[str, Any] = {"kind": "iid", "sites": given.sites}
+    if task == "multi":
         data = {"kind": "phantom", "task": "multi", "scale": given.sites * given.images / 18_600, "image_size": given.size}
-    views = ["eval"] * setting.get("views", 1)
-    train = {"rounds": 10**6, "optimizer": "sgd", "lr": 0.01, "batch_size": 32, "views": views, "persist_optimizer": False}
+        partition["missing"] = 4
+    elif not (folder / "noise.npz").exists():
+        noise(folder / "noise.npz", given.sites * given.images, given.size)
+    train = {"rounds": 10**6, "optimizer": "sgd", "lr": 0.01, "batch_size": 32, "persist_optimizer": False}
     return resolve(
         {
             "data": data,
-            "partition": {"kind": "iid", "sites": given.sites, "missing": 4 if setting.get("multi") else 0},
+            "partition": partition,
             "net": {"name": given.net},
-            "method": {"name": arm.split()[0], **setting.get("method", {})},
-            "train": train,
+            "method": {"name": name, **LATE.get(name, {})},
+            "train": train | {"views": ["eval"] * len(cls.views)},
         }
     )
 
 
+def needs(config: Config, stepper: Stepper) -> dict[str, Any]:
+    """What a method asks of the house beside FedAvg's one question, and what leaves a site."""
+    method = config.method
+    lines = [
+        row
+        for row in stepper.federation.ledger.rows()
+        if row["question"] not in ("evaluate", "retrain") and row["leaf"] != "loss"
+    ]
+    return {
+        "statistics": [name for name in method.questions() if name in {row["question"] for row in lines} - {"train"}],
+        "private": bool(stepper.host.private)
+        or any((stepper.federation.checkpoints.folder.parent / "sites").rglob("*.safetensors")),
+        "views": len(method.views),
+        "frozen": bool(method.frozen()),
+        "leaves": {name: kind for name, kind in sorted({(row["leaf"], row["kind"]) for row in lines})},
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("methods", nargs="*", default=list(ARMS)[1:])
+    parser.add_argument("methods", nargs="*", default=list(METHODS), help="names; all if none is given")
     parser.add_argument("--net", default="small-cnn")
     parser.add_argument("--size", type=int, default=32)
     parser.add_argument("--sites", type=int, default=4)
     parser.add_argument("--images", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--write", action="store_true", help="keep the figures for the documentation")
     given = parser.parse_args()
-    ARMS["fedavg multi"] = {"multi": True}
-    print(f"{given.net} at {given.size} px, {given.sites} sites × {given.images} images; round ÷ FedAvg's round, median")
+    setting = f"{given.net} at {given.size} px, {given.sites} sites × {given.images} images"
+    print(f"{setting}; round ÷ FedAvg's round, median of {given.rounds}")
+    costs = json.loads(WRITTEN.read_text()) if WRITTEN.exists() else {}
     with one_thread(), tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for arm in given.methods:
-            base = "fedavg multi" if ARMS[arm].get("multi") else "fedavg"
-            pair = [Stepper(config_of(a, given, folder), Path(tempfile.mkdtemp(dir=folder))) for a in (base, arm)]
+            task = METHODS[arm].tasks[0]
+            configs = [config_of(one, task, given, folder) for one in ("fedavg", arm)]
+            pair = [Stepper(config, Path(tempfile.mkdtemp(dir=folder))) for config in configs]
             times = [[stepper.step() for stepper in pair] for _ in range(given.rounds + 1)][1:]
-            ratio = statistics.median(own / reference for reference, own in times)
-            extra = ""
+            found = {
+                "time": round(statistics.median(own / reference for reference, own in times), 2),
+                "bytes": round(pair[1].bytes / pair[0].bytes, 2),
+            }
             if arm == "fedmas":
-                passes = statistics.median(pair[1].target_passes() for _ in range(3))
-                extra = f"   {statistics.median((own - passes) / reference for reference, own in times):.2f} without its target passes"
-            print(f"  {arm:16} {ratio:5.2f} × time   {pair[1].bytes / pair[0].bytes:5.2f} × bytes{extra}", flush=True)
+                passes = statistics.median(pair[1].passes() for _ in range(3))
+                found["without"] = round(statistics.median((own - passes) / reference for reference, own in times), 2)
+            extra = f"   {found['without']:5.2f} × without its measuring pass" if "without" in found else ""
+            print(f"  {arm:12} {found['time']:5.2f} × time   {found['bytes']:5.2f} × bytes{extra}", flush=True)
+            costs[arm] = {**found, **needs(configs[1], pair[1]), "setting": setting}
+            for stepper in pair:
+                stepper.close()
+    if given.write:
+        WRITTEN.write_text(json.dumps({name: costs[name] for name in METHODS if name in costs}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Tables on real images: every arm of a table with several seeds, the same budget, mean ± standard deviation.
 
-    python benchmarks/tables.py fca ham10000-sites ham10000-dirichlet pbc-longtail cxr14-missing [--seeds 3] [--jobs 2]
+    python benchmarks/tables.py [TABLE …] [--seeds 3] [--jobs 2]
 
 Each run is an ordinary `equipoise run` of a file in recipes/ with overrides, into runs/tables/…; finished runs are not repeated and
 broken ones are resumed. Writes docs/results/TABLE.md (the table, per-class recall, how it was made) and TABLE.svg (convergence).
@@ -42,13 +42,58 @@ MULTI: dict[str, tuple[str, ...]] = {
     "FedMLP: MLD + WPC + CR": (*MLP, "method.preset=mld+wpc+cr"),
     "FedMLP: all": MLP,
 }
-TABLES: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
-    "fca": ("ham10000-sites", {name: SINGLE[name] for name in list(SINGLE)[:3]}),
-    "ham10000-sites": ("ham10000-sites", SINGLE),
-    "ham10000-dirichlet": ("ham10000-dirichlet", SINGLE),
-    "pbc-longtail": ("pbc-longtail", SINGLE),
-    "cxr14-missing": ("cxr14-missing", MULTI),
+FCA_LIST: dict[str, tuple[str, ...]] = {
+    "FedAvg (cross-entropy)": SINGLE["FedAvg (cross-entropy)"],
+    "Focal": ("method.name=fedfocal", "method.preset=fca"),
+    "Local": ("method.name=local", *BSM),
+    "FedAvg + balanced softmax": SINGLE["FedAvg + balanced softmax"],
+    "FedProx": ("method.name=fedprox", "method.preset=fca", *BSM),
+    "MOON": ("method.name=moon", "method.preset=fca", *BSM),
+    "CReFF": ("method.name=creff", *BSM),
+    "FedRS": ("method.name=fedrs", *BSM),
+    "FedLC": ("method.name=fedlc", *BSM),
+    "BalanceFL": ("method.name=balancefl", *BSM),
+    "FedRep": ("method.name=fedrep", "method.preset=fca", *BSM),
+    "FedBABU": ("method.name=fedbabu", *BSM),
+    "FCA": SINGLE["FCA"],
 }
+FEDSDC_LIST: dict[str, tuple[str, ...]] = {
+    "FedAvg": ("method.name=fedavg",),
+    "FedAvgM": ("method.name=fedavgm", "method.preset=fedsdc"),
+    "FedAdam": ("method.name=fedadam",),
+    "FedYogi": ("method.name=fedyogi",),
+    "FedAdagrad": ("method.name=fedadagrad",),
+    "FedProx": ("method.name=fedprox", "method.preset=fedsdc"),
+    "FedDisco": ("method.name=feddisco",),
+    "ISFL": ("method.name=isfl",),
+    "FedSDC": ("method.name=fedsdc",),
+    "FedSDC+": ("method.name=fedsdc+",),
+}
+TWO = 'train.views=["flip", "flip"]'
+WEIGHTED = 'train.objective={ name = "bce", pos_weight = true }'
+FEDMLP_LIST: dict[str, tuple[str, ...]] = {
+    "FedAvg (missing = 0)": MULTI["FedAvg (missing = 0)"],
+    "FedAvg-PL": ("method.name=fedavg-pl",),
+    "RSCFed": ("method.name=rscfed", TWO, WEIGHTED),
+    "FedFixMatch": ("method.name=fedfixmatch", TWO, WEIGHTED),
+    "FedIRM": ("method.name=fedirm", "method.warmup=15", TWO, WEIGHTED),
+    "CBAFed": ("method.name=cbafed", "method.warmup=15", WEIGHTED),
+    "FedLSR": ("method.name=fedlsr", TWO),
+    "FedNoRo": ("method.name=fednoro",),
+    "FedMLP": MLP,
+}
+TABLES: dict[str, tuple[str, dict[str, tuple[str, ...]], tuple[str, ...]]] = {
+    "fca": ("ham10000-sites", {name: SINGLE[name] for name in list(SINGLE)[:3]}, ()),
+    "ham10000-sites": ("ham10000-sites", SINGLE, ()),
+    "ham10000-dirichlet": ("ham10000-dirichlet", SINGLE, ()),
+    "pbc-longtail": ("pbc-longtail", SINGLE, ()),
+    "cxr14-missing": ("cxr14-missing", MULTI, ()),
+    "fca-list": ("ham10000-sites", FCA_LIST, ()),
+    "fedsdc-list": ("ham10000-niid1", FEDSDC_LIST, ()),
+    "fedmlp-list-1": ("cxr14-missing", FEDMLP_LIST, ("partition.missing=1",)),
+    "fedmlp-list-7": ("cxr14-missing", FEDMLP_LIST, ()),
+}
+"""by table: its recipe, its arms with their overrides, and overrides for all of them"""
 COLUMNS = {
     "generalisation": ("balanced_accuracy", "macro_auc", "accuracy", "tail"),
     "specialisation": ("balanced_accuracy",),
@@ -63,9 +108,14 @@ def slug(arm: str) -> str:
     return "".join(c if c.isalnum() or c in "+" else "-" for c in arm.lower()).strip("-")
 
 
-def train(recipe: str, arm: str, overrides: tuple[str, ...], seed: int) -> dict[str, Any]:
+def place(recipe: str, common: tuple[str, ...]) -> Path:
+    """Where the runs of a table are; tables with the same recipe share them."""
+    return ROOT / "runs" / "tables" / slug("-".join((recipe, *common)))
+
+
+def train(recipe: str, arm: str, overrides: tuple[str, ...], seed: int, within: Path) -> dict[str, Any]:
     """One run, or what an earlier one left."""
-    folder = ROOT / "runs" / "tables" / recipe / f"{slug(arm)}-{seed}"
+    folder = within / f"{slug(arm)}-{seed}"
     if not (folder / "result.json").exists():
         command = [sys.executable, "-m", "equipoise", "run", f"recipes/{recipe}.toml", *overrides, f"train.seed={seed}"]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -89,19 +139,23 @@ def spread(values: list[float]) -> str:
 
 
 def table(name: str, seeds: int, jobs: int) -> None:
-    recipe, arms = TABLES[name]
+    recipe, arms, common = TABLES[name]
+    within = place(recipe, common)
     with ThreadPoolExecutor(jobs) as pool:
         todo = {
-            (arm, s): pool.submit(train, recipe, arm, overrides, s) for s in range(seeds) for arm, overrides in arms.items()
+            (arm, s): pool.submit(train, recipe, arm, (*overrides, *common), s, within)
+            for s in range(seeds)
+            for arm, overrides in arms.items()
         }
         found = {arm: [todo[arm, s].result() for s in range(seeds)] for arm in arms}
-    multi = arms is MULTI
+    multi = arms in (MULTI, FEDMLP_LIST)
     columns = MULTI_COLUMNS if multi else COLUMNS
     heads = [f"{LETTER[kind]} {NAMES[m]}" for kind, metrics in columns.items() for m in metrics]
+    also = "".join(f", `{text}`" for text in common)
     lines = [
         f"# {name}",
         "",
-        f"`python benchmarks/tables.py {name} --seeds {seeds}` on `recipes/{recipe}.toml`: {seeds} seeds, mean ± standard deviation (%),",
+        f"`python benchmarks/tables.py {name} --seeds {seeds}` on `recipes/{recipe}.toml`{also}: {seeds} seeds, mean ± standard deviation (%),",
         "the same rounds, batches and optimiser for every row; each run's figure is that of its last round.",
         "G = the global predictor on the union of test sets, S = each site's own predictor on its own test set, A = their mean.",
         "",
@@ -112,7 +166,7 @@ def table(name: str, seeds: int, jobs: int) -> None:
         cells = [spread([run["metrics"][kind][m] for run in runs]) for kind, metrics in columns.items() for m in metrics]
         lines.append(f"| {arm} | " + " | ".join(cells) + " |")
     first = next(iter(found.values()))[0]["metrics"]["generalisation"]
-    classes = class_names(recipe, next(iter(arms)))
+    classes = class_names(within, next(iter(arms)))
     order = sorted(range(len(classes)), key=lambda c: -first["support"][c])
     lines += [
         "",
@@ -137,16 +191,15 @@ def table(name: str, seeds: int, jobs: int) -> None:
     print("\n".join(lines[6 : 8 + len(found)]), flush=True)
 
 
-def class_names(recipe: str, arm: str) -> list[str]:
+def class_names(within: Path, arm: str) -> list[str]:
     """The classes in the runs' order, from the report of one run."""
-    folder = ROOT / "runs" / "tables" / recipe / f"{slug(arm)}-0"
-    return json.loads((folder / "result.json").read_text())["classes"]
+    return json.loads((within / f"{slug(arm)}-0" / "result.json").read_text())["classes"]
 
 
 def curves(arms: dict[str, list[list[tuple[int, dict[str, float]]]]]) -> str:
     """Mean test balanced accuracy over rounds, one line per arm, as SVG."""
     width, height, left, top = 720, 360, 50, 20
-    colours = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#777777")
+    colours = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#777777")  # then again, dashed
     points = {
         arm: [(run[0][i][0], statistics.mean(curve[i][1]["balanced_accuracy"] for curve in run)) for i in range(len(run[0]))]
         for arm, run in arms.items()
@@ -172,13 +225,17 @@ def curves(arms: dict[str, list[list[tuple[int, dict[str, float]]]]]) -> str:
         parts.append(f'<text x="{left - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{100 * value:.0f}</text>')
         parts.append(f'<text x="{x(last * i / 4):.1f}" y="{height - 20}" text-anchor="middle">{last * i // 4}</text>')
     parts.append(f'<text x="{left}" y="{height - 4}">round</text>')
-    for (arm, line), colour in zip(points.items(), colours, strict=False):
+    for i, (arm, line) in enumerate(points.items()):
+        colour, dash = colours[i % len(colours)], ' stroke-dasharray="6 3"' if i >= len(colours) else ""
         path = " ".join(f"{x(r):.1f},{y(v):.1f}" for r, v in line)
         parts.append(
-            f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"><title>{arm}</title></polyline>'
+            f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{dash}><title>{arm}</title></polyline>'
         )
-        row = top + 18 * list(points).index(arm)
-        parts.append(f'<text x="{width - 190}" y="{row + 10}" fill="{colour}">{arm}</text>')
+        row = top + 18 * i
+        parts.append(
+            f'<line x1="{width - 190}" x2="{width - 166}" y1="{row + 6}" y2="{row + 6}" stroke="{colour}" stroke-width="2"{dash}/>'
+        )
+        parts.append(f'<text x="{width - 160}" y="{row + 10}">{arm}</text>')
     return "\n".join([*parts, "</svg>", ""])
 
 

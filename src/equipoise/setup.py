@@ -12,14 +12,17 @@ import numpy as np
 import torch
 
 from equipoise.config import Config
-from equipoise.data import Progress, Samples
+from equipoise.data import Progress, Samples, Task
 from equipoise.engine import Host
 from equipoise.errors import ConfigError, MethodError
-from equipoise.nets import NetOptions, build
+from equipoise.evaluate import shot_groups
+from equipoise.methods import Method
+from equipoise.nets import Net, NetOptions, build
+from equipoise.options import Options
 from equipoise.partition import Holding, divide
 from equipoise.seeds import derive
 from equipoise.site import SiteData, Store
-from equipoise.site.views import VIEWS, channel_statistics, make_view, statistics
+from equipoise.site.views import VIEWS, Channels, channel_statistics, make_view, statistics
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 """glibc's names for what `keep_memory` sets"""
@@ -105,25 +108,78 @@ def frozen_net(
     return net.body.to(device).eval().requires_grad_(False)
 
 
+def make_net(
+    options: NetOptions, method: Method, classes: int, channels: int, image_size: int, seed: int, base: Path = Path()
+) -> Net:
+    """The network a method needs: its heads and projector on the body that the options name."""
+    return build(
+        options,
+        classes=classes,
+        heads=method.heads,
+        projector=method.projection(),
+        make_head=method.make_head,
+        channels=channels,
+        image_size=image_size,
+        seed=seed,
+        base=base,
+    )
+
+
+def normalisation(config: Config, stuff: Material) -> tuple[Channels, Channels]:
+    """Mean and standard deviation per channel that images are normalised with."""
+    images, measured = stuff.samples.images, None
+    if config.train.augment.normalise == "data":
+        measured = channel_statistics(images, np.concatenate([h.train for h in stuff.holdings]))
+    return statistics(config.train.augment, images.shape[3], measured)
+
+
+SIGHT = "model.json"
+"""the file of a run folder that holds its `Sight`"""
+
+
+class Sight(Options):
+    """What the network of a run sees and answers: all that using it needs to know of the data."""
+
+    task: Task
+    classes: tuple[str, ...]
+    image_size: int
+    channels: int
+    mean: Channels
+    std: Channels
+    shots: tuple[int, ...]
+    """per class: 0 head, 1 medium, 2 tail, by training images"""
+    fingerprint: str
+    """of the data"""
+
+
+def short(values: Channels) -> Channels:
+    """The shortest numbers that are the same in single precision: 0.485, not 0.48500001430511475."""
+    return tuple(float(str(np.float32(value))) for value in values)
+
+
+def make_sight(config: Config, stuff: Material, measured: tuple[Channels, Channels] | None = None) -> Sight:
+    """The sight of a run; `measured` is its normalisation, where that is known already."""
+    samples = stuff.samples
+    mean, std = normalisation(config, stuff) if measured is None else measured
+    return Sight(
+        task=samples.task,
+        classes=samples.classes,
+        image_size=samples.images.shape[1],
+        channels=samples.images.shape[3],
+        mean=short(mean),
+        std=short(std),
+        shots=tuple(shot_groups(stuff.counts(), config.evaluate.shots).tolist()),
+        fingerprint=samples.fingerprint,
+    )
+
+
 def make_host(config: Config, stuff: Material, private: Path) -> Host:
     """A host that can play every site of the run; `private` is where sites keep their own state."""
     device, samples = device_of(config), stuff.samples
     _, height, _, channels = samples.images.shape
-    net = build(
-        config.net,
-        classes=len(samples.classes),
-        heads=config.method.heads,
-        projector=config.method.projection(),
-        make_head=config.method.make_head,
-        channels=channels,
-        image_size=height,
-        seed=derive(config.train.seed, "net"),
-        base=config.base,
-    ).to(device)
-    measured = None
-    if config.train.augment.normalise == "data":
-        measured = channel_statistics(samples.images, np.concatenate([h.train for h in stuff.holdings]))
-    mean, std = statistics(config.train.augment, channels, measured)
+    seed = derive(config.train.seed, "net")
+    net = make_net(config.net, config.method, len(samples.classes), channels, height, seed, config.base).to(device)
+    mean, std = normalisation(config, stuff)
     views = {name: make_view(name, config.train.augment, mean, std) for name in VIEWS}
     return Host(
         method=config.method,
@@ -138,5 +194,5 @@ def make_host(config: Config, stuff: Material, private: Path) -> Host:
             name: frozen_net(options, name, config, channels, height, device)
             for name, options in config.method.frozen().items()
         },
-        local_batch_norm=config.net.batch_norm == "local",
+        local_batch_norm=config.net.batch_norm == "local" or config.method.local_batch_norm,
     )

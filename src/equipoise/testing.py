@@ -248,6 +248,8 @@ class Bench:
         if not stored.exists():
             test = None if sites is OVERFIT else {site: tuple(dict.fromkeys(labels)) for site, labels in sites.items()}
             tables = write_federation(stored, sites, test, task=task, size=size)
+            if task == "multi" and sites is ORDINARY:
+                tables["partition"]["missing"] = 1  # every site leaves one class unlabelled
             (stored / "tables.json").write_text(json.dumps(tables))
         return json.loads((stored / "tables.json").read_text())
 
@@ -562,7 +564,7 @@ def check_neutral(bench: Bench) -> None:
     config = bench.config()
     # FedAvg looks at the first view only, but all of them are drawn.
     train = config.train.model_copy(update={"views": config.train.views or bench.cls.views})
-    plain = replace(config, method=METHODS["fedavg"](), method_name="fedavg", train=train)
+    plain = replace(config, method=METHODS["fedavg"](crt=config.method.crt), method_name="fedavg", train=train)
     mine = bench.run(replace(config, method=bench.method(**bench.cls.neutral), train=train)).result.server["model"]
     theirs = bench.run(plain).result.server["model"]
     common = [name for name in theirs if name in mine]

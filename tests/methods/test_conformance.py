@@ -18,6 +18,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "fediic": {"spread_steps": 50},
     "fedmas": {"target": "small-cnn"},
     "fedmlp": {"warmup": 1},
+    "fedirm": {"warmup": 1},
+    "cbafed": {"warmup": 1, "every": 1},
+    "fednoro": {"warmup": 1},
+    "creff": {"features": 10, "match_steps": 50, "head_epochs": 100, "draws": 2},
+    "prr-imb": {"warmup": 1},
+    # Settings under which a few rounds are enough to learn 64 images by heart; the published ones need more.
+    "fedavgm": {"beta": 0.3},
+    "fedadagrad": {"lr": 0.03},
+    "moon": {"size": 16},
+    "isfl": {"sigma": 0.5},
 }
 """Settings under which two rounds take every path of a method, quickly."""
 

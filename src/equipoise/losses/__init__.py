@@ -2,6 +2,7 @@
 
 from equipoise.losses.multilabel import (
     adjusted_bce,
+    bce_cells,
     class_means,
     fedlc_bce,
     masked_bce,
@@ -12,6 +13,7 @@ from equipoise.losses.multilabel import (
 from equipoise.losses.objectives import OBJECTIVES, Objective, ObjectiveOptions, make_objective, parse_objective
 from equipoise.losses.shaping import Shaper, positive_prior, prior_of
 from equipoise.losses.single import (
+    among,
     balanced_softmax,
     class_balanced,
     cross_entropy,
@@ -30,7 +32,9 @@ __all__ = [
     "ObjectiveOptions",
     "Shaper",
     "adjusted_bce",
+    "among",
     "balanced_softmax",
+    "bce_cells",
     "class_balanced",
     "class_means",
     "cross_entropy",

@@ -27,7 +27,8 @@ def spread_apart(v: Tensor, steps: int, stop_at_zero: bool, rate: float = 0.1) -
     for _ in range(steps if len(x) > 1 else 0):
         inner = a @ gram @ a.T
         norm = np.sqrt(inner.diagonal())
-        cosine = inner / np.outer(norm, norm)
+        size = norm[:, None] * norm
+        cosine = inner / size
         np.fill_diagonal(cosine, 0.0 if stop_at_zero else -np.inf)
         j = cosine.argmax(1)
         c, i = cosine[rows, j], rows[j != rows]
@@ -35,9 +36,9 @@ def spread_apart(v: Tensor, steps: int, stop_at_zero: bool, rate: float = 0.1) -
         if not len(i):
             break
         slope = np.zeros_like(a)
-        np.add.at(slope, (i, j), 1 / (norm[i] * norm[j]))
-        np.add.at(slope, (j, i), 1 / (norm[i] * norm[j]))
-        np.add.at(slope, (i, i), -c / norm[i] ** 2)
-        np.add.at(slope, (j, j), -c / norm[j] ** 2)
+        slope[i, j] = pull = 1 / size[i, j]
+        slope[j, i] += pull
+        slope[i, i] -= c / norm[i] ** 2
+        np.add.at(slope, (j, j), -c / norm[j] ** 2)  # several rows may be nearest to the same one
         a = a - rate * (slope @ a)
     return torch.from_numpy(a @ x).to(v.dtype)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from equipoise.losses.shaping import binary_margin_shift, odds_shift
-from equipoise.losses.single import focus
+from equipoise.losses.single import focus, ldam_margin
 
 Over = Literal["labelled", "all"]
 
@@ -38,6 +38,20 @@ def bce_cells(logits: Tensor, y: Tensor, pos_weight: Tensor | None = None) -> Te
     """Binary cross-entropy of every cell, [N, C]."""
     weight = None if pos_weight is None else pos_weight.to(logits)
     return F.binary_cross_entropy_with_logits(logits, y.to(logits.dtype), pos_weight=weight, reduction="none")
+
+
+def ldam_cells(
+    cosines: Tensor,
+    y: Tensor,
+    counts: Tensor,
+    max_margin: float = 0.5,
+    scale: float = 30.0,
+    weight: Tensor | None = None,
+) -> Tensor:
+    """LDAM per label, [N, C]: a margin on the positive side by the label's positives, `counts`; `weight` [C] is theirs too."""
+    margin = ldam_margin(counts, max_margin).to(cosines)
+    cells = bce_cells(scale * (cosines - margin * y), y)
+    return cells if weight is None else cells * torch.where(y > 0, weight.to(cells), 1.0)
 
 
 def masked_bce(

@@ -40,6 +40,11 @@ class Facts:
     round: int
     rounds: int
 
+    @property
+    def annotated(self) -> Tensor:
+        """bool [C]: the labels the site annotates, spelt out."""
+        return torch.ones_like(self.counts, dtype=torch.bool) if self.labelled is None else self.labelled
+
     def known(self, shaper: Shaper) -> Shaper:
         """The shift without the labels the site knows nothing of."""
         if self.labelled is None or shaper.shift is None:
@@ -98,16 +103,19 @@ class LogitAdjustment(Part):
 
 
 class FedRS(Part):
-    """Logits of classes the site lacks are scaled down (FedRS)."""
+    """Logits of classes the site lacks, or of labels it does not annotate, are scaled down (FedRS)."""
 
     name: Literal["fedrs"] = "fedrs"
+    tasks: ClassVar[tuple[Task, ...]] = ("single", "multi")
     alpha: float = Field(default=0.5, ge=0, le=1)
-    """scale of absent classes; 1 is cross-entropy"""
+    """scale of absent classes; 1 is cross-entropy. Multi-label: of labels not annotated, where the criterion counts them at all"""
     mode: Literal["binary", "proportional"] = "binary"
     """binary: absent classes only (the paper); proportional: all classes, by count relative to the largest"""
 
     def shaper(self, facts: Facts) -> Shaper:
-        return shaping.restriction(facts.counts, self.alpha, self.mode)
+        # A label that is annotated and never found has negatives to learn from: it is not absent.
+        held = facts.counts if facts.task == "single" or self.mode == "proportional" else facts.annotated
+        return shaping.restriction(held, self.alpha, self.mode)
 
 
 class ClassBalanced(Part):
@@ -126,9 +134,10 @@ class ClassBalanced(Part):
 
 
 class LDAM(Part):
-    """Margins by class frequency on a cosine head, with deferred re-weighting (LDAM-DRW)."""
+    """Margins by class frequency on a cosine head, with deferred re-weighting (LDAM-DRW); multi-label: of the positives."""
 
     name: Literal["ldam"] = "ldam"
+    tasks: ClassVar[tuple[Task, ...]] = ("single", "multi")
     cosine: ClassVar[bool] = True
     max_margin: float = Field(default=0.5, ge=0)
     """margin of the rarest class"""
@@ -146,7 +155,8 @@ class LDAM(Part):
     def criterion(self, facts: Facts) -> Criterion:
         late = facts.round >= self.defer * facts.rounds
         weight = single.effective_weight(facts.counts, self.beta) if late else None
-        return partial(single.ldam, counts=facts.counts, max_margin=self.max_margin, scale=self.scale, weight=weight)
+        kind = single.ldam if facts.task == "single" else multilabel.ldam_cells
+        return partial(kind, counts=facts.counts, max_margin=self.max_margin, scale=self.scale, weight=weight)
 
 
 class MultiPart(Part):
@@ -168,7 +178,9 @@ class Focal(MultiPart):
     def last(self) -> bool:
         return True
 
-    def criterion(self, facts: Facts) -> Criterion:
+    def criterion(self, facts: Facts) -> Criterion | None:
+        if self.gamma == 0:
+            return None
         if facts.task == "single":
             return partial(single.focal, gamma=self.gamma)
         return lambda logits, y: single.focus(multilabel.bce_cells(logits, y), self.gamma)

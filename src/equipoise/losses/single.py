@@ -15,7 +15,15 @@ from equipoise.losses.shaping import margin_shift, prior_shift, quarter, restric
 
 Reduction = Literal["mean", "none"]
 
+ABSENT = -1e9
+"""logit of a class that is left out: its softmax is exactly 0, and unlike -inf it can be scaled and shifted"""
+
 cross_entropy = F.cross_entropy
+
+
+def among(logits: Tensor, present: Tensor) -> Tensor:
+    """Logits whose softmax is over the present classes (bool [C]) alone."""
+    return logits.masked_fill(~present.to(logits.device), ABSENT)
 
 
 def balanced_softmax(logits: Tensor, y: Tensor, prior: Tensor, reduction: Reduction = "mean") -> Tensor:

@@ -11,28 +11,74 @@ import sys
 from pathlib import Path
 
 from equipoise.errors import ConfigError
+from equipoise.methods.balancefl import BalanceFL
 from equipoise.methods.base import Ask, Method
+from equipoise.methods.cbafed import CBAFed
+from equipoise.methods.climb import CLIMB
+from equipoise.methods.creff import CReFF
+from equipoise.methods.disco import FedDisco
 from equipoise.methods.fca import FCA
 from equipoise.methods.fedavg import FedAvg
+from equipoise.methods.fedbabu import FedBABU
 from equipoise.methods.fediic import FedIIC
+from equipoise.methods.fedirm import FedIRM
+from equipoise.methods.fedlsr import FedLSR
 from equipoise.methods.fedmas import FedMAS
 from equipoise.methods.fedmlp import FedMLP
+from equipoise.methods.fednoro import FedNoRo
+from equipoise.methods.fedproc import FedProc
 from equipoise.methods.fedprox import FedProx
+from equipoise.methods.fedrep import FedRep
 from equipoise.methods.fedsdc import FedSDC, FedSDCPlus
+from equipoise.methods.fixmatch import FedFixMatch
+from equipoise.methods.isfl import ISFL
 from equipoise.methods.local import Local
+from equipoise.methods.moon import MOON
+from equipoise.methods.opt import FedAdagrad, FedAdam, FedAvgM, FedYogi
+from equipoise.methods.prr import PRRImb
+from equipoise.methods.rscfed import RSCFed
+from equipoise.methods.shaped import BSMFL, LDAMFL, FedAvgPL, FedFocal, FedLC, FedRS
 from equipoise.names import unknown
 
 METHODS: dict[str, type[Method]] = {
     "local": Local,
     "fedavg": FedAvg,
-    "fedprox": FedProx,
     "fca": FCA,
     "fediic": FedIIC,
     "fedmlp": FedMLP,
     "fedmas": FedMAS,
     "fedsdc": FedSDC,
     "fedsdc+": FedSDCPlus,
+    # what those five were compared with
+    "fedavg-pl": FedAvgPL,
+    "fedavgm": FedAvgM,
+    "fedadam": FedAdam,
+    "fedyogi": FedYogi,
+    "fedadagrad": FedAdagrad,
+    "fedprox": FedProx,
+    "moon": MOON,
+    "fedproc": FedProc,
+    "fedrs": FedRS,
+    "fedlc": FedLC,
+    "fedfocal": FedFocal,
+    "ldam-fl": LDAMFL,
+    "bsm-fl": BSMFL,
+    "balancefl": BalanceFL,
+    "creff": CReFF,
+    "climb": CLIMB,
+    "prr-imb": PRRImb,
+    "feddisco": FedDisco,
+    "isfl": ISFL,
+    "fedrep": FedRep,
+    "fedbabu": FedBABU,
+    "rscfed": RSCFed,
+    "fedfixmatch": FedFixMatch,
+    "fedirm": FedIRM,
+    "cbafed": CBAFed,
+    "fedlsr": FedLSR,
+    "fednoro": FedNoRo,
 }
+"""Every method by name. cRT is no method but a stage after any: `method.crt`."""
 
 
 def find(name: str, base: Path) -> type[Method]:

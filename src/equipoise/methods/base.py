@@ -13,12 +13,13 @@ from functools import cache
 from typing import Any, ClassVar, Protocol
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from equipoise.data.samples import Task
 from equipoise.leaves import Each, Mean, Sum, Upload
 from equipoise.losses import ObjectiveOptions
+from equipoise.methods import crt
 from equipoise.nets import Net, NetOptions, ProjectorSpec, state
 from equipoise.site import Batch, Loc, measure
 from equipoise.tree import Tree, plus
@@ -61,6 +62,10 @@ class Method(BaseModel):
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
     neutral: ClassVar[dict[str, Any] | None] = None
     keeps_tuned: ClassVar[bool] = True
+    local_batch_norm: ClassVar[bool] = False
+
+    crt: int = Field(0, ge=0)
+    """rounds of classifier re-training after the last round (Kang et al. 2020); 0 = none"""
 
     # What the net must have --------------------------------------------------------------------------------------------
 
@@ -92,8 +97,8 @@ class Method(BaseModel):
         return {**server, "model": plus(server["model"], up["delta"])}
 
     def finish(self, server: Tree, ask: Ask) -> Tree:
-        """After the last round."""
-        return server
+        """After the last round: the classifier re-trained, if `crt` asks for it. A method's own ending starts from this one."""
+        return crt.stage(server, ask, self.retrain, self.crt) if self.crt else server
 
     def phases(self, rounds: int) -> Sequence[int]:
         """Rounds from which a different set of leaves leaves the sites (the ledger is made anew at each)."""
@@ -120,11 +125,19 @@ class Method(BaseModel):
         """The loss of one batch."""
         return loc.objective(net(batch.x), batch.y)
 
+    def fit(self, net: Net, loc: Loc) -> float:
+        """Local training; the mean loss."""
+        return loc.fit(net, self.loss)
+
     def train(self, net: Net, loc: Loc) -> Upload:
         """Question: train locally, answer with the change of the shared tensors, weighted by samples."""
         self.prepare(net, loc)
-        loss = loc.fit(net, self.loss)
+        loss = self.fit(net, loc)
         return {"delta": Mean(loc.delta(net), loc.samples), "loss": Mean(torch.tensor(loss, dtype=torch.float64), loc.samples)}
+
+    def retrain(self, net: Net, loc: Loc) -> Upload:
+        """Question: one round of classifier re-training, answered with the change of the head, weighted by samples."""
+        return crt.answer(net, loc, self.crt, (loc.options.views or self.views)[:1])
 
     @torch.no_grad()
     def evaluate(self, net: Net, loc: Loc) -> Upload:
@@ -138,7 +151,8 @@ class Method(BaseModel):
         scores: Tree = {split: {} for split in SPLITS}
         private = {name: tensor.clone() for name, tensor in state(net).items() if name in loc.private}
         for kind, mine in kinds.items():
-            loc.receive(net, server["model"] if mine is None else {**server["model"], **private, **loc.tuned})
+            theirs = {} if mine is None else {**private, **loc.tuned, **self.personal(mine)}
+            loc.receive(net, {**server["model"], **theirs})
             for split in SPLITS:
                 parts: dict[str, list[Tensor]] = {}
                 for batch in loc.scan(split):
@@ -158,8 +172,12 @@ class Method(BaseModel):
         answer: Upload = {"pooled": Sum(pooled)}
         return answer | {"own": Each(own)} if "own" in kinds else answer
 
+    def personal(self, mine: Tree) -> Mapping[str, Tensor]:
+        """Tensors of the net that a site's own predictor takes from its private tree, beside the net's private ones."""
+        return {}
+
     def predict(self, net: Net, x: Tensor, mine: Tree | None, server: Tree) -> dict[str, Tensor]:
-        """Logits by predictor, the one that counts first. `mine` is None for the global predictor."""
+        """Logits by predictor, the one that counts first; changes nothing. `mine` is None for the global predictor."""
         return {"fed": net(x)}
 
     # About the class ---------------------------------------------------------------------------------------------------

@@ -9,6 +9,8 @@ on raw logits, temperature 1, mean over the batch. Both heads read the same feat
 `variant = "released"` follows the published code where it differs: the consistency term gets probabilities where
 log-probabilities are due (so it is const − ⟨q, p⟩ / (B·C)), the mean of all personal heads is collected and serves the
 union of test sets, and the federated head after local training serves the site's own test set. All roles are always logged.
+Personal heads that start as copies (the default) differ from the shared head by what a site has learnt alone: in a federation of one
+site the first delta nearly shows the personal head; `own_init = "draw"` starts them apart.
 Leaves the site: delta, loss (means); released also `own`, the personal heads as a mean. Stays: head.own (except as said).
 """
 

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from equipoise.errors import MethodError
 from equipoise.leaves import Each, Sum, Upload
 from equipoise.methods.base import Ask, Method
+from equipoise.methods.opt import heavy_ball, parameters
 from equipoise.nets import Net, load, state
 from equipoise.nets.bank import HEAD, Bottleneck, bank_logits, draw_bank, vote
 from equipoise.site import Loc
@@ -65,8 +66,7 @@ class FedSDC(Method):
 
     def init(self, net: Net, shared: Mapping[str, Tensor]) -> Tree:
         server = super().init(net, {name: t for name, t in shared.items() if not name.startswith(HEAD)})
-        moving = {name for name, _ in net.named_parameters()}
-        momentum = zeros_like({n: t for n, t in server["model"].items() if n in moving})
+        momentum = zeros_like(parameters(net, server["model"]))
         return server | {"momentum": momentum, "shape": torch.tensor([net.width, shared[HEAD + "up.bias"].shape[0]])}
 
     def round(self, server: Tree, ask: Ask) -> Tree:
@@ -83,8 +83,7 @@ class FedSDC(Method):
             order = torch.randperm(len(heads), generator=ask.generator("shuffle")).tolist()
         dealt = {site: f"{order[j]:03d}" for j, site in enumerate(ask.sites)}
         up = ask(self.train, model=server["model"], each={site: {"head": heads[slot]} for site, slot in dealt.items()})
-        velocity = {name: self.beta * v - up["delta"][name] for name, v in server["momentum"].items()}
-        moved = {name: -velocity[name] if name in velocity else change for name, change in up["delta"].items()}
+        velocity, moved = heavy_ball(server["momentum"], up["delta"], self.beta)
         heads = heads | {dealt[site]: head for site, head in up["head"].items()}
         server = server | {"model": plus(server["model"], moved), "momentum": velocity, "heads": heads}
         return server | {"chosen": self.best(server, ask)}
@@ -120,7 +119,7 @@ class FedSDC(Method):
         heads, classes = loc.down["heads"], len(loc.classes)
         confusion = torch.zeros(len(heads), classes * classes, dtype=torch.int64)
         for batch in loc.scan(self.rank_on):
-            guess = bank_logits(net, net.body(batch.x), heads).argmax(2).cpu()
+            guess = bank_logits(net.body(batch.x), heads).argmax(2).cpu()
             for slot in range(len(heads)):
                 confusion[slot] += torch.bincount(batch.y.cpu() * classes + guess[slot], minlength=classes * classes)
         return {"confusion": Sum(confusion.view(len(heads), classes, classes))}
@@ -130,7 +129,7 @@ class FedSDC(Method):
         return {"model": server["model"], "heads": {s: server["heads"][s] for s in (slots if self.ensemble else slots[:1])}}
 
     def predict(self, net: Net, x: Tensor, mine: Tree | None, server: Tree) -> dict[str, Tensor]:
-        logits = bank_logits(net, net.body(x), server["heads"])
+        logits = bank_logits(net.body(x), server["heads"])
         return {"vote": vote(logits), "mean": logits.log_softmax(2).logsumexp(0) - math.log(len(logits))}
 
 

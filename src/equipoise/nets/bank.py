@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.functional import one_hot
 
-from equipoise.nets.net import Net, load
 from equipoise.tree import Tree
 
 HEAD = "head.fed."
@@ -47,18 +46,19 @@ def draw_bank(count: int, width: int, classes: int, narrowest: float, draw: torc
     return heads
 
 
-def bank_logits(net: Net, z: Tensor, heads: Tree) -> Tensor:
-    """[H, N, C]: every head's logits of the same features, in the order of their slots."""
+def bank_logits(z: Tensor, heads: Tree) -> Tensor:
+    """[H, N, C]: every head's logits of the same features, in the order of their slots, without dropout."""
     found = []
     for slot in sorted(heads):
-        load(net, {HEAD + name: tensor for name, tensor in heads[slot].items()})
-        found.append(net.head["fed"](z))
+        head = {name: tensor.to(z) for name, tensor in heads[slot].items()}
+        hidden = F.linear(z, head["down.weight"], head["down.bias"]) * head["units"]
+        found.append(F.linear(hidden, head["up.weight"], head["up.bias"]))
     return torch.stack(found)
 
 
 def vote(logits: Tensor) -> Tensor:
     """Hard votes [N, C] of [H, N, C] logits, with less than a vote on top: of classes in the lead together, the one with the
     largest sum of logits is ahead, and equal counts are told apart by the softmax of that sum."""
-    votes, total = one_hot(logits.argmax(2), logits.shape[2]).sum(0), logits.sum(0)
+    votes, total = F.one_hot(logits.argmax(2), logits.shape[2]).sum(0), logits.sum(0)
     winner = total.masked_fill(votes < votes.amax(1, keepdim=True), -torch.inf).argmax(1)
-    return votes + 0.25 * one_hot(winner, logits.shape[2]) + 0.5 * total.softmax(1)
+    return votes + 0.25 * F.one_hot(winner, logits.shape[2]) + 0.5 * total.softmax(1)

@@ -21,7 +21,7 @@ from equipoise.tree import Tree
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-LossFunction = Callable[[Net, Batch, "Loc"], Tensor]
+LossFunction = Callable[[Any, Batch, "Loc"], Tensor]
 
 
 class Loc:
@@ -73,6 +73,11 @@ class Loc:
         return self._views[self._wanted[0]].deterministic
 
     @property
+    def last_rate(self) -> float:
+        """The learning rate of the last round, for what is trained after it (a cosine has reached its end there)."""
+        return self.options.rate(max(0, self.rounds - 1))
+
+    @property
     def train(self) -> Rows:
         """The local training rows."""
         return self.data.splits["train"]
@@ -98,6 +103,11 @@ class Loc:
     def order(self, epoch: int) -> Tensor:
         """The shuffled training rows of one epoch."""
         return torch.randperm(self.samples, generator=self.generator("shuffle", epoch))
+
+    def balanced(self, epoch: int) -> Tensor:
+        """As many training rows, drawn with replacement so that every class the site has comes equally often."""
+        share = 1 / self.counts[self.train.labels]
+        return torch.multinomial(share, self.samples, replacement=True, generator=self.generator("balanced", epoch))
 
     def batches(self, epoch: int = 0, views: Sequence[str] | None = None, order: Tensor | None = None) -> Iterator[Batch]:
         """Shuffled, augmented training batches of one epoch."""
@@ -126,24 +136,26 @@ class Loc:
 
     def fit(
         self,
-        net: Net,
+        net: nn.Module,
         loss: LossFunction,
         *,
         epochs: int | range | None = None,
         only: Callable[[str], bool] | None = None,
         views: Sequence[str] | None = None,
         order: Callable[[int], Tensor] | None = None,
-        after: Callable[[Net], None] | None = None,
+        after: Callable[[Any], None] | None = None,
+        rate: float | None = None,
     ) -> float:
         """Local training: `epochs` passes of `loss` over the training rows. Returns the mean loss.
 
         `epochs` may be a range, for a question that trains in several stretches with draws of their own. `only` picks the
         parameters (by name) that train; modules of which none trains stay in eval mode. `views` are others than the
-        method's, `order` gives the rows of an epoch (a sampler of the method's own), `after` sees the net after each step.
-        A site with a single image trains with its BatchNorm in eval mode: one value has no variance.
+        method's, `order` gives the rows of an epoch (a sampler of the method's own), `after` sees the net after each step,
+        `rate` is another learning rate than the round's. A site with a single image trains with its BatchNorm in eval mode:
+        one value has no variance.
         """
         named = {name: p for name, p in net.named_parameters() if only is None or only(name)}
-        optimizer = Optimizer(self.options, self.options.rate(self.round), named)
+        optimizer = Optimizer(self.options, self.options.rate(self.round) if rate is None else rate, named)
         keep = self.options.persist_optimizer and only is None
         if keep:
             optimizer.restore(self.moments)

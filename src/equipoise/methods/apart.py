@@ -1,0 +1,31 @@
+"""Models of single sites at the coordinator: for methods that weigh sites by how far their models lie apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from equipoise.leaves import Each, Upload
+from equipoise.site import Loc
+from equipoise.tree import Tree, combine
+
+Change = Mapping[str, Tensor]
+"""how far one site moved each shared tensor"""
+
+
+def shown(up: Upload, loc: Loc) -> Upload:
+    """The same answer with the site's change and its number of samples to be seen by themselves, not in a mean."""
+    return up | {"delta": Each(up["delta"].value), "samples": Each(torch.tensor(loc.samples))}
+
+
+def distance(a: Change, b: Change) -> float:
+    """Σ over tensors of the norm of their difference (not the norm of all of it); shared tensors are never integers."""
+    return sum(float(torch.linalg.vector_norm((a[name] - b[name]).flatten(), dtype=torch.float64)) for name in a)
+
+
+def blend(changes: Mapping[str, Change], weight: Tensor) -> Tree:
+    """Σ_k weight_k · change_k over the sites, in their order."""
+    scales = weight.tolist()
+    return combine(lambda *xs: sum(s * x for s, x in zip(scales, xs, strict=True)), *changes.values())

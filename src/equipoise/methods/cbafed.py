@@ -1,0 +1,103 @@
+"""CBAFed: class-balanced adaptive pseudo-labels, and a model that keeps part of its past.
+
+Li, Li, Wang, "Class balanced adaptive pseudo labeling for federated semi-supervised learning", CVPR 2023; with partial labels as in
+Sun et al. (FedMLP), 2024. After `warmup` rounds on the labels there are, a missing cell of class c is taken as positive where its
+prediction is above τ_c, as negative where it is below 1 − τ_c, and is left out otherwise;
+    τ_c = clip(p_c + offset − std(p), floor, ceiling),   p_c = Σ_k u_kc / Σ_k Σ_c u_kc
+with u_kc the labels and pseudo-labels of class c that site k used in the round before: a class with few has a lower threshold. Sites are
+weighted by the labels they used, Σ_c u_kc / C (by samples while there are no pseudo-labels). Every `every` rounds w ← (1 − a) w + a w_res and w_res ← w, with
+a = `warm_residual` in warm-up and `residual` after it.
+Choices: pseudo-labels are made once per round by the received model on plain images, as the paper does (`pseudo = "batch"`: in every
+batch by the net as it learns, as FedMLP's code); the loss is the base loss, one mean over all used cells; std is that of a population;
+the residual of labelled sites becomes the coordinator's. The rule for tail classes needs one label per image and is not built.
+Leaves the site: delta, loss (means), used labels per class (sum). Stays: nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from equipoise.leaves import Mean, Sum, Upload
+from equipoise.methods.base import Ask, Method
+from equipoise.nets import Net
+from equipoise.site import Batch, Loc
+from equipoise.tree import Tree, combine, plus
+
+
+class CBAFed(Method):
+    """Pseudo-labels under thresholds that balance classes."""
+
+    paper: ClassVar[str] = "Li et al. 2023"
+    tasks = ("multi",)
+    recommends: ClassVar[dict[str, Any]] = {"objective": {"name": "bce", "pos_weight": True}}
+    neutral: ClassVar[dict[str, Any] | None] = {"pseudo": "none", "every": 0}
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "fedmlp": {"warmup": 50, "pseudo": "batch", "every": 5, "warm_residual": 0.8, "residual": 0.5},
+    }
+
+    warmup: int = Field(50, ge=0)
+    """rounds before there are pseudo-labels"""
+    pseudo: Literal["fixed", "batch", "none"] = "fixed"
+    """pseudo-labels once per round, anew in every batch, or not at all"""
+    offset: float = Field(0.45, ge=0, le=1)
+    """what is added to a class's share of the labels"""
+    floor: float = Field(0.55, ge=0.5, le=1)
+    """lowest threshold"""
+    ceiling: float = Field(0.95, ge=0.5, le=1)
+    """highest threshold"""
+    every: int = Field(5, ge=0)
+    """rounds between two mixings with the past model; 0 = never"""
+    warm_residual: float = Field(0.8, ge=0, le=1)
+    """share of the past model at a mixing in warm-up"""
+    residual: float = Field(0.5, ge=0, le=1)
+    """and after it"""
+
+    def init(self, net: Net, shared: Mapping[str, Tensor]) -> Tree:
+        server = super().init(net, shared)
+        used = torch.zeros(shared["head.fed.weight"].shape[0], dtype=torch.float64)
+        return server | {"past": server["model"], "used": used}
+
+    def round(self, server: Tree, ask: Ask) -> Tree:
+        up = ask(self.train, model=server["model"], threshold=self.thresholds(server["used"]))
+        model, past = plus(server["model"], up["delta"]), server["past"]
+        if self.every and (ask.round + 1) % self.every == 0:
+            share = self.warm_residual if ask.round < self.warmup else self.residual
+            model = past = combine(lambda new, old: torch.lerp(new, old, share), model, past)
+        return {"model": model, "past": past, "used": up["used"]}
+
+    def thresholds(self, used: Tensor) -> Tensor:
+        """τ_c from the labels used by all sites, [C]."""
+        share = used / used.sum().clamp_min(1)
+        return (share + self.offset - share.std(correction=0)).clamp(self.floor, self.ceiling)
+
+    def late(self, loc: Loc) -> bool:
+        """Whether there are pseudo-labels in this round."""
+        return self.pseudo != "none" and loc.round >= self.warmup
+
+    @torch.no_grad()
+    def prepare(self, net: Net, loc: Loc) -> None:
+        loc.scratch["used"] = torch.zeros(len(loc.classes), dtype=torch.float64)
+        if self.pseudo == "fixed" and self.late(loc):
+            loc.scratch["score"] = torch.cat([net(batch.x).sigmoid() for batch in loc.scan()])
+
+    def loss(self, net: Net, batch: Batch, loc: Loc) -> Tensor:
+        logits = net(batch.x)
+        if not self.late(loc):
+            loc.scratch["used"] += len(batch) * loc.annotated
+            return loc.objective(logits, batch.y)
+        p = logits.detach().sigmoid() if self.pseudo == "batch" else loc.scratch["score"][batch.index.to(logits.device)]
+        threshold, own = loc.down["threshold"].to(p), loc.annotated.to(p.device)
+        known = own | (p > threshold) | (p < 1 - threshold)
+        loc.scratch["used"] += known.sum(0).cpu()
+        return loc.objective(logits, torch.where(own, batch.y, (p > threshold).to(batch.y)), known)
+
+    def train(self, net: Net, loc: Loc) -> Upload:
+        up = super().train(net, loc)
+        used = loc.scratch["used"] / max(1, loc.options.epochs)
+        weight = float(used.sum()) / len(used) if self.late(loc) else loc.samples
+        return up | {"delta": Mean(up["delta"].value, weight), "used": Sum(used)}

@@ -1,0 +1,123 @@
+"""FedIRM: sites align how classes relate to each other.
+
+Liu, Yang, Dou, Heng, "Federated semi-supervised medical image classification via inter-client relation matching", MICCAI 2021; with
+partial labels as in Sun et al. (FedMLP), 2024, where every site is both teacher and pupil. Row c of a relation matrix is
+R_c = σ(mean logits of the positives of c / T). Warm-up rounds train with the base loss on both views. From the last of them on, sites
+answer with the rows of the classes they label, and row c of R* is the mean over those sites, weighted by samples. After it:
+    L = base loss (mean over views) + λ(r) [ mean (σ(z) − σ(z_teacher))² + ½ (KL(R* ‖ R^u) + KL(R^u ‖ R*)) ]
+with a mean teacher on the second view and all classes, λ(r) = weight · exp(−5 (1 − min(r, ramp)/ramp)²), and R^u from the pseudo-labels
+1[p > ½] of those images of the batch whose classes are all decided (p < low or p > high) and whose entropy is small.
+Choices: the KL is that of Bernoulli variables, summed along a row (`kl = "released"`: of rows of sigmoids as if they summed to 1);
+it is the mean over rows that have a pseudo-positive and are known in R* (the released code puts the constant ½ in their place); a
+site's rows are measured on plain images after training; the teacher predicts in eval mode, and its entropy is not sampled by dropout.
+Sites are weighted by samples. Only several-label tasks have sites with missing labels here.
+Leaves the site: delta, loss (means); from the last warm-up round relation (mean masked by class). Stays: teacher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from equipoise.leaves import Mean, Upload
+from equipoise.losses import bce_cells, class_means
+from equipoise.methods.base import Ask, Method
+from equipoise.methods.teacher import Teacher, rise
+from equipoise.nets import Net
+from equipoise.site import Batch, Loc
+from equipoise.tree import Tree, plus
+
+EDGE = 1e-6
+"""how near a relation may come to 0 and 1"""
+
+
+class FedIRM(Method):
+    """A mean teacher, and class relations that all sites share."""
+
+    paper: ClassVar[str] = "Liu et al. 2021"
+    tasks = ("multi",)
+    views = ("weak", "weak")
+    recommends: ClassVar[dict[str, Any]] = {"objective": {"name": "bce", "pos_weight": True}}
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "fedmlp": {"warmup": 20, "ramp": 30, "weight": 1.0, "decay": 0.99, "temperature": 2.0, "kl": "released"},
+    }
+
+    warmup: int = Field(20, ge=0)
+    """rounds of the base loss alone"""
+    ramp: int = Field(30, ge=0)
+    """rounds, from the start of the run, over which λ rises"""
+    weight: float = Field(1.0, ge=0)
+    """λ once it has risen (15 in the original)"""
+    decay: float = Field(0.99, ge=0, le=1)
+    """how much of itself the teacher keeps at each step"""
+    temperature: float = Field(2.0, gt=0)
+    """T of the relations"""
+    low: float = Field(0.3, ge=0, le=0.5)
+    """a prediction below this counts as decided"""
+    high: float = Field(0.7, ge=0.5, le=1)
+    """and so does one above this"""
+    entropy: float = Field(2.0, gt=0)
+    """an image with more than this, in nats summed over classes, has no pseudo-labels"""
+    kl: Literal["bernoulli", "released"] = "bernoulli"
+    """divergence of relations: of Bernoulli variables, or as the published code applies it"""
+
+    def init(self, net: Net, shared: Mapping[str, Tensor]) -> Tree:
+        classes = shared["head.fed.weight"].shape[0]
+        return super().init(net, shared) | {"relation": torch.zeros(classes, classes)}
+
+    def phases(self, rounds: int) -> Sequence[int]:
+        return (0, self.warmup - 1) if 1 < self.warmup <= rounds else (0,)
+
+    def round(self, server: Tree, ask: Ask) -> Tree:
+        up = ask(self.train, **server)
+        model = plus(server["model"], up["delta"])
+        if ask.round < self.warmup - 1:
+            return server | {"model": model}
+        seen = up.weight["relation"][:, None] > 0
+        return {"model": model, "relation": torch.where(seen, up["relation"], server["relation"])}
+
+    def prepare(self, net: Net, loc: Loc) -> None:
+        loc.scratch["teacher"] = Teacher(net, loc, self.decay)
+
+    def fit(self, net: Net, loc: Loc) -> float:
+        return loc.fit(net, self.loss, after=loc.scratch["teacher"].follow)
+
+    def train(self, net: Net, loc: Loc) -> Upload:
+        up = super().train(net, loc)
+        return up | {"relation": self._relation(net, loc)} if loc.round >= self.warmup - 1 else up
+
+    def loss(self, net: Net, batch: Batch, loc: Loc) -> Tensor:
+        logits = [net(x) for x in batch.views]
+        total = torch.stack([loc.objective(z, batch.y) for z in logits]).mean()
+        if loc.round < self.warmup or self.weight == 0:
+            return total
+        guide = loc.scratch["teacher"](batch.views[-1]).sigmoid()
+        apart = ((logits[0].sigmoid() - guide) ** 2).mean() + self.mismatch(logits[0], loc.down["relation"].to(logits[0]))
+        return total + self.weight * rise(loc.round, self.ramp) * apart
+
+    def mismatch(self, logits: Tensor, known: Tensor) -> Tensor:
+        """½ (KL(R* ‖ R^u) + KL(R^u ‖ R*)), the mean over rows that both have; 0 where there is none."""
+        p = logits.detach().sigmoid()
+        decided = ((p < self.low) | (p > self.high)).all(1) & (bce_cells(logits.detach(), p).sum(1) < self.entropy)
+        positive = (decided[:, None] & (p > 0.5)).to(logits)
+        count = positive.sum(0)
+        row = positive.T @ logits / count.clamp_min(1)[:, None] / self.temperature
+        # KL(a ‖ b) + KL(b ‖ a) = Σ (a − b)(f(a) − f(b)), f being the log-odds for Bernoulli variables and the log for rows.
+        goal = known.clamp(EDGE, 1 - EDGE)
+        gap = goal.logit() - row if self.kl == "bernoulli" else goal.log() - F.logsigmoid(row)
+        both = (count > 0) & (known > 0).any(1)
+        rows = 0.5 * ((goal - row.sigmoid()) * gap).sum(1)
+        return rows.masked_fill(~both, 0.0).sum() / both.sum().clamp_min(1)
+
+    @torch.no_grad()
+    def _relation(self, net: Net, loc: Loc) -> Mean:
+        """The rows of the classes the site labels and has seen, under the trained local net."""
+        logits = torch.cat([net(batch.x).cpu() for batch in loc.scan()])
+        means, count = class_means(logits, loc.train.labels)
+        shows = loc.annotated & (count[:, 1] > 0)
+        return Mean((means[:, 1] / self.temperature).sigmoid(), loc.samples * shows.double())

@@ -1,0 +1,143 @@
+"""ISFL: sites draw their images with weights by class, away from classes whose gradients change fastest.
+
+Zhu, Shi, Fan, et al., "ISFL: Federated learning for non-i.i.d. data with local importance sampling", IoT Journal 2024. With p the
+class shares over the participants, π_k the site's own, and after local training for every class
+    L_kc = max over probe images of class c of ‖∇ℓ(w_k) − ∇ℓ(w)‖ / ‖w_k − w‖                     (gradient Lipschitz estimate)
+    γ_c = 1 − C L_c² / Σ L²,  a = γ/‖γ‖,  Γ = min over a_c < 0 of (p_c − σ π_kc) / (−a_c),  q = p + Γ a        (water-filling)
+the next round draws n_k · ratio images with replacement, each with weight q_y / π_ky; a site's first round has q = p. The loss is the
+base loss, the average uniform.
+Choices: the published probe is a set of 1,000 images shared by all and each client's L is estimated by the server; here a site
+probes its own images, `probe` of them spread over its classes, and the last mean of L over the sites that hold a class stands in
+for classes it lacks. Gradients are of the classifier by default (`scope = "all"`: of the whole net, one backward pass per image and
+model). C counts the classes with p_c > 0; Γ is at least 0. Several labels per image: shares of positives, and an image's
+weight is the mean over its findings, 1 without any.
+Leaves the site: counts (sum), smoothness L (mean by class), delta, loss (means). Stays: the class shares q drawn by.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from equipoise.leaves import Mean, Sum, Upload
+from equipoise.methods.base import Ask, Method
+from equipoise.nets import Net
+from equipoise.site import Loc
+from equipoise.tree import Tree, plus
+
+
+class ISFL(Method):
+    """FedAvg on images drawn by class importance."""
+
+    paper: ClassVar[str] = "Zhu et al. 2024"
+
+    sigma: float = Field(0.02, gt=0, le=1)
+    """least share of a class, relative to its share at the site"""
+    ratio: float = Field(1.0, gt=0)
+    """images drawn per epoch, relative to those the site has"""
+    probe: int = Field(64, ge=1)
+    """images on which a site measures how fast gradients change"""
+    scope: Literal["head", "all"] = "head"
+    """gradients of the classifier, or of the whole net"""
+
+    def round(self, server: Tree, ask: Ask) -> Tree:
+        prior = ask(self.count)["counts"]
+        up = ask(self.train, **server, prior=prior / prior.sum().clamp_min(1))
+        old = server.get("smoothness", torch.zeros_like(prior))
+        smoothness = torch.where(up.weight["smoothness"] > 0, up["smoothness"], old)
+        return {**server, "model": plus(server["model"], up["delta"]), "smoothness": smoothness}
+
+    def count(self, net: Net, loc: Loc) -> Upload:
+        """Question: images per class (positives, for several labels per image)."""
+        return {"counts": Sum(loc.counts)}
+
+    def fit(self, net: Net, loc: Loc) -> float:
+        weight = self.weights(loc)
+        return loc.fit(net, self.loss, order=lambda epoch: self._drawn(weight, loc, epoch))
+
+    def train(self, net: Net, loc: Loc) -> Upload:
+        received = copy.deepcopy(net).eval()
+        up = super().train(net, loc)
+        smoothness, held = self.smoothness(net, received, loc), (loc.counts > 0).double()
+        loc.mine = {"shares": self.shares(smoothness, loc)}
+        return up | {"delta": Mean(up["delta"].value, 1), "smoothness": Mean(smoothness, held)}
+
+    def weights(self, loc: Loc) -> Tensor:
+        """The weight of every training image, q_y / π_y."""
+        own, found = own_shares(loc), members(loc)
+        target = loc.mine["shares"] if "shares" in loc.mine else loc.down["prior"]
+        importance = torch.where(own > 0, target / own.clamp_min(1e-12), 0.0)
+        return torch.where(found.sum(1) > 0, found @ importance / found.sum(1).clamp_min(1), 1.0)
+
+    def shares(self, smoothness: Tensor, loc: Loc) -> Tensor:
+        """q for the next round. What L is for a class the site lacks, the others have said, or else it is as for its own."""
+        held = loc.counts > 0
+        guess = torch.full_like(smoothness, float(smoothness.sum() / held.sum().clamp_min(1)))
+        told = loc.down.get("smoothness", torch.zeros_like(smoothness))
+        smoothness = torch.where(held, smoothness, torch.where(told > 0, told, guess))
+        return water_filling(loc.down["prior"], own_shares(loc), smoothness, self.sigma)
+
+    def _drawn(self, weight: Tensor, loc: Loc, epoch: int) -> Tensor:
+        draws = max(min(2, loc.samples), int(self.ratio * loc.samples + 1e-9))  # batch statistics need two
+        return torch.multinomial(weight, draws, replacement=True, generator=loc.generator("shuffle", epoch))
+
+    def smoothness(self, net: Net, received: Net, loc: Loc) -> Tensor:
+        """L_c [C]: the fastest change of a probe image's gradient between the two models; 0 for classes the site lacks."""
+        rows, found = self._probe(loc), members(loc)
+        batch = loc.train.take(rows, [loc.view("eval")], [loc.generator("probe view")])
+        way = torch.cat([(a - b).detach().flatten() for a, b in zip(*map(self._scope, (net, received)), strict=True)]).norm()
+        result = torch.zeros(len(loc.classes), dtype=torch.float64)
+        for i, row in enumerate(rows.tolist()):
+            now, then = (self._gradient(model, batch.x[i : i + 1], batch.y[i : i + 1], loc) for model in (net, received))
+            slope = float((now - then).norm() / way.clamp_min(1e-12))
+            result = torch.where(found[row] > 0, result.clamp_min(slope), result)
+        return result
+
+    def _probe(self, loc: Loc) -> Tensor:
+        """The same number of images of every class the site has (all, where it has fewer), drawn anew each round."""
+        found, held = members(loc), int((loc.counts > 0).sum())
+        order = torch.randperm(loc.samples, generator=loc.generator("probe"))
+        share = -(-self.probe // max(1, held))
+        chosen = [order[found[order, c] > 0][:share] for c in range(len(loc.classes))]
+        return torch.cat(chosen).unique()
+
+    def _scope(self, net: Net) -> list[Tensor]:
+        return list((net.head["fed"] if self.scope == "head" else net).parameters())
+
+    def _gradient(self, net: Net, x: Tensor, y: Tensor, loc: Loc) -> Tensor:
+        """The gradient of one image's loss, as one vector."""
+        with torch.set_grad_enabled(self.scope == "all"):
+            z = net.body(x)
+        with torch.enable_grad():
+            found = torch.autograd.grad(loc.objective(net.head["fed"](z), y), self._scope(net))
+        return torch.cat([g.flatten() for g in found])
+
+
+def own_shares(loc: Loc) -> Tensor:
+    """π_k [C]."""
+    return loc.counts / loc.counts.sum().clamp_min(1)
+
+
+def members(loc: Loc) -> Tensor:
+    """float64 [n, C]: which classes each training image belongs to."""
+    y = loc.train.labels
+    return (F.one_hot(y, len(loc.classes)) if loc.task == "single" else y).double()
+
+
+def water_filling(prior: Tensor, share: Tensor, smoothness: Tensor, sigma: float) -> Tensor:
+    """q = p + Γ a: away from classes with a large L, until the first reaches its floor σ π. Sums to 1 as p does."""
+    present, square = prior > 0, smoothness**2 * (prior > 0)
+    if not square.any():
+        return prior
+    gamma = (1 - present.sum() * square / square.sum()) * present
+    falling = gamma < 0
+    if not falling.any():
+        return prior
+    a = gamma / gamma.norm()
+    step = ((prior - sigma * share)[falling] / -a[falling]).min().clamp_min(0)
+    return prior + step * a
