@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from equipoise.data import KINDS, CsvData, FolderData, PhantomData, Split
+from equipoise.data import KINDS, SETS, CsvData, FolderData, PhantomData, Split
 
 
 def test_every_kind_knows_its_name() -> None:
     assert {name: options.model_fields["kind"].default for name, options in KINDS.items()} == {n: n for n in KINDS}
-    assert set(KINDS) == {"csv", "folder", "npz", "phantom"}
+    assert set(KINDS) == {"csv", "folder", "npz", "phantom", "joined", *SETS}
 
 
 def test_every_option_is_described() -> None:

@@ -23,6 +23,8 @@ class Split:
     test: float = 0.2
     validation: float = 0.1
     column: str | None = None
+    folds: int | None = None
+    fold: int | None = None
 
 
 def samples(labels: Any, site: Any = None) -> Samples:

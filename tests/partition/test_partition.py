@@ -27,6 +27,8 @@ class Split:
     test: float = 0.2
     validation: float = 0.1
     column: str | None = None
+    folds: int | None = None
+    fold: int | None = None
 
 
 def samples(labels: Any, *, classes: int | None = None, group: Any = None, site: Any = None, split: Any = None) -> Samples:
@@ -304,7 +306,7 @@ def test_empty_data_is_refused() -> None:
 
 
 def test_options_are_strict() -> None:
-    assert list(KINDS) == ["column", "iid", "dirichlet"]
+    assert list(KINDS) == ["column", "iid", "dirichlet", "attribute", "limited"]
     for name, kind in KINDS.items():
         assert kind.model_validate({}).kind == name
     for wrong in ({"sites": 0}, {"alpha": 0}, {"alpha": float("nan")}, {"alhpa": 1.0}):

@@ -129,3 +129,13 @@ def test_a_journal_that_cannot_be_opened_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match=r"the journal .* cannot be written"):
         Journal(tmp_path / "file" / "journal.jsonl")
+
+
+def test_one_process_at_a_time_writes(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    with pytest.raises(StorageError, match="is in use by another process: wait until that one ends, or choose another folder"):
+        Journal(tmp_path / "journal.jsonl")
+    journal.write("still whole")
+    journal.close()
+    Journal(tmp_path / "journal.jsonl").close()
+    assert [line["event"] for line in read(tmp_path / "journal.jsonl")[0]] == ["still whole"]

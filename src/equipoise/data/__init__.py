@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from equipoise.data.csv import CsvData
 from equipoise.data.folder import FolderData
+from equipoise.data.joined import READERS, JoinedData
 from equipoise.data.npz import NpzData
 from equipoise.data.options import DataOptions, Progress, Split
 from equipoise.data.phantom import PhantomData
 from equipoise.data.samples import Samples, Task
+from equipoise.data.sets import SETS
 
-KINDS: dict[str, type[DataOptions]] = {
-    "csv": CsvData,
-    "folder": FolderData,
-    "npz": NpzData,
-    "phantom": PhantomData,
-}
+KINDS: dict[str, type[DataOptions]] = {**READERS, "joined": JoinedData}
 """`data.kind` → its options, which know how to load."""
 
 __all__ = [
     "KINDS",
+    "SETS",
     "CsvData",
     "DataOptions",
     "FolderData",
+    "JoinedData",
     "NpzData",
     "PhantomData",
     "Progress",

@@ -107,11 +107,13 @@ def _build(
         made = make(start, stop)
         pixels = b"".join(_pixels(image, shape) for image in made if not isinstance(image, str))
         broken = {str(start + i): why for i, why in enumerate(made) if isinstance(why, str)}
+        digest = hashlib.sha256(record["digest"].encode())
+        digest.update(pixels)
         after = {
             "key": key,
             "done": stop,
             "rows": record["rows"] + len(pixels) // row_bytes,
-            "digest": hashlib.sha256(record["digest"].encode() + pixels).hexdigest(),
+            "digest": digest.hexdigest(),
             "broken": record["broken"] | broken,
         }
         with _writing(place, record, count):

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import model_validator
 
-from equipoise.data.files import Files, find, open_files
-from equipoise.data.images import decode_files
+from equipoise.data.files import open_files
 from equipoise.data.options import SPLITS, DataOptions, Progress
-from equipoise.data.rows import Bad, Row, samples
+from equipoise.data.rows import Bad, Row, gather
 from equipoise.data.samples import Samples
+from equipoise.data.table import read_table
 from equipoise.errors import DataError
-from equipoise.names import unknown
 
 
 class CsvData(DataOptions):
@@ -63,61 +60,28 @@ class CsvData(DataOptions):
         """Read the table, check every row, and decode the images."""
         path = base / Path(self.path).expanduser()
         images = path.parent if self.images is None else base / Path(self.images).expanduser()
-        table = list(self._table(path))
+        table = list(read_table(self._read(path), str(path), self._named()))
         classes = self._classes(table)
-        bad = [Bad(number, f"row {number}: {fields}") for number, fields in table if isinstance(fields, str)]
-        rows: list[Row] = []
-        found: list[tuple[str, str]] = []
-        places: dict[str, int] = {}
         with open_files(images) as files:
-            for number, fields in table:
-                if isinstance(fields, str):
-                    continue
-                try:
-                    row, image = self._row(number, fields, classes, files, images.name)
-                    if row.id in places:
-                        raise ValueError(f"id '{row.id}' is also in row {places[row.id]}")
-                except ValueError as error:
-                    bad.append(Bad(number, f"row {number}: {error}"))
-                    continue
-                places[row.id] = number
-                rows.append(row)
-                found.append(image)
-            pixels = decode_files(files, found, self, cache, progress)
-        task: Literal["single", "multi"] = "multi" if self.labels or self.label_separator else "single"
-        return samples(str(path), rows, bad, pixels, classes, task, self.bad_rows)
+            rows = [self._row(number, fields) for number, fields in table]
+            return gather(str(path), rows, files, images.name, classes, self, cache, progress)
 
-    def _table(self, path: Path) -> Iterator[tuple[int, dict[str, str] | str]]:
-        """(number, fields by column) of every row after the header, which is row 1; a string says what is wrong."""
+    @property
+    def multi(self) -> bool:
+        return self.labels is not None or self.label_separator is not None
+
+    def _read(self, path: Path) -> bytes:
         try:
-            with path.open(newline="", encoding="utf-8-sig") as file:
-                reader = csv.reader(file)
-                header = [name.strip() for name in next(reader, [])]
-                self._check_header(path, header)
-                for number, values in enumerate(reader, start=2):
-                    if not values:
-                        continue
-                    if len(values) != len(header):
-                        yield number, f"has {len(values)} fields where the header has {len(header)}"
-                    else:
-                        yield number, dict(zip(header, map(str.strip, values), strict=True))
+            return path.read_bytes()
         except FileNotFoundError as error:
             raise DataError(f"{path} does not exist: correct data.path, relative to the working folder") from error
-        except UnicodeDecodeError as error:
-            raise DataError(f"{path} is not UTF-8 text: save it again as CSV UTF-8") from error
-        except csv.Error as error:
-            raise DataError(f"{path} cannot be read as CSV: {error}; save it again as plain CSV") from error
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error.strerror}") from error
 
-    def _check_header(self, path: Path, header: list[str]) -> None:
-        """Every column that is named in the config must be there, once."""
+    def _named(self) -> list[str]:
+        """The columns that the config names."""
         named = [self.file, self.id, self.label, *(self.labels or ()), self.site, self.group, self.split.column]
-        for name in (*named, *self.attributes):
-            if name is not None and name not in header:
-                raise DataError(f"{path}: {unknown('column', name, header)}")
-            if name is not None and header.count(name) > 1:
-                raise DataError(f"{path}: column '{name}' appears {header.count(name)} times; rename all but one")
+        return [name for name in (*named, *self.attributes) if name is not None]
 
     def _classes(self, table: list[tuple[int, dict[str, str] | str]]) -> tuple[str, ...]:
         """The classes in order."""
@@ -135,49 +99,47 @@ class CsvData(DataOptions):
             return []
         return [word.strip() for word in cell.split(self.label_separator)]
 
-    def _row(
-        self, number: int, fields: dict[str, str], classes: tuple[str, ...], files: Files, where: str
-    ) -> tuple[Row, tuple[str, str]]:
-        """One row and its image as (name, stamp); a ValueError says what is wrong."""
-        label = self._label(fields, classes)
-        columns: dict[str, Any] = {}
-        for name, column in (("site", self.site), ("group", self.group)):
-            if column is not None:
-                if not fields[column]:
-                    raise ValueError(f"column '{column}' is empty")
-                columns[name] = fields[column]
+    def _row(self, number: int, fields: dict[str, str] | str) -> Row | Bad:
+        """What one row of the table says."""
+        place = f"row {number}"
+        if isinstance(fields, str):
+            return Bad(number, f"{place}: {fields}")
+        needed = [self.file, self.id, self.site, self.group]
+        empty = [name for name in needed if name is not None and not fields[name]]
+        if empty:
+            return Bad(number, f"{place}: column '{empty[0]}' is empty")
+        split = None
         if self.split.column is not None:
             word = fields[self.split.column]
-            if word.lower() not in SPLITS:
-                raise ValueError(f"'{word}' in column '{self.split.column}' is not train, validation or test")
-            columns["split"] = SPLITS[word.lower()]
-        name = fields[self.file]
-        image = find(files, name)
-        if image is None:
-            raise ValueError(f"file '{name}' is not in {where}" if name else f"column '{self.file}' is empty")
-        id = fields[self.id or self.file]
-        if not id:
-            raise ValueError(f"column '{self.id}' is empty")
-        attributes = {name: fields[name] for name in self.attributes}
-        return Row(number, f"row {number}", id, label, attributes=attributes, **columns), image
+            split = SPLITS.get(word.lower())
+            if split is None:
+                return Bad(number, f"{place}: '{word}' in column '{self.split.column}' is not train, validation or test")
+        try:
+            label = self._label(fields)
+        except ValueError as error:
+            return Bad(number, f"{place}: {error}")
+        return Row(
+            number,
+            place,
+            id=fields[self.id or self.file],
+            label=label,
+            file=fields[self.file],
+            site=fields[self.site] if self.site is not None else None,
+            split=split,
+            group=fields[self.group] if self.group is not None else None,
+            attributes={name: fields[name] for name in self.attributes},
+        )
 
-    def _label(self, fields: dict[str, str], classes: tuple[str, ...]) -> int | list[float]:
-        """The class index, or zeros and ones."""
+    def _label(self, fields: dict[str, str]) -> str | list[str]:
+        """The class, or those of several that an image has."""
         if self.labels is not None:
-            return [_zero_or_one(name, fields[name]) for name in self.labels]
-        words = self._words(fields[str(self.label)])
-        for word in words:
-            if not word:
-                raise ValueError("the label is empty")
-            if word not in classes:
-                raise ValueError(unknown("label", word, classes))
-        if self.label_separator is None:
-            return classes.index(words[0])
-        return [float(name in words) for name in classes]
+            return [name for name in self.labels if _zero_or_one(name, fields[name])]
+        cell = fields[str(self.label)]
+        return cell if self.label_separator is None else self._words(cell)
 
 
-def _zero_or_one(name: str, text: str) -> float:
-    values = {"0": 0.0, "0.0": 0.0, "1": 1.0, "1.0": 1.0}
+def _zero_or_one(name: str, text: str) -> bool:
+    values = {"0": False, "0.0": False, "1": True, "1.0": True}
     if text not in values:
         raise ValueError(f"'{text}' in column '{name}' is neither 0 nor 1")
     return values[text]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from equipoise.errors import DataError
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp", ".gif")
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp", ".gif", ".dcm")
 
 
 class Files(Protocol):
@@ -23,8 +23,8 @@ class Files(Protocol):
     def stamp(self, name: str) -> str | None:
         """What identifies the content of a file, or None when there is no such file."""
 
-    def read(self, name: str) -> bytes:
-        """The content of a file."""
+    def read(self, name: str, size: int = -1) -> bytes:
+        """The content of a file, or its first `size` bytes."""
 
 
 class Folder:
@@ -48,8 +48,9 @@ class Folder:
         facts = path.stat()
         return f"{facts.st_size} {facts.st_mtime_ns}"
 
-    def read(self, name: str) -> bytes:
-        return (self.root / name).read_bytes()
+    def read(self, name: str, size: int = -1) -> bytes:
+        with (self.root / name).open("rb") as file:
+            return file.read(size)
 
 
 class Zip:
@@ -66,8 +67,34 @@ class Zip:
         entry = self.entries.get(name)
         return None if entry is None else f"{entry.file_size} {entry.CRC:08x}"
 
-    def read(self, name: str) -> bytes:
-        return self.archive.read(name)
+    def read(self, name: str, size: int = -1) -> bytes:
+        with self.archive.open(name) as file:
+            return file.read(size)
+
+
+class Tree:
+    """A folder in which some zip archives, given by their place in it, count as folders."""
+
+    def __init__(self, folder: Folder, archives: dict[str, Zip]) -> None:
+        self.folder, self.archives = folder, archives
+
+    def names(self) -> list[str]:
+        inside = (f"{place}/{name}" for place, archive in self.archives.items() for name in archive.names())
+        return sorted([*self.folder.names(), *inside])
+
+    def stamp(self, name: str) -> str | None:
+        files, name = self._holder(name)
+        return files.stamp(name)
+
+    def read(self, name: str, size: int = -1) -> bytes:
+        files, name = self._holder(name)
+        return files.read(name, size)
+
+    def _holder(self, name: str) -> tuple[Files, str]:
+        for place, archive in self.archives.items():
+            if name.startswith(f"{place}/"):
+                return archive, name[len(place) + 1 :]
+        return self.folder, name
 
 
 @contextmanager
@@ -78,6 +105,23 @@ def open_files(path: Path) -> Iterator[Files]:
         return
     with open_zip(path, "a folder or a zip file") as archive:
         yield Zip(archive)
+
+
+@contextmanager
+def open_tree(path: Path, parts: Collection[str]) -> Iterator[Files]:
+    """Open a folder or a zip file; zip files in the folder that are named as one of `parts` and not unpacked count as folders."""
+    with ExitStack() as opened:
+        files = opened.enter_context(open_files(path))
+        if isinstance(files, Folder):
+            names = files.names()
+            folders = {parent.as_posix() for name in names for parent in PurePosixPath(name).parents}
+            archives = {}
+            for name in names:
+                place = PurePosixPath(name)
+                if place.suffix.lower() == ".zip" and place.stem in parts and place.with_suffix("").as_posix() not in folders:
+                    archives[name] = Zip(opened.enter_context(open_zip(path / name, "a zip file")))
+            files = Tree(files, archives)
+        yield files
 
 
 @contextmanager

@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Literal
 
 from equipoise.data.files import EXTENSIONS, open_files
-from equipoise.data.images import decode_files
 from equipoise.data.options import SPLITS, DataOptions, Progress
-from equipoise.data.rows import Bad, Row, samples
+from equipoise.data.rows import Bad, Row, gather
 from equipoise.data.samples import Samples
-from equipoise.names import unknown
 
 
 class FolderData(DataOptions):
@@ -32,21 +30,14 @@ class FolderData(DataOptions):
             splits = bool(tops) and all(top.lower() in SPLITS for top in tops)
             depth = 1 if splits else 0
             classes = self.classes or tuple(sorted({part[depth] for part in parts if len(part) > depth + 1}))
-            rows, bad, found = [], [], []
+            rows: list[Row | Bad] = []
             for number, (name, part) in enumerate(zip(names, parts, strict=True)):
-                stamp = files.stamp(name)
                 if len(part) <= depth + 1:
-                    bad.append(Bad(number, f"{name}: lies outside a class folder"))
-                elif part[depth] not in classes:
-                    bad.append(Bad(number, f"{name}: {unknown('label', part[depth], classes)}"))
-                elif stamp is None:
-                    bad.append(Bad(number, f"{name}: cannot be found any more"))
-                else:
-                    split = SPLITS[part[0].lower()] if splits else None
-                    rows.append(Row(number, name, name, classes.index(part[depth]), split=split))
-                    found.append((name, stamp))
-            pixels = decode_files(files, found, self, cache, progress)
-        return samples(str(path), rows, bad, pixels, classes, "single", self.bad_rows)
+                    rows.append(Bad(number, f"{name}: lies outside a class folder"))
+                    continue
+                split = SPLITS[part[0].lower()] if splits else None
+                rows.append(Row(number, name, name, part[depth], name, split=split))
+            return gather(str(path), rows, files, path.name, classes, self, cache, progress)
 
 
 def _unwrapped(parts: list[list[str]]) -> list[list[str]]:

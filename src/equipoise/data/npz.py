@@ -62,7 +62,7 @@ class NpzData(DataOptions):
 
             def make(start: int, stop: int) -> list[np.ndarray | str]:
                 return [
-                    fit(Image.fromarray(stacks[part].row(i)), self.image_size, self.channels, self.resize)
+                    fit(Image.fromarray(stacks[part].row(i)), self.image_size, self.channels, self.resize, self.look)
                     for part, i in wanted[start:stop]
                 ]
 
@@ -70,6 +70,7 @@ class NpzData(DataOptions):
                 "stacks": {part: [stack.info.file_size, stack.info.CRC] for part, stack in stacks.items()},
                 "rows": wanted,
                 "resize": self.resize,
+                **self.look.recipe,
             }
             shape = (self.image_size, self.image_size, self.channels)
             pixels = decoded(cache, recipe, len(rows), shape, make, progress)

@@ -96,6 +96,10 @@ class PhantomData(DataOptions):
     task: Literal["single", "multi"] = "single"
     """single: one of eight diseases; multi: any of eight visible findings."""
 
+    @property
+    def multi(self) -> bool:
+        return self.task == "multi"
+
     def load(self, *, cache: Path, base: Path, progress: Progress | None = None) -> Samples:
         """Draw the images into the cache; `base`, `resize` and `bad_rows` have nothing to act on."""
         from equipoise.seeds import numpy_generator  # here, because it brings torch, which the other readers do without

@@ -1,16 +1,21 @@
-"""The last step of every reader: rows, what is wrong with some of them, and decoded images become Samples."""
+"""The last steps of every reader: rows are checked, and with their decoded images become Samples."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal, NamedTuple, cast
 
 import numpy as np
 
 from equipoise.data.cache import Decoded
+from equipoise.data.files import Files, find
+from equipoise.data.images import decode_files
+from equipoise.data.options import DataOptions, Progress
 from equipoise.data.samples import Samples, Task, fingerprint
 from equipoise.errors import DataError
+from equipoise.names import unknown
 
 SHOWN = 20
 """Bad rows named in one error; the rest are counted."""
@@ -25,18 +30,76 @@ class Bad(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """A row whose label and columns are good; its image may still turn out broken."""
+    """What a source says of one image."""
 
     number: int
     """order in the source"""
     place: str
     """how a person finds it, e.g. 'row 12'"""
     id: str
-    label: int | Sequence[float]
+    label: int | str | Sequence[float] | Sequence[str]
+    """the class's number, or zeros and ones; before `checked` its name, or the names of several"""
+    file: str = ""
+    """the image's name in its folder or archive; the extension may be left out"""
     site: str | None = None
     split: str | None = None
     group: str | None = None
     attributes: dict[str, str] = field(default_factory=dict)
+
+
+def gather(
+    source: str,
+    rows: Iterable[Row | Bad],
+    files: Files,
+    where: str,
+    classes: tuple[str, ...],
+    options: DataOptions,
+    cache: Path,
+    progress: Progress | None,
+) -> Samples:
+    """Check rows, decode their images, and put both together; `where` is what a message calls the place of the images."""
+    good, bad, found = checked(rows, files, where, classes)
+    pixels = decode_files(files, found, options, cache, progress)
+    return samples(source, good, bad, pixels, classes, "multi" if options.multi else "single", options.bad_rows)
+
+
+def checked(
+    rows: Iterable[Row | Bad], files: Files, where: str, classes: tuple[str, ...]
+) -> tuple[list[Row], list[Bad], list[tuple[str, str]]]:
+    """Rows with a valid label, an image and an id of their own; those without; and (name, stamp) of the good ones' images."""
+    good: list[Row] = []
+    bad: list[Bad] = []
+    found: list[tuple[str, str]] = []
+    places: dict[str, str] = {}
+    for row in rows:
+        if isinstance(row, Bad):
+            bad.append(row)
+            continue
+        try:
+            label = encoded(row.label, classes)
+            image = find(files, row.file)
+            if image is None:
+                raise ValueError(f"file '{row.file}' is not in {where}")
+            if row.id in places:
+                raise ValueError(f"id '{row.id}' is also in {places[row.id]}")
+        except ValueError as error:
+            bad.append(Bad(row.number, f"{row.place}: {error}"))
+            continue
+        places[row.id] = row.place
+        good.append(replace(row, label=label))
+        found.append(image)
+    return good, bad, found
+
+
+def encoded(label: int | str | Sequence[float] | Sequence[str], classes: tuple[str, ...]) -> int | list[float]:
+    """The number of a class, or zeros and ones for several; a ValueError says what is wrong with a name."""
+    names = [label] if isinstance(label, str) else cast("Sequence[str]", label)
+    for name in names:
+        if not name:
+            raise ValueError("the label is empty")
+        if name not in classes:
+            raise ValueError(unknown("label", name, classes))
+    return classes.index(label) if isinstance(label, str) else [float(name in names) for name in classes]
 
 
 def samples(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from equipoise.evaluate.board import Board
 from equipoise.evaluate.metrics import by_attribute, from_scores, from_statistics, shot_groups
 from equipoise.evaluate.observer import Evaluation
 from equipoise.evaluate.options import EvaluateOptions
-from equipoise.evaluate.protocol import select, summarise
+from equipoise.evaluate.protocol import blend, select, summarise
 
 __all__ = [
+    "Board",
     "EvaluateOptions",
     "Evaluation",
+    "blend",
     "by_attribute",
     "from_scores",
     "from_statistics",

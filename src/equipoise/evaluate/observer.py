@@ -16,6 +16,7 @@ from equipoise.errors import StorageError
 from equipoise.evaluate.metrics import by_attribute, from_scores, from_statistics, shot_groups
 from equipoise.evaluate.options import EvaluateOptions
 from equipoise.evaluate.protocol import blend, select, summarise
+from equipoise.evaluate.scores import Scores, keep_scores, write_scores
 from equipoise.methods.base import SPLITS, Method
 from equipoise.partition import Holding
 from equipoise.server import Exchange
@@ -23,10 +24,11 @@ from equipoise.server.checkpoint import write_atomic
 from equipoise.tree import Tree
 
 METRICS = "metrics.jsonl"
+SCORES = "scores"
 
 
 class Evaluation:
-    """Metrics of every evaluated round, kept in memory and in `metrics.jsonl`."""
+    """Metrics of every evaluated round, kept in memory and in `metrics.jsonl`; beside it the scores of rounds that may count."""
 
     def __init__(
         self,
@@ -53,7 +55,7 @@ class Evaluation:
     def observe(self, done: int, server: Tree, ask: Exchange, facts: Mapping[str, Any]) -> None:
         row: dict[str, Any] = {"round": done, **facts}
         if self._due(done):
-            row |= self._evaluate(server, ask)
+            row |= self._evaluate(done, server, ask)
         self.history.append(row)
         try:
             with open(self.path, "a") as file:
@@ -62,12 +64,16 @@ class Evaluation:
             raise StorageError(
                 f"{self.path} cannot be written: {error.strerror}; free disk space, then `equipoise resume`"
             ) from error
+        keep_scores(self.path.parent / SCORES, self._candidates())
         self.tell(row)
 
     def pinned(self) -> frozenset[int]:
-        if self.options.select != "best_validation" or not any("validation" in row for row in self.history):
-            return frozenset()
-        return frozenset(self.selected()[0])
+        return self._candidates() if self.options.select == "best_validation" else frozenset()
+
+    def _candidates(self) -> frozenset[int]:
+        """The rounds that would be reported if this were the end; any other is never reported, whatever comes."""
+        needed = "validation" if self.options.select == "best_validation" else "test"
+        return frozenset(self.selected()[0]) if any(needed in row for row in self.history) else frozenset()
 
     def _due(self, done: int) -> bool:
         return done % self.options.every == 0 or done >= self.rounds
@@ -91,15 +97,28 @@ class Evaluation:
 
     # The work ----------------------------------------------------------------------------------------------------------
 
-    def _evaluate(self, server: Tree, ask: Exchange) -> dict[str, Any]:
+    def _evaluate(self, done: int, server: Tree, ask: Exchange) -> dict[str, Any]:
         flags: Tree = {"own": torch.tensor(True)} | ({"exact": torch.tensor(True)} if self.options.exact else {})
         found = [ask(self.method.evaluate, server=tree, **flags) for tree in self.method.predictors(server, ask).values()]
         if self.options.exact:
             per_predictor = [self._exact(answers["scores"]) for answers in found]
+            self._keep(done, [answers["scores"] for answers in found])
         else:
             per_predictor = [self._counted(answers["pooled"], answers["own"]) for answers in found]
         # Several global predictors (training alone has one per site) count by their mean; a site's own predictor is the same in all.
         return blend(per_predictor) if len(per_predictor) > 1 else per_predictor[0]
+
+    def _keep(self, done: int, found: list[dict[str, Tree]]) -> None:
+        """Write down how each global predictor scores the union of test sets."""
+        sites = [site for site in found[-1] if len(self.holdings[site].test)]
+        if not sites:
+            return
+        rows = np.concatenate([self.holdings[site].test for site in sites])
+        counts = next(name for name in found[-1][sites[0]]["test"] if name.startswith("global."))
+        logits = torch.stack([torch.cat([scores[site]["test"][counts] for site in sites]) for scores in found])
+        labels = torch.from_numpy(np.ascontiguousarray(self.samples.labels[rows]))
+        scores = Scores(self.samples.task, self.samples.ids[rows], labels, logits)
+        write_scores(self.path.parent / SCORES, done, scores)
 
     def _exact(self, scores: dict[str, Tree]) -> dict[str, Any]:
         result = {}

@@ -24,3 +24,5 @@ class EvaluateOptions(Options):
     """head, medium and tail classes by training images (over 700, under 70) or by thirds of the classes"""
     attributes: bool = True
     """also report the metrics per value of each attribute column"""
+    tensorboard: bool = False
+    """also write every round's metrics as TensorBoard events, into the run folder's `tensorboard/`"""

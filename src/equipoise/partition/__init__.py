@@ -3,6 +3,27 @@
 from __future__ import annotations
 
 from equipoise.partition.divide import Holding, divide, table
-from equipoise.partition.kinds import KINDS, Column, Dirichlet, Iid, PartitionOptions
+from equipoise.partition.kinds import Column, Dirichlet, Iid, PartitionOptions
+from equipoise.partition.sources import Attribute, Limited
 
-__all__ = ["KINDS", "Column", "Dirichlet", "Holding", "Iid", "PartitionOptions", "divide", "table"]
+KINDS: dict[str, type[PartitionOptions]] = {
+    "column": Column,
+    "iid": Iid,
+    "dirichlet": Dirichlet,
+    "attribute": Attribute,
+    "limited": Limited,
+}
+"""Every kind of partition by name."""
+
+__all__ = [
+    "KINDS",
+    "Attribute",
+    "Column",
+    "Dirichlet",
+    "Holding",
+    "Iid",
+    "Limited",
+    "PartitionOptions",
+    "divide",
+    "table",
+]

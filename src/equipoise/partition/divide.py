@@ -11,9 +11,10 @@ import numpy as np
 
 from equipoise.data.samples import Samples
 from equipoise.errors import PartitionError
-from equipoise.partition.kinds import PartitionOptions
+from equipoise.partition.folds import folds
+from equipoise.partition.kinds import PartitionOptions, filling
 from equipoise.partition.partial import labelled
-from equipoise.partition.units import units
+from equipoise.partition.units import group_names, units
 from equipoise.seeds import numpy_generator
 
 SPLITS = ("train", "validation", "test")
@@ -32,6 +33,10 @@ class SplitOptions(Protocol):
     def validation(self) -> float: ...
     @property
     def column(self) -> str | None: ...
+    @property
+    def folds(self) -> int | None: ...
+    @property
+    def fold(self) -> int | None: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,20 +52,32 @@ class Holding:
 
 
 def divide(samples: Samples, options: PartitionOptions, split: SplitOptions, seed: int) -> tuple[Holding, ...]:
-    """One holding per site, in order of name; every row is in exactly one split of one site (or left out by `long_tail`).
+    """One holding per site, in order of name; every row is in exactly one split of one site, or left out (`long_tail`, `train_size`).
 
     A split the data set brings is kept as it is, even where it cuts a group; if it has no validation rows at all, the
     fraction `split.validation` of each site's training rows becomes validation. Otherwise each site is split by the two
-    fractions, class by class, in whole groups.
+    fractions, class by class, in whole groups. With `split.folds` each site tests on fold number `split.fold` of that many,
+    whatever split the data set brings: over all folds every row is tested once. Test rows that the partition reserves take
+    the place of both.
     """
-    given = _given_splits(samples, split)
-    if not (split.test >= 0 and split.validation >= 0 and split.test + split.validation < 1):
+    given = None if split.folds else _given_splits(samples, split)
+    reserved = options.reserved(samples, seed)
+    if reserved is not None:
+        if given is not None or split.folds:
+            raise PartitionError(
+                f"{'split.folds' if split.folds else 'the split of the data'} and partition.kind '{options.kind}', as it is set, "
+                "both choose the test rows; remove one of the two"
+            )
+        given = np.where(reserved, TEST, TRAIN)
+    test = 1 / split.folds if split.folds else split.test
+    if not (test >= 0 and split.validation >= 0 and test + split.validation < 1):
         raise PartitionError(
-            f"split: test={split.test:g} and validation={split.validation:g} leave nothing to train on; "
+            f"split: test={test:g} and validation={split.validation:g} leave nothing to train on; "
             "both must be 0 or more and their sum below 1"
         )
     chosen = np.full(len(samples), TRAIN)
     decided: dict[str, int] = {}
+    tested: dict[str, int] = {}
     sites = sorted(options.sites_of(samples, seed).items())
     for name, rows in sites:
         if not SITE_NAME.fullmatch(name):
@@ -68,8 +85,15 @@ def divide(samples: Samples, options: PartitionOptions, split: SplitOptions, see
                 f"the site name '{name}' cannot be a folder's name: no slashes, no dot in front, at most 100 letters"
             )
         rng = numpy_generator(seed, "split", name)
+        if split.folds:
+            held_out = folds(samples, rows, split.folds, numpy_generator(seed, "folds", name), tested) == split.fold
+            chosen[rows[held_out]] = TEST
+            rest, share = rows[~held_out], split.validation / (1 - test)
+            if len(rest):
+                chosen[rest] = _stratified(samples, rest, np.array([1 - share, share, 0]), rng, decided)
+            continue
         if given is None:
-            fractions = np.array([1 - split.validation - split.test, split.validation, split.test])
+            fractions = np.array([1 - split.validation - test, split.validation, test])
             chosen[rows] = _stratified(samples, rows, fractions, rng, decided)
             continue
         chosen[rows] = given[rows]
@@ -79,6 +103,10 @@ def divide(samples: Samples, options: PartitionOptions, split: SplitOptions, see
             chosen[train] = _stratified(samples, train, fractions, rng, decided)
     if options.long_tail > 1:
         chosen[thinned(samples, chosen != TEST, options.long_tail, seed)] = LEFT_OUT
+    if options.train_size is not None:
+        for name, rows in sites:
+            train = rows[chosen[rows] == TRAIN]
+            chosen[beyond(samples, train, options.train_size, numpy_generator(seed, "train size", name))] = LEFT_OUT
     known = _labelled(samples, options, len(sites), seed)
     return tuple(_holding(name, rows, chosen[rows], known[i]) for i, (name, rows) in enumerate(sites))
 
@@ -123,12 +151,12 @@ def _stratified(
     `decided` holds the groups an earlier site has placed (a patient seen at two hospitals), and learns this site's.
     """
     movable = units(samples, rows)
-    group = _group_names(samples, rows[movable.first])
+    group = group_names(samples, rows[movable.first])
     placed = np.array([decided.get(name, -1) if name else -1 for name in group], dtype=np.int64)
     preferred = [TRAIN, *(part for part in (TEST, VALIDATION) if fractions[part] > 0)]
     for stratum in np.unique(movable.stratum):
         members = rng.permutation(np.flatnonzero(movable.stratum == stratum))
-        missing = fractions * movable.size[members].sum()
+        missing = fractions * float(movable.size[members].sum())
         settled = members[placed[members] >= 0]
         missing -= np.bincount(placed[settled], weights=movable.size[settled], minlength=3)
         free = members[placed[members] < 0]
@@ -140,11 +168,6 @@ def _stratified(
             missing[part] -= movable.size[unit]
     decided.update({name: int(part) for name, part in zip(group, placed, strict=True) if name})
     return placed[movable.of]
-
-
-def _group_names(samples: Samples, rows: np.ndarray) -> list[str]:
-    """The group of each row, blank where it has none."""
-    return [""] * len(rows) if samples.group is None else np.asarray(samples.group)[rows].astype(str).tolist()
 
 
 def thinned(samples: Samples, candidates: np.ndarray, ratio: float, seed: int) -> np.ndarray:
@@ -161,6 +184,13 @@ def thinned(samples: Samples, candidates: np.ndarray, ratio: float, seed: int) -
         rows = draw.permutation(np.flatnonzero(candidates & (samples.labels == label)))
         out.append(rows[max(1, round(share)) :])
     return np.concatenate(out)
+
+
+def beyond(samples: Samples, rows: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
+    """The rows to leave out so that at most `most` stay, in whole groups."""
+    movable = units(samples, rows)
+    stay = filling(movable.size, rng.permutation(len(movable)), most)
+    return rows[~np.isin(movable.of, stay)]
 
 
 def _labelled(samples: Samples, options: PartitionOptions, sites: int, seed: int) -> Sequence[np.ndarray | None]:

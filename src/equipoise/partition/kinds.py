@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from equipoise.data.samples import Samples
 from equipoise.errors import PartitionError
+from equipoise.names import unknown
 from equipoise.options import Options
-from equipoise.partition.units import Units, units
+from equipoise.partition.units import Units, row_classes, units
 from equipoise.seeds import numpy_generator
 
 
@@ -25,10 +27,18 @@ class PartitionOptions(Options):
     """multi-label: how many classes each site does not label; every class is labelled somewhere"""
     missing_seed: int | None = Field(default=None, ge=0)
     """draw the missing classes from this seed alone (1037 gives FedMLP's published sets); none = from the run's seed"""
+    train_size: int | None = Field(default=None, ge=1)
+    """leave out training rows so that no site trains on more than this many (FedMLP: 5000); none = all"""
+    test_per_class: int = Field(default=0, ge=0)
+    """test on exactly this many rows of every class (FedSDC: 30), each at the site that holds it; replaces `split.test`"""
 
     def sites_of(self, samples: Samples, seed: int) -> dict[str, np.ndarray]:
         """Site name → sorted rows (int64). Every row is in exactly one site."""
         raise NotImplementedError
+
+    def reserved(self, samples: Samples, seed: int) -> np.ndarray | None:
+        """bool [rows]: what this partition keeps for testing, all else being for training; None leaves it to the split."""
+        return _balanced(samples, self.test_per_class, seed) if self.test_per_class else None
 
 
 class Column(PartitionOptions):
@@ -38,19 +48,25 @@ class Column(PartitionOptions):
     """natural sites, from the site column of the data"""
     min_size: int = Field(default=1, ge=1)
     """refuse the data when a site has fewer rows than this"""
+    test_site: str | None = None
+    """a source that does not train: its rows are dealt evenly to the others as their only test rows (FedIIC's Real setting)"""
+
+    @model_validator(mode="after")
+    def _one_test_set(self) -> Column:
+        if self.test_site is not None and self.test_per_class:
+            raise ValueError("test_site and test_per_class both choose the test rows; remove one")
+        return self
 
     def sites_of(self, samples: Samples, seed: int) -> dict[str, np.ndarray]:
-        if samples.site is None:
-            raise PartitionError(
-                "partition.kind 'column' needs sites: name the site column in [data], or use kind 'iid' or 'dirichlet'"
-            )
-        site = np.asarray(samples.site).astype(str)
-        blank = np.flatnonzero(site == "")
-        if len(blank):
-            raise PartitionError(
-                f"partition.kind 'column': {len(blank)} rows have no site, the first is '{samples.ids[blank[0]]}'; "
-                "fill in the site column or leave these rows out"
-            )
+        site = self._column(samples)
+        if self.test_site is not None:
+            outside, others = site == self.test_site, np.unique(site[site != self.test_site])
+            if not outside.any():
+                raise PartitionError("partition.test_site: " + unknown("site", self.test_site, others.tolist()))
+            if not len(others):
+                raise PartitionError(f"partition.test_site: '{self.test_site}' is the only site, so none is left to train")
+            movable = units(samples, np.flatnonzero(outside))
+            site[outside] = others[deal(movable.size, len(others), numpy_generator(seed, "partition"))[movable.of]]
         found = {str(name): np.flatnonzero(site == name) for name in np.unique(site)}
         small = [f"{name} ({len(rows)})" for name, rows in found.items() if len(rows) < self.min_size]
         if small:
@@ -59,6 +75,28 @@ class Column(PartitionOptions):
                 "lower min_size, or merge or leave out these sites"
             )
         return found
+
+    def reserved(self, samples: Samples, seed: int) -> np.ndarray | None:
+        if self.test_site is None:
+            return super().reserved(samples, seed)
+        outside = self._column(samples) == self.test_site
+        if samples.group is not None:
+            group = np.asarray(samples.group).astype(str)
+            both = np.intersect1d(group[outside & (group != "")], group[~outside])
+            if len(both):
+                raise PartitionError(
+                    f"partition.test_site: group '{both[0]}' is at '{self.test_site}' and at a site that trains; "
+                    "leave its rows out of one of the two"
+                )
+        return outside
+
+    def _column(self, samples: Samples) -> np.ndarray:
+        """The site of every row."""
+        if samples.site is None:
+            raise PartitionError(
+                "partition.kind 'column' needs sites: name the site column in [data], or use kind 'iid' or 'dirichlet'"
+            )
+        return filled(samples, samples.site, "site", "column")
 
 
 class Iid(PartitionOptions):
@@ -71,65 +109,178 @@ class Iid(PartitionOptions):
 
     def sites_of(self, samples: Samples, seed: int) -> dict[str, np.ndarray]:
         movable = _enough(samples, self.sites)
-        owner = np.empty(len(movable), dtype=np.int64)
-        held = np.zeros(self.sites, dtype=np.int64)
-        for unit in numpy_generator(seed, "partition").permutation(len(movable)):
-            owner[unit] = held.argmin()
-            held[owner[unit]] += movable.size[unit]
-        return _named(owner[movable.of], self.sites)
+        owner = deal(movable.size, self.sites, numpy_generator(seed, "partition"))
+        return named(owner[movable.of], self.sites)
 
 
 class Dirichlet(PartitionOptions):
-    """Label skew as in FedDisco and FedSDC: each class is cut into Dirichlet shares, and full sites get no more."""
+    """Label skew: each class is cut into Dirichlet shares.
+
+    As it stands this is FedSDC's form (FedDisco's); `capped`, `drop` and `min_cell` make FCA's two splits, `equal` and
+    `block` FedIIC's (CReFF's).
+    """
 
     kind: Literal["dirichlet"] = "dirichlet"
     """label skew: Dirichlet shares of every class"""
     sites: int = Field(default=8, ge=1)
     """how many sites to make"""
-    alpha: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """concentration: small is skewed, large is nearly alike"""
+    alpha: float | tuple[float, ...] = 1.0
+    """concentration: small is skewed, large is nearly alike; a list has one for each class, in their order"""
     min_size: int = Field(default=10, ge=1)
     """draw again until the smallest site has this many rows"""
     tries: int = Field(default=1000, ge=1)
     """how many draws to make before giving up"""
+    capped: bool = True
+    """a site that holds an average share of all rows gets no more (FedDisco, FedIIC); FCA lets sites grow"""
+    drop: float = Field(default=0.0, ge=0, lt=1)
+    """probability that a site has nothing of a class, which then goes to the others (FCA's second split: 0.3)"""
+    min_cell: int = Field(default=0, ge=0)
+    """draw again until every site has this many rows of every class that was not dropped for it"""
+    equal: bool = False
+    """draw until no site is below half the average, line the sites up, each sorted by class, and cut the line evenly (FedIIC)"""
+    block: int | None = Field(default=None, ge=1)
+    """deal the rows to blocks of this many sites first and cut each block alone (FedIIC: 10); none = one block"""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Dirichlet:
+        if not all(value > 0 and math.isfinite(value) for value in self._alphas):
+            raise ValueError("alpha must be above 0")
+        if self.equal and (self.drop or self.min_cell):
+            raise ValueError("equal cuts the sites anew, which undoes drop and min_cell; remove one or the other")
+        if self.block is not None and self.sites % self.block:
+            raise ValueError(f"{self.sites} sites cannot be made of blocks of {self.block}; make sites a multiple of block")
+        return self
 
     def sites_of(self, samples: Samples, seed: int) -> dict[str, np.ndarray]:
         movable = _enough(samples, self.sites)
-        if self.sites * self.min_size <= len(samples):
-            rng = numpy_generator(seed, "partition")
-            for _ in range(self.tries):
-                owner = self._draw(movable, rng)
-                held = np.bincount(owner, weights=movable.size, minlength=self.sites)
-                if held.min() >= self.min_size:
-                    return _named(owner[movable.of], self.sites)
-        raise PartitionError(
-            f"partition.kind 'dirichlet': {self.tries} draws with alpha={self.alpha:g} gave no {self.sites} sites "
-            f"of {self.min_size} rows or more from {len(samples)} rows; "
-            "use fewer sites, a larger alpha or a smaller min_size"
-        )
-
-    def _draw(self, movable: Units, rng: np.random.Generator) -> np.ndarray:
-        """One owner per unit."""
+        alpha = self._alpha(samples)
+        rng = numpy_generator(seed, "partition")
+        width = self.block or self.sites
+        blocks = self.sites // width
+        block = deal(movable.size, blocks, rng) if blocks > 1 else np.zeros(len(movable), dtype=np.int64)
         owner = np.empty(len(movable), dtype=np.int64)
-        held = np.zeros(self.sites)
-        average = movable.size.sum() / self.sites
-        for stratum in np.unique(movable.stratum):
-            members = rng.permutation(np.flatnonzero(movable.stratum == stratum))
+        for number in range(blocks):
+            members = np.flatnonzero(block == number)
+            owner[members] = number * width + self._drawn(movable.size[members], movable.stratum[members], width, alpha, rng)
+        if self.equal:
+            owner = self._cut(movable, owner, rng)
+        return named(owner[movable.of], self.sites)
+
+    @property
+    def _alphas(self) -> tuple[float, ...]:
+        return self.alpha if isinstance(self.alpha, tuple) else (self.alpha,)
+
+    def _alpha(self, samples: Samples) -> np.ndarray:
+        """One concentration for each stratum."""
+        if not isinstance(self.alpha, tuple):
+            return np.full(len(samples.classes) + 1, self.alpha)
+        if samples.task != "single":
+            raise PartitionError("partition.alpha: a list is for single-label data; give one number")
+        if len(self.alpha) != len(samples.classes):
+            raise PartitionError(
+                f"partition.alpha has {len(self.alpha)} numbers and the data {len(samples.classes)} classes "
+                f"({', '.join(samples.classes)}); give one for each, or one for all"
+            )
+        return np.array(self.alpha)
+
+    def _drawn(
+        self, size: np.ndarray, stratum: np.ndarray, sites: int, alpha: np.ndarray, rng: np.random.Generator
+    ) -> np.ndarray:
+        """One owner per unit, drawn until the sites are as asked."""
+        total = int(size.sum())
+        least = max(self.min_size, total / sites / 2 if self.equal else 0)
+        if sites * least <= total:
+            for _ in range(self.tries):
+                owner = self._draw(size, stratum, sites, alpha, least, rng)
+                if owner is not None:
+                    return owner
+        raise self._refusal(total, sites)
+
+    def _draw(
+        self, size: np.ndarray, stratum: np.ndarray, sites: int, alpha: np.ndarray, least: float, rng: np.random.Generator
+    ) -> np.ndarray | None:
+        """One owner per unit, or None when the sites are not as asked."""
+        owner = np.empty(len(size), dtype=np.int64)
+        held = np.zeros(sites)
+        average = size.sum() / sites
+        for label in np.unique(stratum):
+            members = rng.permutation(np.flatnonzero(stratum == label))
             # A Dirichlet draw with some shares zeroed and the rest renormalised is a Dirichlet draw over the rest, so
             # draw over the open sites at once: same distribution, and no division by zero when alpha is tiny. Some
-            # site is always open, because the rows of this class are not yet given out.
-            open_sites = np.flatnonzero(held < average)
-            edge = np.cumsum(rng.dirichlet(np.full(len(open_sites), self.alpha)))
-            size = movable.size[members]
-            middle = (np.cumsum(size) - size / 2) / size.sum()
+            # site is always below the average, because the rows of this class are not yet given out.
+            wanted = rng.random(sites) >= self.drop if self.drop else np.ones(sites, dtype=bool)
+            open_sites = np.flatnonzero(wanted & (held < average) if self.capped else wanted)
+            if not len(open_sites):
+                return None
+            edge = np.cumsum(rng.dirichlet(np.full(len(open_sites), alpha[label])))
+            middle = (np.cumsum(size[members]) - size[members] / 2) / size[members].sum()
             # The last edge is 1 up to rounding; the minimum keeps a last unit beyond it inside.
             cut = np.minimum(np.searchsorted(edge, middle), len(open_sites) - 1)
             owner[members] = open_sites[cut]
-            held += np.bincount(owner[members], weights=size, minlength=self.sites)
-        return owner
+            got = np.bincount(owner[members], weights=size[members], minlength=sites)
+            if got[wanted].min() < self.min_cell:
+                return None
+            held += got
+        return owner if held.min() >= least else None
+
+    def _cut(self, movable: Units, owner: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """The units in line by owner and class, cut into equally large sites as exactly as whole units allow."""
+        line = np.lexsort((rng.permutation(len(movable)), movable.stratum, owner))
+        size = movable.size[line]
+        cut = np.empty(len(movable), dtype=np.int64)
+        cut[line] = (np.cumsum(size) - size / 2) * self.sites // size.sum()
+        if np.bincount(cut, weights=movable.size, minlength=self.sites).min() < self.min_size:
+            raise self._refusal(int(size.sum()), self.sites)
+        return cut
+
+    def _refusal(self, rows: int, sites: int) -> PartitionError:
+        alpha = ", ".join(f"{value:g}" for value in self._alphas)
+        cells = f", each with {self.min_cell} rows of its classes," if self.min_cell else ""
+        return PartitionError(
+            f"partition.kind 'dirichlet': {self.tries} draws with alpha={alpha} gave no {sites} sites "
+            f"of {self.min_size} rows or more{cells} from {rows} rows; "
+            f"use fewer sites, a larger alpha or a smaller min_size{' or min_cell' if self.min_cell else ''}"
+        )
 
 
-KINDS: dict[str, type[PartitionOptions]] = {"column": Column, "iid": Iid, "dirichlet": Dirichlet}
+def deal(size: np.ndarray, hands: int, rng: np.random.Generator) -> np.ndarray:
+    """An owner for each unit, of `size` rows: shuffled, each to the hand that holds the fewest rows."""
+    owner = np.empty(len(size), dtype=np.int64)
+    held = np.zeros(hands, dtype=np.int64)
+    for unit in rng.permutation(len(size)):
+        owner[unit] = held.argmin()
+        held[owner[unit]] += size[unit]
+    return owner
+
+
+def named(owner: np.ndarray, sites: int, prefix: str = "site") -> dict[str, np.ndarray]:
+    """Rows by site, with names that sort in order: site-00, site-01, …"""
+    width = max(2, len(str(sites - 1)))
+    return {f"{prefix}-{site:0{width}d}": np.flatnonzero(owner == site) for site in range(sites)}
+
+
+def filled(samples: Samples, column: np.ndarray, name: str, kind: str) -> np.ndarray:
+    """A column as text; a blank cell is refused."""
+    text = np.asarray(column).astype(str)
+    blank = np.flatnonzero(text == "")
+    if len(blank):
+        raise PartitionError(
+            f"partition.kind '{kind}': {len(blank)} rows have no {name}, the first is '{samples.ids[blank[0]]}'; "
+            f"fill in the {name} column or leave these rows out"
+        )
+    return text
+
+
+def filling(size: np.ndarray, order: np.ndarray, rows: int) -> np.ndarray:
+    """Units in the given order, leaving out those that would make more than `rows` rows."""
+    taken, held = [], 0
+    for unit in order:
+        if held + size[unit] <= rows:
+            taken.append(unit)
+            held += size[unit]
+        if held == rows:
+            break
+    return np.array(taken, dtype=np.int64)
 
 
 def _enough(samples: Samples, sites: int) -> Units:
@@ -144,7 +295,27 @@ def _enough(samples: Samples, sites: int) -> Units:
     return movable
 
 
-def _named(owner: np.ndarray, sites: int) -> dict[str, np.ndarray]:
-    """Rows by site, with names that sort in order: site-00, site-01, …"""
-    width = max(2, len(str(sites - 1)))
-    return {f"site-{site:0{width}d}": np.flatnonzero(owner == site) for site in range(sites)}
+def _balanced(samples: Samples, count: int, seed: int) -> np.ndarray:
+    """bool [rows]: exactly `count` rows of every class, in whole groups of one class, leaving each class some to train on."""
+    if samples.task != "single":
+        raise PartitionError("partition.test_per_class is for single-label data: remove it")
+    movable = units(samples, np.arange(len(samples)))
+    label = row_classes(samples, np.arange(len(samples)))
+    pure = np.bincount(movable.of, weights=label != movable.stratum[movable.of]) == 0
+    chosen = np.zeros(len(movable), dtype=bool)
+    rng = numpy_generator(seed, "balanced test")
+    for index, name in enumerate(samples.classes):
+        rows = int((label == index).sum())
+        if rows <= count:
+            raise PartitionError(
+                f"partition.test_per_class is {count}, but class '{name}' has {rows} rows and some must be left to train on; "
+                "ask for fewer or leave the class out"
+            )
+        units_of = filling(movable.size, rng.permutation(np.flatnonzero(pure & (movable.stratum == index))), count)
+        if movable.size[units_of].sum() != count:
+            raise PartitionError(
+                f"partition.test_per_class: no draw of whole groups of class '{name}' has {count} rows; "
+                "ask for another number or use another seed"
+            )
+        chosen[units_of] = True
+    return chosen[movable.of]

@@ -39,7 +39,12 @@ def units(samples: Samples, rows: np.ndarray) -> Units:
     rank = np.empty(len(first), dtype=np.int64)
     rank[np.argsort(first)] = np.arange(len(first))  # first appearance, not alphabet: ids must not steer the draw
     of = rank[inverse]
-    return Units(of=of, size=np.bincount(of), stratum=_majority(row_classes(samples, rows), of), first=np.sort(first))
+    return Units(of=of, size=np.bincount(of), stratum=majority(row_classes(samples, rows), of), first=np.sort(first))
+
+
+def group_names(samples: Samples, rows: np.ndarray) -> list[str]:
+    """The group of each row, blank where it has none."""
+    return [""] * len(rows) if samples.group is None else np.asarray(samples.group)[rows].astype(str).tolist()
 
 
 def row_classes(samples: Samples, rows: np.ndarray) -> np.ndarray:
@@ -53,7 +58,7 @@ def row_classes(samples: Samples, rows: np.ndarray) -> np.ndarray:
     return np.where(positive.any(axis=1), rarest, len(samples.classes)).astype(np.int64)
 
 
-def _majority(classes: np.ndarray, of: np.ndarray) -> np.ndarray:
+def majority(classes: np.ndarray, of: np.ndarray) -> np.ndarray:
     """The commonest class within each unit; of equally common ones the class that is rarest overall."""
     total = np.bincount(classes)
     votes = np.zeros((of.max() + 1, len(total)), dtype=np.int64)

@@ -129,6 +129,12 @@ def standing(run: Run) -> dict[str, Any]:
     return figures | {key: test.get("generalisation", {}).get(key) for key in ("tail", "macro_auc")}
 
 
+def objective_name(run: Run) -> str:
+    """The base loss in words: balanced_softmax, or fedrs + balanced_softmax."""
+    parts = run.config["train"]["objective"]
+    return " + ".join(part["name"] for part in (parts if isinstance(parts, list) else [parts]))
+
+
 def by_size(counts: Sequence[float]) -> list[int]:
     """Class numbers from the most frequent to the rarest."""
     return sorted(range(len(counts)), key=lambda i: (-counts[i], i))

@@ -11,8 +11,9 @@ import tomli_w
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from equipoise import __version__
+from equipoise.report.card import write_card
 from equipoise.report.chart import Series, lines
-from equipoise.report.folder import FIGURES, Run, by_size, percent, read_run, size, standing
+from equipoise.report.folder import FIGURES, Run, by_size, objective_name, percent, read_run, size, standing
 from equipoise.server.checkpoint import write_atomic
 
 PAGE = "report.html"
@@ -25,8 +26,9 @@ VIEWS = {
 
 
 def write_report(folder: Path) -> Path:
-    """The page of a finished run, into its folder."""
+    """The page of a finished run, into its folder, with the model card beside it."""
     run = read_run(folder)
+    card = write_card(run)
     return _write(
         folder,
         "run.html.j2",
@@ -35,6 +37,7 @@ def write_report(folder: Path) -> Path:
         objective=objective_name(run),
         started=_started(run),
         cards=_cards(run),
+        card=card.read_text(),
         charts=[
             lines("balanced accuracy over rounds", _accuracy(run), percent=True),
             lines("training loss over rounds", _losses(run)),
@@ -91,12 +94,6 @@ def _share(value: float | None) -> str:
 
 def _best(values: Sequence[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
-
-
-def objective_name(run: Run) -> str:
-    """The base loss in words: balanced_softmax, or fedrs + balanced_softmax."""
-    parts = run.config["train"]["objective"]
-    return " + ".join(part["name"] for part in (parts if isinstance(parts, list) else [parts]))
 
 
 def _started(run: Run) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ class Exchange:
         seed: int,
         versions: Mapping[str, str],
         durable: Mapping[str, str] | None = None,
+        pinned: Sequence[Mapping[str, str]] = (),
         writes: bool = True,
         tuned: bool = False,
         progress: Callable[[str, str], None] | None = None,
@@ -44,7 +45,7 @@ class Exchange:
         """every single number the sites' answers came to, train.loss for one"""
         self.durable = versions if durable is None else durable
         """private versions of the newest checkpoint known to be on disk, if it is not the one this conversation starts from"""
-        self._start = versions
+        self._start, self._pinned = versions, pinned
         self._engine, self._ledger, self._limits, self._journal = engine, ledger, limits, journal
         self._seed, self._writes, self._tuned, self._progress = seed, writes, tuned, progress
         self._count = 0
@@ -52,6 +53,10 @@ class Exchange:
     def generator(self, *purpose: object) -> torch.Generator:
         """Draws of the coordinator for one purpose in this round."""
         return generator(self._seed, self.round, "server", *purpose)
+
+    def _kept(self, site: str) -> tuple[str, ...]:
+        """The private versions a site must not drop in this conversation."""
+        return tuple(sorted({one[site] for one in (self._start, self.durable, *self._pinned) if site in one}))
 
     def __call__(self, question: Any, *, each: Mapping[str, Tree] | None = None, **down: Any) -> Answers:
         """Ask all sites still in the conversation; their reduced leaves."""
@@ -69,8 +74,8 @@ class Exchange:
             read={site: version for site, version in self.versions.items() if site in self.sites},
             write=f"{self.round}.{self._count}" if self._writes else None,
             # The checkpoint of the round before may or may not have reached the disk: a crash resumes from it or from the one
-            # before that.
-            keep={site: tuple(sorted({version, self.durable.get(site, version)})) for site, version in self._start.items()},
+            # before that. Pinned are the private versions of rounds that may be selected.
+            keep={site: self._kept(site) for site in self._start},
             tuned=self._tuned,
         )
         self._count += 1

@@ -1,7 +1,7 @@
 """The journal: what happened, in order, one JSON line each, every line holding the hash of the one before.
 
 A line that was changed or removed later breaks the chain. A line cut short by a crash is dropped when the journal is opened
-again, and said so.
+again, and said so. One process at a time has it open: two in one run folder would spoil each other's work.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from equipoise.errors import StorageError
 
@@ -44,22 +44,45 @@ def read(path: Path) -> tuple[list[dict[str, Any]], int]:
     return lines, size
 
 
+def lock(file: BinaryIO, path: Path) -> None:
+    """Keep others out until the file is closed or the process ends, however it ends; where the system has no such locks, trust."""
+    try:
+        import fcntl
+    except ImportError:
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise StorageError(
+            f"{path.parent} is in use by another process: wait until that one ends, or choose another folder"
+        ) from None
+
+
 class Journal:
     """Appends events to one file."""
 
     def __init__(self, path: Path) -> None:
-        lines, size = read(path)
-        self._last, self._count = (lines[-1]["hash"] if lines else FIRST), len(lines)
         try:
             self._file = open(path, "ab")
-            if self._file.tell() > size:
-                cut = self._file.tell() - size
-                self._file.truncate(size)
-                self.write("recovered", bytes_dropped=cut)
+            try:
+                lock(self._file, path)
+                self._recover(path)
+            except BaseException:
+                self._file.close()
+                raise
         except OSError as error:
             raise StorageError(
                 f"the journal {path} cannot be written: {error.strerror}; check the folder and disk space"
             ) from error
+
+    def _recover(self, path: Path) -> None:
+        """Go on after the last whole line."""
+        lines, size = read(path)
+        self._last, self._count = (lines[-1]["hash"] if lines else FIRST), len(lines)
+        cut = self._file.tell() - size
+        if cut > 0:
+            self._file.truncate(size)
+            self.write("recovered", bytes_dropped=cut)
 
     def write(self, event: str, **facts: Any) -> None:
         """One event."""

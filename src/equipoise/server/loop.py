@@ -90,21 +90,43 @@ class Federation:
             commits.save(server, 0, versions)
         else:
             begin, versions = commits.durable.round, commits.durable.versions
+        pins = self._pins(begin)
         for round in range(begin, self.rounds):
             durable = commits.durable.versions if commits.durable else {}
-            ask = self.exchange(round, versions, self.participants(round), durable, tuned=self.observer.wants_tuned(round))
+            ask = self.exchange(
+                round,
+                versions,
+                self.participants(round),
+                durable,
+                pinned=tuple(pins.values()),
+                tuned=self.observer.wants_tuned(round),
+            )
             server, versions = self.method.round(server, ask), ask.versions
             self._observe(server, round + 1, ask)
-            commits.save(server, round + 1, versions, self.observer.pinned())
+            pinned = self.observer.pinned()
+            pins = {number: kept for number, kept in (pins | {round + 1: versions}).items() if number in pinned}
+            commits.save(server, round + 1, versions, pinned)
         last = commits.settle()
         assert last is not None
-        ask = self.exchange(self.rounds, versions, self.sites, versions, tuned=self.observer.wants_tuned(self.rounds))
+        ask = self.exchange(
+            self.rounds,
+            versions,
+            self.sites,
+            versions,
+            pinned=tuple(pins.values()),
+            tuned=self.observer.wants_tuned(self.rounds),
+        )
         server = self.method.finish(server, ask)
         if digest(server) != last.state or ask.versions != last.versions:
             # Post-training changed something: it counts as one more step, tested like a round.
             self._observe(server, self.rounds + 1, ask)
         commits.save(server, self.rounds, ask.versions, self.observer.pinned(), finished=True)
         return server
+
+    def _pins(self, done: int) -> dict[int, Mapping[str, str]]:
+        """By pinned round up to now: the sites' private versions, so that a site's own predictor of that round stays too."""
+        rounds = (round for round in self.observer.pinned() if round <= done and self.checkpoints.path(round).exists())
+        return {round: self.checkpoints.load(round)[1].versions for round in rounds}
 
     def _observe(self, server: Tree, done: int, ask: Exchange) -> None:
         facts = {**ask.numbers, "sites": list(ask.sites), "bytes_up": ask.bytes_up, "bytes_down": ask.bytes_down}

@@ -6,6 +6,9 @@ image and one resampling; borders are filled by reflection, which leaves no blac
 
 Three differences from the per-image pipelines of the papers: a crop whose sides would leave the image is cut to it, not
 drawn again; in `rand` geometry comes before colour; in `sim` one order of the colour changes is drawn per batch.
+
+The views named after a paper are its augmentation with the paper's own strengths, at which they stay: the options do not reach
+them, but for `normalise`. In these too geometry comes first, and blur and shift are those of an image of 224 pixels, scaled.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ ASPECT = math.log(4 / 3)
 
 
 class ViewOptions(Options):
-    """How strongly views change an image; each strength has a value that switches it off."""
+    """How strongly views change an image; each strength has a value that switches it off. A paper's views have their own."""
 
     normalise: Literal["imagenet", "half", "data"] | tuple[Channels, Channels] = "imagenet"
     """mean and standard deviation per channel: a known pair, measured on the training images, or `[[mean], [std]]`"""
@@ -53,6 +56,8 @@ class ViewOptions(Options):
     """flip top and bottom (`flip`, `weak`, `rand`); switch it off where up and down matter, as in chest images"""
     rotation: float = Field(default=10.0, ge=0, le=180)
     """`weak`: largest angle in degrees; 0 is off"""
+    shift: float = Field(default=0.0, ge=0, lt=1)
+    """`weak`: largest shift along each side, as a share of it; 0 is off"""
     crop: float = Field(default=0.8, gt=0, le=1)
     """`weak`: smallest share of the image's area that a crop keeps; 1 is off"""
     strong_crop: float = Field(default=0.2, gt=0, le=1)
@@ -169,6 +174,12 @@ def turn_map(degrees: Tensor, height: int, width: int) -> Tensor:
     return affine(cos, -sin * (height / width), zero, sin * (width / height), cos, zero)
 
 
+def zoom_map(factor: Tensor) -> Tensor:
+    """Enlarge about the centre."""
+    zero = torch.zeros_like(factor)
+    return affine(1 / factor, zero, zero, zero, 1 / factor, zero)
+
+
 def slant_map(shear_x: Tensor, shear_y: Tensor, x: Tensor, y: Tensor, height: int, width: int) -> Tensor:
     """Shear by pixels per pixel, and shift by a share of the width and of the height."""
     one = torch.ones_like(x)
@@ -193,25 +204,30 @@ def resample(x: Tensor, maps: Sequence[Tensor]) -> Tensor:
 # Filters and colour, on float [N, C, H, W] between 0 and 1; `factor` and the like are [N, 1, 1, 1] -----------------
 
 
-def blur(x: Tensor, sigma: Tensor, largest: float) -> Tensor:
-    """Gaussian blur with a sigma [N] per image, none above `largest`."""
+def blur(x: Tensor, sigma: Tensor, largest: float, reach: tuple[int, int] | None = None) -> Tensor:
+    """Gaussian blur with a sigma [N] per image, none above `largest`; `reach` cuts the kernel off, vertically and horizontally."""
     if not len(x):
         return x
-    reach = min(max(1, math.ceil(3 * largest)), min(x.shape[2:]) - 1)
-    offset = torch.arange(reach + 1)
-    weight = torch.exp(-0.5 * (offset / sigma[:, None]) ** 2)
-    weight = (weight / (2 * weight.sum(1, keepdim=True) - weight[:, :1])).to(x.device)
+    whole = max(1, math.ceil(3 * largest))
+    limit = min(x.shape[2:]) - 1
+    down, along = (_bell(sigma, min(far, limit)).to(x.device) for far in reach or (whole, whole))
     # A few images at a time stay in the processor's cache: about twice as fast on images of 128 pixels.
     few = max(1, CACHED // x[0].numel())
-    return torch.cat([_smooth(*part, reach) for part in zip(x.split(few), weight.split(few), strict=True)])
+    return torch.cat([_smooth(*part) for part in zip(x.split(few), down.split(few), along.split(few), strict=True)])
 
 
-def _smooth(x: Tensor, weight: Tensor, reach: int) -> Tensor:
-    """Rows, then columns, as sums of shifted images; `weight` [N, reach + 1] from the centre outwards."""
+def _bell(sigma: Tensor, reach: int) -> Tensor:
+    """Gaussian weights [N, reach + 1] from the centre outwards; with both sides they sum to 1."""
+    weight = torch.exp(-0.5 * (torch.arange(reach + 1) / sigma[:, None]) ** 2)
+    return weight / (2 * weight.sum(1, keepdim=True) - weight[:, :1])
+
+
+def _smooth(x: Tensor, down: Tensor, along: Tensor) -> Tensor:
+    """Rows, then columns, as sums of shifted images."""
     pair = torch.empty_like(x)
-    for axis, border in ((2, (0, 0, reach, reach)), (3, (reach, reach, 0, 0))):
-        size = x.shape[axis]
-        wide = F.pad(x, border, mode="reflect")
+    for axis, weight in ((2, down), (3, along)):
+        size, reach = x.shape[axis], weight.shape[1] - 1
+        wide = F.pad(x, (0, 0, reach, reach) if axis == 2 else (reach, reach, 0, 0), mode="reflect")
         x = x * weight[:, 0, None, None, None]
         for step in range(1, reach + 1):
             torch.add(wide.narrow(axis, reach - step, size), wide.narrow(axis, reach + step, size), out=pair)
@@ -308,9 +324,11 @@ class View:
     """Normalised images, changed by the subclass; `view(x, generator)`."""
 
     deterministic: ClassVar[bool] = False
+    fixed: ClassVar[ViewOptions | None] = None
+    """strengths of a paper's view, in place of the options"""
 
     def __init__(self, options: ViewOptions, mean: Sequence[float], std: Sequence[float]) -> None:
-        self.options = options
+        self.options = self.fixed or options
         self.mean = torch.tensor(mean, dtype=torch.float32)
         self.std = torch.tensor(std, dtype=torch.float32)
 
@@ -348,6 +366,34 @@ class View:
             maps.append(flip_map(*self.flips(count, generator, vertical)))
         return maps
 
+    def turned(self, x: Tensor, generator: Generator) -> list[Tensor]:
+        """Maps of the rotation and the shift; none for what is switched off."""
+        options, (count, _, height, width) = self.options, x.shape
+        maps = []
+        if options.rotation > 0:
+            maps.append(turn_map(uniform(-options.rotation, options.rotation, count, generator), height, width))
+        if options.shift > 0:
+            along, down = (uniform(-options.shift, options.shift, count, generator) for _ in range(2))
+            maps.append(slant_map(torch.zeros(count), torch.zeros(count), along, down, height, width))
+        return maps
+
+    def coloured(self, x: Tensor, generator: Generator) -> Tensor:
+        """Brightness, contrast, saturation and hue in random order, on a share of the images."""
+        count = len(x)
+        wanted = chance(self.options.jitter_share, count, generator)
+        amounts = [wanted * uniform(-limit, limit, count, generator) for limit in self.options.jitter]
+        changes = (brightness, contrast, saturation, hue)
+        for which in torch.randperm(4, generator=generator).tolist():
+            if self.options.jitter[which] > 0:
+                neutral = 0.0 if changes[which] is hue else 1.0
+                x = changes[which](x, (neutral + amounts[which]).view(-1, 1, 1, 1).to(x.device))
+        return x
+
+    def greyed(self, x: Tensor, generator: Generator) -> Tensor:
+        """Grey, on a share of the images."""
+        plain = chance(self.options.grey_share, len(x), generator).to(x.device)
+        return torch.where(plain[:, None, None, None], grey(x), x)
+
 
 class Eval(View):
     """Normalised, nothing else."""
@@ -368,15 +414,17 @@ class Flip(View):
 class Weak(View):
     """A mild crop, flips, a small rotation, a slight blur."""
 
+    kernel: ClassVar[tuple[int, int] | None] = None
+    """pixels that the blur reaches, vertically and horizontally, on an image of 224; none = as far as it counts"""
+
     def change(self, x: Tensor, generator: Generator) -> Tensor:
-        options, (count, _, height, width) = self.options, x.shape
-        maps = self.placed(x, options.crop, generator)
-        if options.rotation > 0:
-            maps.append(turn_map(uniform(-options.rotation, options.rotation, count, generator), height, width))
-        x = resample(x, maps)
-        if options.blur > 0:
-            largest = max(0.1, options.blur * height / 224)
-            x = blur(x, uniform(0.1, largest, count, generator), largest)
+        x = resample(x, [*self.placed(x, self.options.crop, generator), *self.turned(x, generator)])
+        if self.options.blur > 0:
+            largest = max(0.1, self.options.blur * x.shape[2] / 224)
+            reach = None
+            if self.kernel is not None:
+                reach = max(1, round(self.kernel[0] * x.shape[2] / 224)), max(1, round(self.kernel[1] * x.shape[2] / 224))
+            x = blur(x, uniform(0.1, largest, len(x), generator), largest, reach)
         return x
 
 
@@ -396,21 +444,33 @@ class Rand(View):
     )
     choices: ClassVar = ("identity", *shapes, *colours)
 
+    def drawn(self, count: int, generator: Generator) -> Tensor:
+        """An operation for each image, so many times [operations, count]."""
+        return torch.randint(len(self.choices), (self.options.operations, count), generator=generator)
+
+    def parts(self, generator: Generator) -> list[float]:
+        """How strong each operation is, out of 1."""
+        return [self.options.magnitude / 30] * self.options.operations
+
+    def tinted(self, x: Tensor, generator: Generator) -> Tensor:
+        """Colour changes before the operations."""
+        return x
+
     def change(self, x: Tensor, generator: Generator) -> Tensor:
         count, _, height, width = x.shape
-        part = self.options.magnitude / 30
         maps = self.placed(x, self.options.strong_crop, generator)
-        chosen = torch.randint(len(self.choices), (self.options.operations, count), generator=generator)
+        chosen = self.drawn(count, generator)
         sign = 1.0 - 2.0 * torch.randint(2, chosen.shape, generator=generator)
-        for operation, side in zip(chosen, sign, strict=True):
+        parts = self.parts(generator)
+        for operation, side, part in zip(chosen, sign, parts, strict=True):
             # An image's operation has its strength here and the others 0, which makes them the identity.
             shear_x, shear_y, shift_x, shift_y, turn = (
                 side * part * (operation == self.choices.index(name)) for name in self.shapes
             )
             maps.append(slant_map(0.3 * shear_x, 0.3 * shear_y, 0.45 * shift_x, 0.45 * shift_y, height, width))
             maps.append(turn_map(30 * turn, height, width))
-        x = resample(x, maps)
-        for operation, side in zip(chosen, sign, strict=True):
+        x = self.tinted(resample(x, maps), generator)
+        for operation, side, part in zip(chosen, sign, parts, strict=True):
             for name in self.colours:
                 index = (operation == self.choices.index(name)).nonzero()[:, 0]
                 if len(index):
@@ -442,8 +502,7 @@ class Sim(View):
         options, count = self.options, len(x)
         x = resample(x, self.placed(x, options.strong_crop, generator, vertical=False))
         x = self.coloured(x, generator)
-        plain = chance(options.grey_share, count, generator).to(x.device)
-        x = torch.where(plain[:, None, None, None], grey(x), x)
+        x = self.greyed(x, generator)
         if options.blur > 0 and options.blur_share > 0:
             largest = max(0.1, 0.4 * options.blur * x.shape[2] / 224)
             sigma = uniform(0.1, largest, count, generator)
@@ -451,20 +510,106 @@ class Sim(View):
             x = x.index_copy(0, index.to(x.device), blur(x[index.to(x.device)], sigma[index], largest))
         return x
 
-    def coloured(self, x: Tensor, generator: Generator) -> Tensor:
-        """Brightness, contrast, saturation and hue in random order, on a share of the images."""
-        count = len(x)
-        wanted = chance(self.options.jitter_share, count, generator)
-        amounts = [wanted * uniform(-limit, limit, count, generator) for limit in self.options.jitter]
-        changes = (brightness, contrast, saturation, hue)
-        for which in torch.randperm(4, generator=generator).tolist():
-            if self.options.jitter[which] > 0:
-                neutral = 0.0 if changes[which] is hue else 1.0
-                x = changes[which](x, (neutral + amounts[which]).view(-1, 1, 1, 1).to(x.device))
-        return x
+
+# The papers' views ------------------------------------------------------------------------------------------------
 
 
-VIEWS: dict[str, type[View]] = {"eval": Eval, "flip": Flip, "weak": Weak, "rand": Rand, "sim": Sim}
+class Fca(Weak):
+    """FCA, and Fed-MAS on Fed-ISIC2019: flips, a rotation of up to 10°, and always a blur, 5 pixels wide and 9 high."""
+
+    fixed = ViewOptions(crop=1, rotation=10, blur=5)
+    kernel = (4, 2)
+
+
+class FedIicFirst(Rand):
+    """FedIIC's first view: a strong crop, a flip, colour jitter, then RandAugment at full strength on half of the turns.
+
+    The strength of an operation is 10 ± 0.5 out of 10, drawn per batch. Colours go either way, where the released code only raises
+    them; `solarise` at full strength inverts, which is an operation of its own there.
+    """
+
+    fixed = ViewOptions(vertical=False, strong_crop=0.08, operations=2, jitter=(0.4, 0.4, 0.4, 0), jitter_share=1)
+
+    def drawn(self, count: int, generator: Generator) -> Tensor:
+        chosen = super().drawn(count, generator)
+        return chosen * chance(0.5, chosen.numel(), generator).view(chosen.shape)  # 0 is the identity
+
+    def parts(self, generator: Generator) -> list[float]:
+        return (1 + 0.05 * torch.randn(self.options.operations, generator=generator)).clamp_(0, 1).tolist()
+
+    def tinted(self, x: Tensor, generator: Generator) -> Tensor:
+        return self.coloured(x, generator)
+
+
+class FedIicSecond(Sim):
+    """FedIIC's second view: a strong crop, a flip, colour jitter on four images of five, one of five grey."""
+
+    fixed = ViewOptions(strong_crop=0.08, jitter=(0.4, 0.4, 0.4, 0.1), jitter_share=0.8, grey_share=0.2, blur_share=0)
+
+
+class FedMlp(Weak):
+    """FedMLP, and both views of FedIIC on brain scans: a rotation of up to 10°, a shift of up to 2 %, a flip left and right."""
+
+    fixed = ViewOptions(crop=1, vertical=False, rotation=10, shift=0.02, blur=0)
+
+
+class FedMlpStrong(Rand):
+    """The strong view FedMLP gives FedFixMatch: that of FedMLP, then two operations of RandAugment."""
+
+    fixed = ViewOptions(strong_crop=1, vertical=False, rotation=10, shift=0.02, operations=2, magnitude=10)
+
+    def placed(self, x: Tensor, smallest: float, generator: Generator, vertical: bool = True) -> list[Tensor]:
+        return [*super().placed(x, smallest, generator, vertical), *self.turned(x, generator)]
+
+
+class FedMas(View):
+    """Fed-MAS on skin tones: a zoom of 0.95 to 1.2, a shift of up to 5 % or a rotation of up to 45°; then colour jitter and flips."""
+
+    fixed = ViewOptions(jitter=(0.25, 0.25, 0.25, 0.01), jitter_share=1)
+
+    def change(self, x: Tensor, generator: Generator) -> Tensor:
+        count, _, height, width = x.shape
+        which = torch.randint(3, (count,), generator=generator)
+        zoom = torch.where(which == 0, uniform(0.95, 1.2, count, generator), 1.0)
+        along, down = ((which == 1) * uniform(-0.05, 0.05, count, generator) for _ in range(2))
+        degrees = (which == 2) * uniform(-45, 45, count, generator)
+        straight = torch.zeros(count)
+        moved = [zoom_map(zoom), slant_map(straight, straight, along, down, height, width), turn_map(degrees, height, width)]
+        return self.coloured(resample(x, [*moved, *self.placed(x, 1.0, generator)]), generator)
+
+
+class FedSdcSkin(Weak):
+    """FedSDC on HAM10000: flips, a rotation of up to 20°, jitter of brightness, contrast and hue."""
+
+    fixed = ViewOptions(crop=1, rotation=20, blur=0, jitter=(0.1, 0.1, 0, 0.1), jitter_share=1, grey_share=0)
+
+    def change(self, x: Tensor, generator: Generator) -> Tensor:
+        return self.greyed(self.coloured(super().change(x, generator), generator), generator)
+
+
+class FedSdcBlood(FedSdcSkin):
+    """FedSDC on blood cells: a mild crop, a flip left and right, any rotation, colour jitter, every other image grey."""
+
+    fixed = ViewOptions(
+        crop=0.8, vertical=False, rotation=180, blur=0, jitter=(0.2, 0.2, 0.2, 0.2), jitter_share=1, grey_share=0.5
+    )
+
+
+VIEWS: dict[str, type[View]] = {
+    "eval": Eval,
+    "flip": Flip,
+    "weak": Weak,
+    "rand": Rand,
+    "sim": Sim,
+    "fca": Fca,
+    "fediic-1": FedIicFirst,
+    "fediic-2": FedIicSecond,
+    "fedmlp": FedMlp,
+    "fedmlp-strong": FedMlpStrong,
+    "fedmas": FedMas,
+    "fedsdc-skin": FedSdcSkin,
+    "fedsdc-blood": FedSdcBlood,
+}
 """Every view by name."""
 
 

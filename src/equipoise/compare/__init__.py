@@ -1,0 +1,9 @@
+"""Several methods, seeds and folds on the same data: all runs through one pool of processes, then one table with p-values."""
+
+from __future__ import annotations
+
+from equipoise.compare.plan import Arm, Job, Plan, arm_from, make_plan, numbers
+from equipoise.compare.pool import Failure, race
+from equipoise.compare.summary import compare, summarise
+
+__all__ = ["Arm", "Failure", "Job", "Plan", "arm_from", "compare", "make_plan", "numbers", "race", "summarise"]

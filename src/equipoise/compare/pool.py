@@ -1,0 +1,143 @@
+"""All runs of a comparison through one pool of processes. A run that fails is written down; the others go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from equipoise.compare.plan import Job, Plan
+from equipoise.config import read
+from equipoise.engine import frames
+from equipoise.errors import StorageError
+from equipoise.running import Watch
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that did not reach its end, and why."""
+
+    run: str
+    error: str
+    exit_code: int
+
+
+def finished(folder: Path) -> bool:
+    """Whether a run folder holds a result."""
+    return (folder / "result.json").is_file()
+
+
+def race(plan: Plan, out: Path, processes: int | None = None, watch: Watch | None = None) -> list[Failure]:
+    """Run every job that has no result yet, `processes` at a time (default: one per core), and tell which failed.
+
+    `watch` is told of ("begin", {rounds, runs, finished}), and of each run: ("round", {run, round, rounds}), ("done", {run}) and
+    ("failed", {run, error}).
+    """
+    watch = watch or (lambda event, facts: None)
+    for job in plan.jobs:
+        path = out / job.name / "config.toml"
+        if path.exists() and read(path).digest != job.config.digest:
+            raise StorageError(f"{path.parent} holds a run with another config: choose another --out")
+    todo = [job for job in plan.jobs if not finished(out / job.name)]
+    rounds = {job.name: max(1, job.config.train.rounds) for job in plan.jobs}
+    before = sum(rounds.values()) - sum(rounds[job.name] for job in todo)
+    watch("begin", {"rounds": sum(rounds.values()), "done": before, "runs": len(rounds), "finished": len(rounds) - len(todo)})
+    count = min(processes or os.cpu_count() or 1, len(todo))
+    waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
+    for job in todo:
+        waiting.put(job)
+    told: queue.SimpleQueue[tuple[Job, dict[str, Any]]] = queue.SimpleQueue()
+    runners = [_Runner(out) for _ in range(count)]
+    threads = [threading.Thread(target=runner.serve, args=(waiting, told), daemon=True) for runner in runners]
+    failures: dict[str, Failure] = {}
+    ended = 0
+    try:
+        for thread in threads:
+            thread.start()
+        while ended < len(todo):
+            job, facts = told.get()
+            event = facts["event"]
+            watch(event, facts | {"run": job.name, "rounds": rounds[job.name]})
+            ended += event in ("done", "failed")
+            if event == "failed":
+                failures[job.name] = Failure(job.name, facts["error"], facts["exit_code"])
+    finally:
+        for runner in runners:
+            runner.stop()
+        for thread in threads:
+            thread.join()
+    return [failures[job.name] for job in plan.jobs if job.name in failures]  # in the plan's order, not the clock's
+
+
+class _Runner:
+    """One process, started when first needed and again after it died."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self._process: subprocess.Popen[bytes] | None = None
+        self._halted = False
+
+    def serve(self, waiting: queue.SimpleQueue[Job], told: queue.SimpleQueue[tuple[Job, dict[str, Any]]]) -> None:
+        """Take jobs until there are none."""
+        while not self._halted:
+            try:
+                job = waiting.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                self._run(job, told)
+            except (EOFError, OSError):
+                code = self._end()
+                told.put((job, {"event": "failed", "error": _died(code), "exit_code": 1}))
+
+    def _run(self, job: Job, told: queue.SimpleQueue[tuple[Job, dict[str, Any]]]) -> None:
+        process = self._process
+        if process is None:
+            process = self._process = subprocess.Popen(
+                [sys.executable, "-m", "equipoise.compare.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+                start_new_session=True,  # Ctrl-C is for us; the worker ends when its input does
+            )
+        if self._halted:
+            raise EOFError
+        assert process.stdin is not None and process.stdout is not None
+        frames.write(process.stdin, json.dumps({"config": job.config.table(), "out": str(self.out / job.name)}).encode())
+        while True:
+            facts = json.loads(frames.read(process.stdout))
+            told.put((job, facts))
+            if facts["event"] in ("done", "failed"):
+                return
+
+    def stop(self) -> None:
+        """End the process, in the middle of a run if need be."""
+        self._halted = True
+        self._end()
+
+    def _end(self) -> int | None:
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            process.stdin.close()
+        except OSError:
+            pass
+        try:
+            code = process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code = process.wait()
+        process.stdout.close()
+        return code
+
+
+def _died(code: int | None) -> str:
+    return f"the process died (exit {code}), probably out of memory: use fewer --jobs or a smaller batch, then start again"

@@ -1,0 +1,203 @@
+"""From finished runs to the comparison: figures, p-values against a reference, and the files that hold them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from equipoise.compare.plan import Arm, Job, Plan
+from equipoise.compare.pool import Failure, finished, race
+from equipoise.errors import StorageError
+from equipoise.evaluate import blend
+from equipoise.evaluate.observer import SCORES, scalars
+from equipoise.evaluate.scores import read_scores
+from equipoise.evaluate.significance import Judged, bootstrap, holm, judge, paired_t, sign_flip
+from equipoise.report.table import Figure, Row, Table, comma_separated, latex, markdown
+from equipoise.running import Watch
+from equipoise.seeds import numpy_generator
+from equipoise.server.checkpoint import write_atomic
+
+LETTERS = {"generalisation": "G", "specialisation": "S", "average": "A"}
+NAMES = {
+    "balanced_accuracy": "bACC",
+    "macro_auc": "AUC",
+    "map": "mAP",
+    "accuracy": "ACC",
+    "macro_f1": "F1",
+    "tail": "tail recall",
+}
+BALANCED = tuple((view, "balanced_accuracy") for view in LETTERS)
+COLUMNS: dict[str, tuple[tuple[str, str], ...]] = {
+    "single": (*BALANCED, *(("generalisation", name) for name in ("macro_auc", "accuracy", "macro_f1", "tail"))),
+    "multi": (*BALANCED, *(("generalisation", name) for name in ("macro_auc", "map"))),
+}
+"""what the table shows of each task: view and metric"""
+TESTS = {"images": "p images", "t": "p t", "sign_flip": "p flip"}
+NOTE = """\
+Mean ± standard deviation in per cent over {runs}. G: the global predictor on the union of test sets; S: each site's own predictor on
+its own test set, mean over sites; A: the mean of both. Best bold, second underlined. Δ: mean difference in G bACC from {reference}. p,
+two-sided, with Holm's correction over the arms: *images* resamples test images and asks whether these models would differ on other
+patients; *t* (Student's) and *flip* (sign-flip permutation) go over runs and ask whether the methods would differ if trained again.
+"""
+
+
+def compare(plan: Plan, out: Path, processes: int | None = None, watch: Watch | None = None) -> dict[str, Any]:
+    """Run what is left to run, then write table.md, table.csv, table.tex and comparison.json into `out`; what the last holds."""
+    failures = race(plan, out, processes, watch)
+    facts = summarise(plan, out, failures)
+    shown = table_of(facts)
+    runs = f"{len(plan.seeds)} seed{'s' * (len(plan.seeds) > 1)}" + (f" × {plan.folds} folds" if plan.folds else "")
+    text = markdown(shown) + "\n" + NOTE.format(runs=runs, reference=plan.reference.label)
+    text += "".join(f"\nFailed: {failure.run}: {failure.error}\n" for failure in failures)
+    for name, content in {
+        "table.md": text,
+        "table.csv": comma_separated(shown),
+        "table.tex": latex(shown),
+        "comparison.json": json.dumps(facts, indent=1) + "\n",
+    }.items():
+        write_atomic(out / name, content.encode())
+    return facts
+
+
+def summarise(plan: Plan, out: Path, failures: Sequence[Failure] = ()) -> dict[str, Any]:
+    """All there is to say about the runs, in plain JSON types and without a path or a date: the same runs give the same text."""
+    out.mkdir(parents=True, exist_ok=True)
+    results = results_of(plan, out)
+    arms: dict[str, dict[str, Any]] = {}
+    for arm in plan.arms:
+        jobs = [job for job in plan.jobs if job.arm == arm and job.name in results]
+        rows = [_run(job, results[job.name]) for job in jobs]
+        arms[arm.label] = {
+            "changes": dict(arm.changes),
+            "runs": rows,
+            "figures": {
+                view: {name: _figure([row["metrics"].get(view, {}).get(name) for row in rows]) for name in NAMES}
+                for view in LETTERS
+            },
+            "recall": blend([row["recall"] for row in rows]),
+        }
+    return {
+        "task": plan.task,
+        "classes": next((result["classes"] for result in results.values()), []),
+        "seeds": list(plan.seeds),
+        "folds": plan.folds,
+        "runs": len(plan.jobs) // len(plan.arms),
+        "reference": plan.reference.label,
+        "arms": arms,
+        "versus": _versus(plan, out, results),
+        "failures": [asdict(failure) for failure in failures],
+        "left_out": list(plan.left_out),
+    }
+
+
+def table_of(facts: Mapping[str, Any]) -> Table:
+    """The table of a comparison."""
+    columns = COLUMNS[facts["task"]]
+    rows = []
+    for label, arm in facts["arms"].items():
+        figures = [arm["figures"][view][name] for view, name in columns]
+        versus = facts["versus"].get(label)
+        remarks = ["", *("" for _ in TESTS)]
+        if versus is not None:
+            remarks = [_signed(versus["difference"]), *(_p(versus["holm"][test]) for test in TESTS)]
+        done, wanted = len(arm["runs"]), facts["runs"]
+        rows.append(
+            Row(
+                label,
+                tuple(None if one is None else Figure(**one) for one in figures),
+                (*remarks, f"{done}" if done == wanted else f"{done} of {wanted}"),
+            )
+        )
+    heads = tuple(f"{LETTERS[view]} {NAMES[name]}" for view, name in columns)
+    return Table(heads, tuple(rows), ("Δ", *TESTS.values(), "runs"))
+
+
+def results_of(plan: Plan, out: Path) -> dict[str, dict[str, Any]]:
+    """What every finished run came to, by its name."""
+    return {job.name: _result(out / job.name) for job in plan.jobs if finished(out / job.name)}
+
+
+def _result(folder: Path) -> dict[str, Any]:
+    try:
+        return json.loads((folder / "result.json").read_bytes())
+    except (OSError, ValueError) as error:
+        raise StorageError(f"{folder / 'result.json'} is damaged: delete it, then start the comparison again") from error
+
+
+def _run(job: Job, result: Mapping[str, Any]) -> dict[str, Any]:
+    test = result["metrics"].get("test", {})
+    return {
+        "folder": job.name,
+        "seed": job.seed,
+        "fold": job.fold,
+        "selected_rounds": result["selected_rounds"],
+        "state_hash": result["state_hash"],
+        "metrics": {view: scalars(test[view]) for view in LETTERS if view in test},
+        "recall": test.get("generalisation", {}).get("recall"),
+    }
+
+
+def _figure(values: Sequence[float | None]) -> dict[str, float | None] | None:
+    figure = Figure.of(values)
+    return None if figure is None else asdict(figure)
+
+
+def _versus(plan: Plan, out: Path, results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Every other arm against the reference, over the seeds and folds that both have finished."""
+
+    def scored(arm: Arm) -> dict[tuple[int, int | None], tuple[float, Job]]:
+        found = {}
+        for job in plan.jobs:
+            test = results.get(job.name, {}).get("metrics", {}).get("test", {})
+            value = test.get("generalisation", {}).get("balanced_accuracy")
+            if job.arm == arm and value is not None:
+                found[job.seed, job.fold] = (value, job)
+        return found
+
+    def judged(job: Job) -> Judged | None:
+        scores = read_scores(out / job.name / SCORES, results[job.name]["selected_rounds"])
+        return None if scores is None else judge(scores)
+
+    reference = scored(plan.reference)
+    standards = {key: judged(job) for key, (_, job) in reference.items()}
+    overlap = 1 / (plan.folds - 1) if plan.folds else 0.0
+    versus: dict[str, dict[str, Any]] = {}
+    for arm in plan.arms:
+        mine = scored(arm)
+        keys = [key for key in reference if key in mine]
+        if arm == plan.reference or not keys:
+            continue
+        differences = [mine[key][0] - reference[key][0] for key in keys]
+        pairs = [(judged(mine[key][1]), standards[key]) for key in keys]
+        whole = [(one, other) for one, other in pairs if one is not None and other is not None]
+        images = None
+        if len(whole) == len(pairs):
+            draw = numpy_generator(0, "bootstrap")  # the same resamples for every arm
+            images = bootstrap([one for one, _ in whole], [other for _, other in whole], draw)
+        versus[arm.label] = {
+            "difference": sum(differences) / len(differences),
+            "differences": differences,
+            "interval": None if images is None else [images.low, images.high],
+            "p": {
+                "images": None if images is None else images.p,
+                "t": paired_t(differences, overlap),
+                "sign_flip": sign_flip(differences, numpy_generator(0, "sign flip")),
+            },
+        }
+    for test in TESTS:
+        corrected = holm([one["p"][test] for one in versus.values()])
+        for one, p in zip(versus.values(), corrected, strict=True):
+            one.setdefault("holm", {})[test] = p
+    return versus
+
+
+def _signed(value: float) -> str:
+    return f"{100 * value:+.1f}"
+
+
+def _p(value: float | None) -> str:
+    """0.0123 → 0.012; what is smaller than can be shown is said to be."""
+    return "–" if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"

@@ -1,0 +1,223 @@
+"""The model card: what a model is, on whose data it was trained, how good it is and where not to trust it. Markdown.
+
+Counts are told in steps and never below `SMALL`, and no rate of so few images is told: a card is handed around.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from equipoise import __version__
+from equipoise.data.sets import SETS
+from equipoise.evaluate.observer import SCORES
+from equipoise.evaluate.scores import Scores, read_scores
+from equipoise.evaluate.significance import interval, judge, wilson
+from equipoise.report.folder import FIGURES, Run, by_size, objective_name, percent
+from equipoise.report.table import escaped
+from equipoise.seeds import numpy_generator
+from equipoise.server.checkpoint import write_atomic
+from equipoise.site.measure import FIXED_POINT, tallies
+
+CARD = "model-card.md"
+SMALL = 10
+STEPS = (SMALL, 50, 100, 500, 1_000, 5_000, 10_000, 50_000, 100_000)
+POOR, RARE, UNCALIBRATED = 0.5, 50, 0.1
+"""what the limits speak of: recall below, training images below, calibration error above"""
+
+
+def write_card(run: Run) -> Path:
+    """The card of a finished run, into its folder."""
+    path = run.folder / CARD
+    write_atomic(path, card(run).encode())
+    return path
+
+
+def card(run: Run) -> str:
+    """The whole card."""
+    title = f"# Model card: {escaped(run.config['method']['name'])} on {escaped(run.data_name)}"
+    scores = read_scores(run.folder / SCORES, run.result["selected_rounds"])
+    sections = {
+        "Model": _model(run),
+        "Data": _data(run),
+        "Performance": _performance(run, scores),
+        "Calibration": _calibration(run, scores),
+        "Limits": (f"- {text}" for text in _limits(run)),
+        "Identity": _identity(run),
+    }
+    parts = [f"## {name}\n\n" + "\n".join(lines) for name, lines in sections.items()]
+    return "\n\n".join([title, *parts]) + "\n"
+
+
+def bucket(count: int) -> str:
+    """A count as a step: <10, 10–49, 50–99, …; none is not told from few, as a site may have hidden which."""
+    place = bisect_right(STEPS, count)
+    if place == 0:
+        return f"<{SMALL}"
+    return f"≥{STEPS[-1]:,}" if place == len(STEPS) else f"{STEPS[place - 1]:,}–{STEPS[place] - 1:,}"
+
+
+# Sections --------------------------------------------------------------------------------------------------------------
+
+
+def _model(run: Run) -> Iterator[str]:
+    table, data = run.config, run.data
+    net, train = table["net"], table["train"]
+    rounds = ", ".join(map(str, run.result["selected_rounds"])) or "none"
+    labels = "one class per image" if data["task"] == "single" else "any number of findings per image"
+    yield from _table(
+        ("", ""),
+        [
+            ("task", f"{labels}: {', '.join(data['classes'])}"),
+            ("method", f"{table['method']['name']} (federated; images stay at their sites)"),
+            ("base loss", objective_name(run)),
+            ("network", f"{net['name']}, {'pretrained weights' if net.get('weights') else 'from a random start'}"),
+            ("input", f"{data['height']} × {data['width']} pixels, {'grey' if data['channels'] == 1 else 'colour'}"),
+            (
+                "training",
+                f"{train['rounds']} rounds of {train['epochs']} local epochs, {train['optimizer']}, seed {train['seed']}",
+            ),
+            ("reported round", f"{rounds} (rule: {table['evaluate']['select']}; a test set never chooses)"),
+        ],
+    )
+
+
+def _data(run: Run) -> Iterator[str]:
+    data = run.data
+    kind = run.config["data"]["kind"]
+    if kind in SETS:
+        facts = SETS[kind].facts
+        yield f"{escaped(facts.title)}, from {facts.home}. Licence: {escaped(facts.licence)}. Cite: {escaped(facts.citation)}"
+    elif kind == "phantom":
+        yield "Made-up images, drawn by Equipoise: no patient, and no licence needed."
+    else:
+        yield "Images of the sites' own; their licence is for the sites to say."
+    yield ""
+    heads = ("site", "training images", "test images")
+    parts = {site: [bucket(held[split]["images"]) for split in ("train", "test")] for site, held in data["sites"].items()}
+    yield from _table(heads, ((site, *counts) for site, counts in parts.items()))
+    yield ""
+    rows = ((data["classes"][i], bucket(data["train"][i])) for i in by_size(data["train"]))
+    yield from _table(("class", "training images" if data["task"] == "single" else "training images that have it"), rows)
+
+
+def _performance(run: Run, scores: Scores | None) -> Iterator[str]:
+    test, data = run.test, run.data
+    if test is None:
+        yield "No round was tested."
+        return
+    everyone, own = test["generalisation"], test["specialisation"]
+    reach = {}
+    if scores is not None:
+        reach["balanced_accuracy"] = interval(judge(scores), numpy_generator(0, "card"))
+    yield "Global: one model on the test images of all sites together. Own: each site's own predictor on its own test images, mean"
+    yield "over sites. In brackets the 95 % interval over test images" + (
+        " (bootstrap; Wilson's for recall)."
+        if scores is not None
+        else " (Wilson's, for recall; the others need the scores of single images, which stay at the sites)."
+    )
+    yield ""
+    rows = (
+        (name, percent(everyone[key]) + _brackets(reach.get(key)), percent(own[key]))
+        for key, name in FIGURES.items()
+        if everyone.get(key) is not None
+    )
+    yield from _table(("test images", "global", "own"), rows)
+    yield ""
+    shown = []
+    for i in by_size(data["train"]):
+        count, recall = int(everyone["support"][i] or 0), everyone["recall"][i]
+        told = f"not told for fewer than {SMALL}" if count < SMALL or recall is None else ""
+        shown.append((data["classes"][i], bucket(count), told or percent(recall) + _brackets(wilson(recall, count))))
+    yield from _table(("class", "test images", "recall, global"), shown)
+    yield ""
+    told_sites = (
+        (site, percent(found["balanced_accuracy"])) for site, found in test["sites"].items() if _tested(run, site) >= SMALL
+    )
+    yield from _table(("site", "balanced accuracy, own predictor"), told_sites)
+
+
+def _calibration(run: Run, scores: Scores | None) -> Iterator[str]:
+    if run.test is None:
+        yield "No round was tested."
+        return
+    yield f"Expected calibration error of the global predictor: {percent(run.test['generalisation']['ece'])}."
+    if scores is None:
+        return
+    counts = [tallies(page, scores.labels, task=scores.task)["calibration"] for page in scores.logits]
+    bins = torch.stack(counts).sum(0).double() / len(counts)
+    width = 1 / len(bins)
+    rows = [
+        (f"{i * width:.2f}–{(i + 1) * width:.2f}", percent(sure / count / FIXED_POINT), percent(right / count))
+        for i, (count, right, sure) in enumerate(bins.tolist())
+        if count >= SMALL
+    ]
+    yield ""
+    yield from _table(("says with confidence", "mean", "is right"), rows)
+
+
+def _limits(run: Run) -> Iterator[str]:
+    """What a reader must know before trusting the model; all of it follows from the run."""
+    data, test = run.data, run.test
+    yield "For research. Not a medical device: nobody has shown that using it helps a patient."
+    if run.config["data"]["kind"] == "phantom":
+        yield "Trained on made-up images: it says nothing about real ones."
+    yield (
+        f"Tested at the {len(data['sites'])} sites it was trained at, not elsewhere: `equipoise evaluate` tests it on the images of "
+        "another."
+    )
+    yield from _names(data["classes"], (n < RARE for n in data["train"]), f"Trained on fewer than {RARE} images of")
+    if test is None:
+        return
+    everyone = test["generalisation"]
+    support = [int(n or 0) for n in everyone["support"]]
+    yield from _names(data["classes"], (n < SMALL for n in support), f"Tested on fewer than {SMALL} images of")
+    missed = (n >= SMALL and r < POOR for n, r in zip(support, (r or 0.0 for r in everyone["recall"]), strict=True))
+    yield from _names(data["classes"], missed, "Misses more than half of the images of")
+    if (everyone["ece"] or 0.0) > UNCALIBRATED:
+        yield "Its probabilities are not to be taken at face value: see Calibration."
+    worst = test["worst_site"]
+    if worst["name"] is not None and _tested(run, worst["name"]) >= SMALL:
+        yield f"Weakest at {escaped(worst['name'])}: balanced accuracy {percent(worst['balanced_accuracy'])}."
+
+
+def _identity(run: Run) -> Iterator[str]:
+    end = next((i for i, line in enumerate(run.journal) if line.get("finished")), len(run.journal))
+    starts = [line for line in run.journal[:end] if line["event"] in ("started", "resumed")]  # later ones only looked at it
+    marks = {key: _marks(line.get(key, "unknown") for line in starts) for key in ("config", "code", "data")}
+    rows = [*marks.items(), ("final state", run.result["state_hash"])]
+    yield from _table(("sha256 of", ""), rows)
+    yield ""
+    yield f"Equipoise {__version__}."
+
+
+# Pieces ----------------------------------------------------------------------------------------------------------------
+
+
+def _marks(found: Iterable[str]) -> str:
+    """Usually one; more where a run was gone on with by other code."""
+    return ", ".join(dict.fromkeys(found)) or "unknown"
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(heads)} |"
+    yield f"|{'---|' * len(heads)}"
+    for row in rows:
+        yield f"| {' | '.join(map(escaped, row))} |"
+
+
+def _brackets(reach: tuple[float, float] | None) -> str:
+    return "" if reach is None else f" ({100 * reach[0]:.1f}–{100 * reach[1]:.1f})"
+
+
+def _tested(run: Run, site: str) -> int:
+    return int(run.data["sites"][site]["test"]["images"])
+
+
+def _names(classes: Sequence[str], chosen: Iterable[bool], text: str) -> Iterator[str]:
+    names = [escaped(name) for name, yes in zip(classes, chosen, strict=True) if yes]
+    if names:
+        yield f"{text} {', '.join(names)}."

@@ -1,0 +1,127 @@
+"""The table of a comparison: mean ± standard deviation, best bold, second underlined; as Markdown, CSV and LaTeX."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean, stdev
+from typing import Literal
+
+Rank = Literal["best", "second", ""]
+
+LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "–": "--",
+    "Δ": r"$\Delta$",
+    **{letter: f"\\{letter}" for letter in "&%$#_{}"},
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A metric over runs."""
+
+    mean: float
+    std: float | None
+    """None for a single run"""
+
+    @staticmethod
+    def of(values: Sequence[float | None]) -> Figure | None:
+        """The figure of those runs that have the metric."""
+        known = [value for value in values if value is not None]
+        return Figure(mean(known), stdev(known) if len(known) > 1 else None) if known else None
+
+    def __str__(self) -> str:
+        return f"{100 * self.mean:.1f}" + ("" if self.std is None else f" ± {100 * self.std:.1f}")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One arm: its figures under the table's columns, then remarks in words."""
+
+    label: str
+    figures: tuple[Figure | None, ...]
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """Arms by metrics, in per cent; more is better in every column."""
+
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    remarks: tuple[str, ...] = ()
+    """heads of the remarks"""
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        return ("method", *self.columns, *self.remarks)
+
+    def ranks(self) -> list[tuple[Rank, ...]]:
+        """Best and second of every column, by the digits that are shown; what looks equal ranks equal."""
+        columns = [_ranks([row.figures[i] for row in self.rows]) for i in range(len(self.columns))]
+        return [tuple(column[i] for column in columns) for i in range(len(self.rows))]
+
+    def cells(self) -> list[tuple[str, ...]]:
+        """Every cell as plain text, without the row's label."""
+        return [(*("–" if figure is None else str(figure) for figure in row.figures), *row.remarks) for row in self.rows]
+
+
+def _ranks(figures: Sequence[Figure | None]) -> list[Rank]:
+    shown = [None if figure is None else round(100 * figure.mean, 1) for figure in figures]
+    order = sorted({value for value in shown if value is not None}, reverse=True)[: 2 if len(figures) > 1 else 0]
+    names: dict[float | None, Rank] = dict(zip(order, ("best", "second"), strict=False))
+    return [names.get(value, "") for value in shown]
+
+
+def markdown(table: Table) -> str:
+    """A Markdown table; the second is underlined with HTML, as Markdown has no underline."""
+    marks: dict[Rank, str] = {"best": "**{}**", "second": "<u>{}</u>", "": "{}"}
+    rule = ["---"] + ["---:"] * (len(table.heads) - 1)
+    lines = [list(table.heads), rule, *_marked(table, marks, escaped)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def latex(table: Table) -> str:
+    r"""A LaTeX tabular for the booktabs package: \textbf for the best, \underline for the second."""
+    marks: dict[Rank, str] = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", "": "{}"}
+    lines = [r"\begin{tabular}{l" + "r" * (len(table.heads) - 1) + "}", r"\toprule"]
+    lines += [" & ".join(map(_plain_latex, table.heads)) + r" \\", r"\midrule"]
+    lines += [" & ".join(row) + r" \\" for row in _marked(table, marks, _plain_latex)]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def comma_separated(table: Table) -> str:
+    """Plain numbers from 0 to 1 with mean and standard deviation apart, for spreadsheets and scripts."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["method", *(f"{name} {part}" for name in table.columns for part in ("mean", "std")), *table.remarks])
+    for row in table.rows:
+        numbers = [(None, None) if figure is None else (figure.mean, figure.std) for figure in row.figures]
+        cells = ["" if number is None else f"{number:.6f}" for pair in numbers for number in pair]
+        writer.writerow([row.label, *cells, *row.remarks])
+    return text.getvalue()
+
+
+def _marked(table: Table, marks: Mapping[Rank, str], plain: Callable[[str], str]) -> list[list[str]]:
+    """Every row with its label, escaped, the best and the second marked."""
+    found = []
+    for row, cells, ranks in zip(table.rows, table.cells(), table.ranks(), strict=True):
+        figures = [marks[rank].format(plain(cell)) for rank, cell in zip(ranks, cells, strict=False)]
+        found.append([plain(row.label), *figures, *map(plain, row.remarks)])
+    return found
+
+
+def escaped(text: str) -> str:
+    """Words that Markdown shows as they are, on one line."""
+    return re.sub(r"([\\|*_<>`\[\]])", r"\\\1", " ".join(text.split()))
+
+
+def _plain_latex(text: str) -> str:
+    return "".join(LATEX.get(letter, letter) for letter in text)

@@ -1,0 +1,207 @@
+"""Whole comparisons: every run an ordinary folder, failures apart, and after kill -9 the same tables."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from scipy import stats
+
+from equipoise.compare import Plan, arm_from, compare, make_plan
+from equipoise.compare.summary import table_of
+from equipoise.errors import StorageError
+from equipoise.evaluate.scores import read_scores
+from equipoise.evaluate.significance import judge
+from equipoise.running import run
+
+Table = dict[str, dict[str, Any]]
+FILES = ("table.md", "table.csv", "table.tex", "comparison.json")
+
+
+def texts(folder: Path) -> dict[str, str]:
+    return {name: (folder / name).read_text() for name in FILES}
+
+
+class Watched:
+    """The events of a comparison."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict[str, Any]]] = []
+
+    def __call__(self, event: str, facts: dict[str, Any]) -> None:
+        self.events.append((event, facts))
+
+    def runs(self, event: str) -> set[str]:
+        return {facts["run"] for name, facts in self.events if name == event}
+
+
+@pytest.fixture(scope="module")
+def made(table_of_tests: Table, tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path, dict[str, Any], Watched]:
+    """FedAvg, training alone and an arm that must fail, with two seeds, in two processes."""
+    folder, watched = tmp_path_factory.mktemp("compared"), Watched()
+    failing = arm_from("too few: exchange.min_sites=7")
+    plan = make_plan(table_of_tests, ["fedavg", "local"], seeds=(0, 1), arms=[failing])
+    return plan, folder, compare(plan, folder, 2, watched), watched
+
+
+def test_every_run_is_an_ordinary_folder(made, tmp_path: Path) -> None:
+    plan, folder, _, _ = made
+    job = plan.jobs[1]
+    assert job.name == "local/0"
+    alone = run(job.config, tmp_path / "alone")
+    result = json.loads((folder / "local/0/result.json").read_text())
+    assert result["state_hash"] == alone.state_hash
+    assert result["metrics"] == alone.metrics
+    assert (folder / "local/0/report.html").is_file()
+
+
+def test_a_failing_run_is_named_and_the_others_go_on(made) -> None:
+    _, folder, facts, watched = made
+    assert watched.runs("done") == {"fedavg/0", "fedavg/1", "local/0", "local/1"}
+    assert watched.runs("failed") == {"too-few/0", "too-few/1"}
+    assert [(one["run"], one["exit_code"]) for one in facts["failures"]] == [("too-few/0", 7), ("too-few/1", 7)]
+    assert "3 of 3 sites" in facts["failures"][0]["error"]
+    assert "Failed: too-few/0: round 0" in (folder / "table.md").read_text()
+    assert facts["arms"]["too few"]["figures"]["generalisation"]["balanced_accuracy"] is None
+    row = next(row for row in csv.DictReader(io.StringIO((folder / "table.csv").read_text())) if row["method"] == "too few")
+    assert (row["runs"], row["G bACC mean"]) == ("0 of 2", "")
+    assert "too few" not in facts["versus"]
+
+
+def test_the_figures_are_those_of_the_runs(made) -> None:
+    _, folder, facts, _ = made
+    values = [
+        json.loads((folder / f"local/{seed}/result.json").read_text())["metrics"]["test"]["generalisation"]["balanced_accuracy"]
+        for seed in (0, 1)
+    ]
+    figure = facts["arms"]["local"]["figures"]["generalisation"]["balanced_accuracy"]
+    assert figure["mean"] == pytest.approx(sum(values) / 2)
+    assert figure["std"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
+    assert table_of(facts).columns == ("G bACC", "S bACC", "A bACC", "G AUC", "G ACC", "G F1", "G tail recall")
+
+
+def test_scores_of_images_give_the_reported_figure(made) -> None:
+    """Also for training alone, whose generalisation is the mean over one predictor per site."""
+    _, folder, facts, _ = made
+    for label in ("fedavg", "local"):
+        for one in facts["arms"][label]["runs"]:
+            scores = read_scores(folder / one["folder"] / "scores", one["selected_rounds"])
+            assert scores is not None
+            assert scores.logits.shape[0] == (3 if label == "local" else 1)
+            wanted = one["metrics"]["generalisation"]["balanced_accuracy"]
+            assert judge(scores).balanced_accuracy() == pytest.approx(wanted)
+
+
+def test_the_difference_and_its_tests(made) -> None:
+    _, _, facts, _ = made
+    versus = facts["versus"]["local"]
+    both = [facts["arms"][label]["runs"] for label in ("local", "fedavg")]
+    gaps = [
+        a["metrics"]["generalisation"]["balanced_accuracy"] - b["metrics"]["generalisation"]["balanced_accuracy"]
+        for a, b in zip(*both, strict=True)
+    ]
+    assert versus["differences"] == pytest.approx(gaps)
+    assert versus["p"]["t"] == pytest.approx(stats.ttest_1samp(gaps, 0).pvalue)
+    assert versus["p"]["sign_flip"] in (0.5, 1.0)
+    assert 0 < versus["p"]["images"] <= 1
+    assert versus["interval"][0] <= versus["difference"] <= versus["interval"][1]
+    assert versus["holm"] == versus["p"]  # one arm: nothing to correct for
+
+
+@pytest.mark.slow
+def test_finished_runs_are_not_repeated_and_failed_ones_are_tried_again(made, tmp_path: Path) -> None:
+    plan, folder, facts, _ = made
+    before, watched = texts(folder), Watched()
+    stamps = {path: path.stat().st_mtime_ns for path in folder.glob("fedavg/*/*")}
+    assert compare(plan, folder, 1, watched) == facts
+    assert watched.runs("done") == set() and watched.runs("failed") == {"too-few/0", "too-few/1"}
+    assert texts(folder) == before
+    assert stamps == {path: path.stat().st_mtime_ns for path in folder.glob("fedavg/*/*")}
+    assert dict(watched.events)["begin"] == {"rounds": 6, "done": 4, "runs": 6, "finished": 4}
+
+
+def test_a_folder_of_another_comparison_is_refused(made, table: Table) -> None:
+    _, folder, _, _ = made
+    table["train"]["rounds"] = 2
+    with pytest.raises(StorageError, match="another config"):
+        compare(make_plan(table, ["fedavg"]), folder, 1)
+
+
+def test_a_damaged_result_is_said_to_be(table: Table, tmp_path: Path) -> None:
+    plan = make_plan(table, ["fedavg"])
+    (tmp_path / "fedavg/0").mkdir(parents=True)
+    (tmp_path / "fedavg/0/result.json").write_text("{")
+    with pytest.raises(StorageError, match=r"result\.json is damaged: delete it"):
+        compare(plan, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_is_a_failure_of_its_run_alone(table: Table, tmp_path: Path) -> None:
+    (tmp_path / "deadly.py").write_text(
+        "import os, signal\nfrom equipoise import Method\n\n\nclass Deadly(Method):\n"
+        "    def round(self, server, ask):\n        os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    plan = make_plan(table, ["deadly.py:Deadly", "fedavg"], base=tmp_path)
+    facts = compare(plan, tmp_path / "out", 1)
+    assert [one["run"] for one in facts["failures"]] == ["deadly.py-Deadly/0"]
+    assert "died (exit -9)" in facts["failures"][0]["error"]
+    assert len(facts["arms"]["fedavg"]["runs"]) == 1
+    assert facts["versus"] == {}  # the reference is gone
+
+
+# The command -----------------------------------------------------------------------------------------------------------
+
+
+def children(pid: int) -> list[int]:
+    """Every thread has children of its own."""
+    return [int(word) for path in Path(f"/proc/{pid}/task").glob("*/children") for word in path.read_text().split()]
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def until(condition: Callable[[], bool], seconds: float = 300) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc to find the worker processes")
+def test_killed_and_started_again_it_ends_with_the_same_tables(table: Table, tmp_path: Path) -> None:
+    table["train"]["rounds"] = 6
+    file, out, straight = tmp_path / "tiny.toml", tmp_path / "killed", tmp_path / "straight"
+    file.write_text(tomli_w.dumps(table))
+    plan = make_plan(table, ["fedavg", "fca"], seeds=(0, 1))
+    compare(plan, straight, 2)
+    words = ["compare", str(file), "--methods", "fedavg,fca", "--seeds", "0..1", "--jobs", "2", "--out", str(out), "--quiet"]
+    killed = subprocess.Popen([sys.executable, "-m", "equipoise", *words], cwd=tmp_path, start_new_session=True)
+    until(lambda: sum(len(path.read_bytes().splitlines()) for path in out.glob("*/*/metrics.jsonl")) >= 14)
+    workers = children(killed.pid)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    until(lambda: all(map(gone, workers)))
+    assert len(workers) == 2 and not (out / "comparison.json").exists()
+    done = [path.parent for path in out.glob("*/*/result.json")]
+    assert 0 < len(done) < 4  # of the four, some are finished and some are broken off
+    compare(plan, out, 2)
+    assert texts(out) == texts(straight)
+    for job in plan.jobs:
+        (one,), (other,) = ([*(folder / job.name / "scores").iterdir()] for folder in (out, straight))
+        assert one.name == other.name and one.read_bytes() == other.read_bytes()

@@ -1,0 +1,127 @@
+"""What is compared: arms, grids, seeds and folds, and one sentence for whatever is wrong with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from equipoise.compare import Arm, arm_from, make_plan, numbers
+from equipoise.errors import ConfigError, DataError, MethodError
+from equipoise.methods import METHODS
+
+Table = dict[str, dict[str, Any]]
+
+
+def labels(plan: Any) -> list[str]:
+    return [arm.label for arm in plan.arms]
+
+
+def test_a_run_for_every_arm_seed_and_fold(table: Table) -> None:
+    plan = make_plan(table, ["fedavg", "fca"], seeds=(0, 7))
+    assert [job.name.rpartition("/")[2] for job in plan.jobs] == ["0", "0", "7", "7"]
+    assert [job.config.train.seed for job in plan.jobs] == [0, 0, 7, 7]
+    assert plan.reference == plan.arms[0] and plan.task == "single"
+    assert all(job.config.engine.kind == "serial" for job in plan.jobs)
+    folded = make_plan(table, ["fedavg"], seeds=(3,), folds=2)
+    assert [job.name for job in folded.jobs] == ["fedavg/3-0", "fedavg/3-1"]
+    assert [job.config.data.split.fold for job in folded.jobs] == [0, 1]
+
+
+def test_a_preset_is_named_after_a_colon(table: Table) -> None:
+    preset = next(iter(METHODS["fediic"].presets))
+    plan = make_plan(table, [f"fediic:{preset}"])
+    fields = METHODS["fediic"].presets[preset]
+    assert all(getattr(plan.jobs[0].config.method, key) == value for key, value in fields.items())
+    assert plan.jobs[0].name == f"fediic-{preset}/0"
+
+
+def test_the_files_method_section_counts_for_its_own_method(table: Table) -> None:
+    table["method"] = {"name": "fedprox", "mu": 0.5}
+    plan = make_plan(table, ["fedavg", "fedprox"])
+    assert [job.config.method_name for job in plan.jobs] == ["fedavg", "fedprox"]
+    assert plan.jobs[1].config.method.mu == 0.5  # type: ignore[attr-defined]
+    assert "mu" not in plan.jobs[0].config.table()["method"]
+
+
+def test_a_grid_multiplies_the_methods_that_have_the_option(table: Table) -> None:
+    plan = make_plan(table, ["fedavg", "fca"], grid=["method.lambda_own=1,2.5", "train.lr=1e-3,0.01"])
+    assert labels(plan) == [
+        "fedavg train.lr=0.001",
+        "fedavg train.lr=0.01",
+        "fca lambda_own=1 train.lr=0.001",
+        "fca lambda_own=1 train.lr=0.01",
+        "fca lambda_own=2.5 train.lr=0.001",
+        "fca lambda_own=2.5 train.lr=0.01",
+    ]
+    assert plan.jobs[-1].config.method.lambda_own == 2.5 and plan.jobs[-1].config.train.lr == 0.01  # type: ignore[attr-defined]
+    words = make_plan(table, ["fedavg"], grid=["train.objective=cross_entropy,balanced_softmax"])
+    assert labels(words) == ["fedavg train.objective=cross_entropy", "fedavg train.objective=balanced_softmax"]
+
+
+def test_an_arm_in_words(table: Table) -> None:
+    arm = arm_from("FedAvg + BSM: method.name=fedavg train.objective='{ name = \"focal\", gamma = 1.0 }'")
+    assert arm == Arm("FedAvg + BSM", (("method.name", "fedavg"), ("train.objective", {"name": "focal", "gamma": 1.0})))
+    plan = make_plan(table, ["fca"], arms=[arm], reference="FedAvg + BSM")
+    assert plan.jobs[1].name == "FedAvg-+-BSM/0"
+    assert plan.reference == plan.arms[1]
+
+
+def test_all_takes_every_method_that_fits(table: Table) -> None:
+    plan = make_plan(table, ["all"])
+    fitting = [name for name, cls in METHODS.items() if "single" in cls.tasks]
+    assert set(labels(plan)) <= set(fitting)
+    assert {"local", "fedavg", "fca"} <= set(labels(plan))
+    assert {text.partition(":")[0] for text in plan.left_out} == set(METHODS) - set(labels(plan))
+    assert any("fedmlp" in text for text in plan.left_out)
+
+
+def test_a_method_of_ones_own(table: Table, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("from equipoise import Method\n\n\nclass Mine(Method):\n    presets = {'bold': {}}\n")
+    plan = make_plan(table, ["mine.py:Mine", "mine.py:Mine:bold"], base=tmp_path)
+    assert [job.name for job in plan.jobs] == ["mine.py-Mine/0", "mine.py-Mine-bold/0"]
+    assert plan.jobs[1].config.method_name == "mine.py:Mine"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"), [("0..4", (0, 1, 2, 3, 4)), ("0,3, 7", (0, 3, 7)), ("5", (5,)), ("1..2,2,9", (1, 2, 9))]
+)
+def test_numbers(text: str, found: tuple[int, ...]) -> None:
+    assert numbers(text) == found
+
+
+@pytest.mark.parametrize("text", ["", "a", "4..0", "1,,2", "-1", "1.5"])
+def test_what_is_no_list_of_seeds(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"write 0\.\.4 or 0,3,7"):
+        numbers(text)
+
+
+REFUSED: dict[str, tuple[list[str], dict[str, Any], type[Exception], str]] = {
+    "no methods": ([], {}, ConfigError, "nothing to compare"),
+    "unknown method": (["fedavgg"], {}, ConfigError, "did you mean 'fedavg'"),
+    "unknown preset": (["fediic:dalla"], {}, ConfigError, "unknown preset of 'fediic' 'dalla'"),
+    "the same twice": (["fca", "fca"], {}, ConfigError, "a name of its own"),
+    "unknown reference": (["fedavg", "fca"], {"reference": "fac"}, ConfigError, "did you mean 'fca'"),
+    "grid of nothing": (["fca"], {"grid": ["method.lambda_own"]}, ConfigError, "section.key=value,value"),
+    "grid of an unknown option": (["fca"], {"grid": ["method.lambda_onw=1"]}, ConfigError, "did you mean 'lambda_own'"),
+    "grid with a bad value": (["fca"], {"grid": ["train.lr=1,-1"]}, ConfigError, "train.lr"),
+    "wrong task": (["fedmlp"], {}, MethodError, "fedmlp"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_compared_is_refused_before_any_run(table: Table, name: str) -> None:
+    methods, options, error, part = REFUSED[name]
+    with pytest.raises(error, match=part):
+        make_plan(table, methods, **options)
+
+
+def test_folds_and_a_column_of_splits_are_refused(table: Table) -> None:
+    table["data"] = {"kind": "csv", "path": "gone.csv", "label": "x", "split": "fold"}
+    with pytest.raises(ConfigError, match="remove the column"):
+        make_plan(table, ["fedavg"], folds=3)
+    with pytest.raises(DataError, match=r"gone\.csv"):
+        make_plan(table, ["fedavg"])
+    with pytest.raises(ConfigError, match="LABEL: section"):
+        arm_from("no label")
