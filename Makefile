@@ -14,7 +14,7 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.core
-	$(PIP) -e ".[dev]"
+	$(PIP) -e ".[dev,flower,medical,export,tensorboard]"
 	@touch $@
 
 setup: $(VENV)/.core  ## install the package into .venv
@@ -24,10 +24,10 @@ demo: $(VENV)/.core  ## train four methods on generated images and write a repor
 	$(BIN)/equipoise demo
 
 test: $(VENV)/.dev lint  ## every check and every test
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 quick: $(VENV)/.dev  ## the tests that take seconds
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check src tests benchmarks docs

@@ -24,8 +24,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from equipoise import data, partition
-from equipoise.cli.catalogue import describe
+from equipoise.cli.catalogue import describe, describe_sets
 from equipoise.config import DEFAULTS
+from equipoise.data.sets import SetData
 from equipoise.engine import EngineOptions
 from equipoise.errors import EXIT_CODES
 from equipoise.evaluate import EvaluateOptions
@@ -141,6 +142,20 @@ def kinds(base: type[BaseModel], found: Mapping[str, type[BaseModel]], name: str
     return "\n\n".join(parts)
 
 
+def data_kinds() -> str:
+    """The general readers, then the data sets by name: the key they share, and what some have beside it."""
+    general = {kind: cls for kind, cls in data.KINDS.items() if kind not in data.SETS}
+    parts = [
+        kinds(data.DataOptions, general, "data"),
+        "**A data set by name** ([data.md](data.md)): " + code(f'kind = "{kind}"' for kind in data.SETS) + ".",
+        table(KEYS, options(SetData, but=data.DataOptions)),
+    ]
+    for kind, cls in data.SETS.items():
+        if own := options(cls, but=SetData):
+            parts += [f'**`kind = "{kind}"`**: {first_line(cls)}.', table(KEYS, own)]
+    return "\n\n".join(parts)
+
+
 def exit_codes() -> str:
     return table(("code", "meaning"), ((str(code), text) for code, text in EXIT_CODES.items()))
 
@@ -154,6 +169,42 @@ def overview() -> str:
         facts = describe(name)
         rows.append((f"[`{name}`](#{address})", sentence(facts["about"]), facts["paper"], words(facts["tasks"])))
     return table(("name", "in a sentence", "from", "labels per image"), rows)
+
+
+def costs() -> str:
+    """What each method needs, sends and costs, from the figures that `benchmarks/methods.py --write` left."""
+    found = json.loads((DOCS / "results" / "costs.json").read_text())
+    rows = []
+    for name, address in zip(METHODS, anchors(METHODS), strict=True):
+        if name not in found:
+            rows.append((f"[`{name}`](#{address})", "not measured yet", *[""] * 6))
+            continue
+        cost = found[name]
+        time = f"{cost['time']:.2f}" + (f" ({cost['without']:.2f} without its measuring pass)" if "without" in cost else "")
+        rows.append(
+            (
+                f"[`{name}`](#{address})",
+                code(cost["statistics"]),
+                "yes" if cost["private"] else "",
+                str(cost["views"]),
+                "yes" if cost["frozen"] else "",
+                ", ".join(f"{leaf} ({kind})" for leaf, kind in cost["leaves"].items()),
+                time,
+                f"{cost['bytes']:.2f}",
+            )
+        )
+    heads = (
+        "method",
+        "further questions",
+        "private state",
+        "views",
+        "frozen net",
+        "leaves the site",
+        "time ÷ FedAvg",
+        "bytes ÷ FedAvg",
+    )
+    settings = sorted({cost["setting"] for cost in found.values()})
+    return table(heads, rows) + f"\n\nMeasured with {'; '.join(settings)}."
 
 
 def words(tasks: Iterable[str]) -> str:
@@ -245,6 +296,37 @@ def kind_names() -> str:
     return table(("kind", "what it is"), rows)
 
 
+# Data sets --------------------------------------------------------------------------------------------------------------
+
+
+def sets() -> str:
+    rows = [
+        (
+            f"[`{one['name']}`](#{one['name']})",
+            one["title"],
+            f"{len(one['classes'])}",
+            f"{one['images']:,}",
+            ", ".join(one["sites"]) or "one",
+            one["licence"],
+            code(one["layout"]),
+        )
+        for one in describe_sets()
+    ]
+    return table(("`data.kind`", "set", "classes", "images", "sites", "licence", "the folder holds"), rows)
+
+
+def layouts() -> str:
+    """One part per set: what it is, its classes with their counts, where it comes from."""
+    parts = []
+    for one in describe_sets():
+        classes = ", ".join(f"{name} {one['counts'][name]:,}" if name in one["counts"] else name for name in one["classes"])
+        sites = ", ".join(f"{name} {count:,}" for name, count in one["sites"].items())
+        told = [("classes", classes), ("sites", sites), ("used by", one["papers"]), ("from", one["home"])]
+        told += [("licence", one["licence"]), ("cite", one["citation"])]
+        parts += [f"### {one['name']}", f"```text\n{one['text']}\n```", table(("", ""), (row for row in told if row[1]))]
+    return "\n\n".join(parts)
+
+
 # Results ----------------------------------------------------------------------------------------------------------------
 
 
@@ -273,7 +355,7 @@ def result_tables() -> dict[str, str]:
 
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "config.md": {
-        "data": lambda: kinds(data.DataOptions, data.KINDS, "data"),
+        "data": data_kinds,
         "partition": lambda: kinds(partition.PartitionOptions, partition.KINDS, "partition"),
         "net": lambda: section(NetOptions, "net"),
         "train": lambda: section(TrainOptions, "train"),
@@ -282,8 +364,10 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
         "exchange": lambda: section(ExchangeOptions, "exchange"),
         "exit-codes": exit_codes,
     },
+    "data.md": {"sets": sets, "layouts": layouts},
     "methods.md": {
         "overview": overview,
+        "costs": costs,
         "methods": methods,
         "objectives": objectives,
         "views": views,

@@ -43,7 +43,7 @@ def test_nothing_said_is_a_whole_run() -> None:
         ({"train": {"lerning_rate": 3}}, "unknown key 'train.lerning_rate'"),
         (
             {"data": {"split": {"tset": 0.2}}},
-            "unknown key 'data.split.tset': did you mean 'test'? valid: column, test, validation",
+            "unknown key 'data.split.tset': did you mean 'test'? valid: column, fold, folds, test, validation",
         ),
         ({"train": {"augment": {"rotatoin": 3}}}, "unknown key 'train.augment.rotatoin': did you mean 'rotation'?"),
         ({"data": {"kind": "phantm"}}, "data.kind: unknown kind 'phantm': did you mean 'phantom'?"),
@@ -196,7 +196,7 @@ NotAMethod = 3
 def test_a_method_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
     config = resolve({"method": {"name": "mine.py:Mine", "strength": 3}}, tmp_path)
-    assert config.method.model_dump() == {"strength": 3.0, "side": "left"}
+    assert config.method.model_dump() == {"crt": 0, "strength": 3.0, "side": "left"}
     assert resolve(config.table()).digest == config.digest
     for name, expected in [
         ("mine.py:Your", "has no method class 'Your'"),

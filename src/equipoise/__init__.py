@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from equipoise.methods import Method
     from equipoise.running import Result, resume, run
+    from equipoise.use import load
 
 __version__ = "0.1.0"
-__all__ = ["Method", "Result", "__version__", "resume", "run"]
+__all__ = ["Method", "Result", "__version__", "load", "resume", "run"]
 
 
 def __getattr__(name: str) -> Any:
@@ -18,6 +19,10 @@ def __getattr__(name: str) -> Any:
         import importlib
 
         return getattr(importlib.import_module("equipoise.running"), name)
+    if name == "load":
+        from equipoise.use import load
+
+        return load
     if name == "Method":
         from equipoise.methods import Method
 

@@ -40,6 +40,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "method": {"name": "fedavg"},
 }
 SECTIONS = ("data", "partition", "net", "method", "train", "engine", "evaluate", "exchange")
+BESIDE = ("base", "reproduce")
+"""what a file may hold beside the sections: where its paths start, and what `equipoise reproduce` reads"""
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,9 @@ class Config:
 
     @property
     def digest(self) -> str:
-        """Hash of all that can change the result; where sites run cannot."""
+        """Hash of all that can change the result; where sites run, and what is written beside it, cannot."""
         table = {key: value for key, value in self.table().items() if key not in ("base", "engine")}
+        del table["evaluate"]["tensorboard"]
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 
     def with_engine(self, **changes: Any) -> Config:
@@ -88,66 +91,106 @@ class Config:
 
 def read(path: Path, overrides: Sequence[str] = (), base: Path | None = None) -> Config:
     """The config in a TOML file, with `section.key=value` overrides."""
+    return resolve(override(load(path), overrides), base)
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The table in a TOML file, put over that of the file which its key `extends` names (relative to it), if it has one."""
+    seen = [path]
+    table = _toml(path)
+    while (parent := table.pop("extends", None)) is not None:
+        if not isinstance(parent, str):
+            raise ConfigError(f"{seen[-1]}: extends must be the name of one file, in quotes")
+        path = seen[-1].parent / parent
+        if path.resolve() in [one.resolve() for one in seen]:
+            raise ConfigError(f"{seen[-1]} extends {parent}, which extends it in turn: remove one of the two")
+        seen.append(path)
+        table = merged(_toml(path), table)
+    return table
+
+
+def merged(base: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
+    """One table over another, key by key and table by table; one that names another `kind` (or `name`) starts anew."""
+    mark = "kind" if "kind" in base else "name"
+    if mark in base and table.get(mark, base[mark]) != base[mark]:
+        return dict(table)
+    result = dict(base)
+    for key, value in table.items():
+        below = result.get(key)
+        result[key] = merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return result
+
+
+def _toml(path: Path) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
-            table = tomllib.load(file)
+            return tomllib.load(file)
     except FileNotFoundError:
         raise ConfigError(f"there is no config file {path}") from None
     except IsADirectoryError:
         raise ConfigError(f"{path} is a folder, not a config file; to go on with a run use `equipoise resume {path}`") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
-    return resolve(override(table, overrides), base)
 
 
 def override(table: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """A copy of the table with `section.key=value` texts applied; values are TOML, or plain text where that fails."""
     result = copy.deepcopy(dict(table))
     for text in overrides:
-        path, equals, value = text.partition("=")
-        keys = path.strip().split(".")
-        if not equals or not all(keys):
-            raise ConfigError(f"'{text}' is not of the form section.key=value")
-        branch = result
-        for key in keys[:-1]:
-            branch = branch.setdefault(key, {})
-            if not isinstance(branch, dict):
-                raise ConfigError(f"'{text}': '{key}' is not a section")
-        try:
-            branch[keys[-1]] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            branch[keys[-1]] = value.strip()
+        put(result, *setting(text), text)
     return result
+
+
+def setting(text: str) -> tuple[str, Any]:
+    """The dotted key and the value of one `section.key=value`."""
+    path, equals, value = text.partition("=")
+    if not equals or not all(path.strip().split(".")):
+        raise ConfigError(f"'{text}' is not of the form section.key=value")
+    try:
+        return path.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return path.strip(), value.strip()
+
+
+def put(table: dict[str, Any], path: str, value: Any, text: str) -> None:
+    """Set the value at a dotted key, in place; `text` is what the user wrote."""
+    *sections, last = path.split(".")
+    for key in sections:
+        table = table.setdefault(key, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"'{text}': '{key}' is not a section")
+    table[last] = value
 
 
 def resolve(table: Mapping[str, Any], base: Path | None = None) -> Config:
     """Check a config table and fill in every default."""
     for key in table:
-        if key not in (*SECTIONS, "base"):
+        if key not in (*SECTIONS, *BESIDE):
             raise ConfigError(unknown("section", key, SECTIONS))
     sections = {name: {**DEFAULTS.get(name, {}), **_section(table, name)} for name in SECTIONS}
     base = Path(str(table.get("base", base or Path.cwd())))
     name, method = _method(dict(sections["method"]), base)
     train = {**method.recommends, **sections["train"]}
-    options = _validate(TrainOptions, train, "train")
+    options = validate(TrainOptions, train, "train")
     for view in options.views or ():
         if view not in VIEWS:
             raise ConfigError("train.views: " + unknown("view", view, VIEWS))
-    net = _validate(NetOptions, sections["net"], "net")
-    objective = _objective(options.objective, sections["data"])
+    net = validate(NetOptions, sections["net"], "net")
+    given = validate(_kind(data.KINDS, sections["data"], "data"), sections["data"], "data")
+    objective = _objective(options.objective, given.multi)
     if objective.cosine and net.head != "cosine":
         raise ConfigError("train.objective: 'ldam' needs cosines: set net.head = \"cosine\"")
     return Config(
-        data=_validate(_kind(data.KINDS, sections["data"], "data"), sections["data"], "data"),
-        partition=_validate(_kind(partition.KINDS, sections["partition"], "partition"), sections["partition"], "partition"),
+        data=given,
+        partition=validate(_kind(partition.KINDS, sections["partition"], "partition"), sections["partition"], "partition"),
         net=net,
         method=method,
         method_name=name,
         train=options,
         objective=objective,
-        engine=_validate(EngineOptions, sections["engine"], "engine"),
-        evaluate=_validate(EvaluateOptions, sections["evaluate"], "evaluate"),
-        exchange=_validate(ExchangeOptions, sections["exchange"], "exchange"),
+        engine=validate(EngineOptions, sections["engine"], "engine"),
+        evaluate=validate(EvaluateOptions, sections["evaluate"], "evaluate"),
+        exchange=validate(ExchangeOptions, sections["exchange"], "exchange"),
         base=base,
     )
 
@@ -172,12 +215,11 @@ def _method(table: dict[str, Any], base: Path) -> tuple[str, Method]:
     preset = str(table.pop("preset", ""))
     if preset and preset not in cls.presets:
         raise ConfigError("method.preset: " + unknown(f"preset of '{name}'", preset, cls.presets))
-    return name, _validate(cls, {**cls.presets.get(preset, {}), **table}, "method", also=("name", "preset"))
+    return name, validate(cls, {**cls.presets.get(preset, {}), **table}, "method", also=("name", "preset"))
 
 
-def _objective(value: Any, data_table: Mapping[str, Any]) -> ObjectiveOptions:
+def _objective(value: Any, multi: bool) -> ObjectiveOptions:
     if value is None:
-        multi = bool(data_table.get("labels") or data_table.get("label_separator") or data_table.get("task") == "multi")
         value = "bce" if multi else "cross_entropy"
     try:
         return parse_objective(value)
@@ -191,7 +233,7 @@ def _plain_objective(objective: ObjectiveOptions) -> Any:
     return parts[0] if len(parts) == 1 else parts
 
 
-def _validate(cls: type[Model], table: Mapping[str, Any], where: str, also: Sequence[str] = ()) -> Model:
+def validate(cls: type[Model], table: Mapping[str, Any], where: str, also: Sequence[str] = ()) -> Model:
     """The options, or one sentence about the first thing that is wrong."""
     try:
         return cls.model_validate(dict(table))

@@ -60,6 +60,12 @@ class Rejected(EquipoiseError):
     exit_code = 7
 
 
+class RunsFailed(EquipoiseError):
+    """Some runs of a comparison failed; the others are in its table."""
+
+    exit_code = 9
+
+
 INTERRUPTED, TERMINATED = 130, 143
 
 EXIT_CODES: dict[int, str] = {
@@ -72,6 +78,7 @@ EXIT_CODES: dict[int, str] = {
     6: "the method does not support this task, or broke its contract",
     7: "a site failed, or too few sites answered",
     8: "the run folder cannot be written, or is damaged",
+    9: "some runs of a comparison failed; the others are in its table",
     INTERRUPTED: "interrupted from the keyboard; `equipoise resume DIR` goes on",
     TERMINATED: "asked to end (SIGTERM); `equipoise resume DIR` goes on",
 }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,11 @@ import torch
 from equipoise.config import Config, read, resolve
 from equipoise.engine import Engine, Host, Pool, Serial, probe
 from equipoise.errors import StorageError
-from equipoise.evaluate import Evaluation
+from equipoise.evaluate import Board, Evaluation
 from equipoise.exchange import Ledger
 from equipoise.server import Checkpoints, Federation, Journal, drawn
 from equipoise.server.checkpoint import write_atomic
-from equipoise.setup import Material, keep_memory, make_host, material
+from equipoise.setup import SIGHT, Material, keep_memory, make_host, make_sight, material
 from equipoise.tree import Tree, digest
 
 Watch = Callable[[str, dict[str, Any]], None]
@@ -69,7 +71,7 @@ def run(
     elif not isinstance(config, Config):
         config = resolve(config)
     folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="equipoise-"))
-    _claim(folder, config)
+    claim(folder, config)
     watch = watch or (lambda event, facts: None)
     with one_thread():
         stuff = material(config, lambda text, done, total: watch("data", {"text": text, "done": done, "total": total}))
@@ -80,7 +82,7 @@ def run(
         engine = make_engine(config, host, stuff, folder)
         journal = Journal(folder / "journal.jsonl")
         try:
-            return _train(config, stuff, host, ledger, wrap(engine) if wrap else engine, journal, folder, watch)
+            return train(config, stuff, host, ledger, wrap(engine) if wrap else engine, journal, folder, watch)
         finally:
             journal.close()
             engine.close()
@@ -94,7 +96,7 @@ def resume(folder: str | Path, *, watch: Watch | None = None) -> Result:
     return run(read(path), folder, watch=watch)
 
 
-def _train(
+def train(
     config: Config,
     stuff: Material,
     host: Host,
@@ -104,6 +106,13 @@ def _train(
     folder: Path,
     watch: Watch,
 ) -> Result:
+    board: Board | None = None
+
+    def tell(row: dict[str, Any]) -> None:
+        if board is not None:
+            board.write(row)
+        watch("round", row)
+
     evaluation = Evaluation(
         config.method,
         config.evaluate,
@@ -112,12 +121,17 @@ def _train(
         stuff.counts(),
         config.train.rounds,
         folder / "metrics.jsonl",
-        tell=lambda row: watch("round", row),
+        tell=tell,
     )
+    view = host.views["eval"]
+    sight = make_sight(config, stuff, (tuple(view.mean.tolist()), tuple(view.std.tolist())))
+    write_atomic(folder / SIGHT, sight.model_dump_json(indent=1).encode())
     checkpoints = Checkpoints(folder / "checkpoints")
     found = checkpoints.newest()
     evaluation.resume(-1 if found is None else sys.maxsize if found[1].finished else found[1].round)
-    journal.write("resumed" if found else "started", config=config.digest, data=stuff.samples.fingerprint)
+    if config.evaluate.tensorboard and not (found and found[1].finished):
+        board = Board(folder, stuff.samples.classes, found[1].round if found else 0)
+    journal.write("resumed" if found else "started", config=config.digest, data=stuff.samples.fingerprint, code=code_hash())
     federation = Federation(
         method=config.method,
         engine=engine,
@@ -133,11 +147,25 @@ def _train(
         observer=evaluation,
         progress=lambda question, site: watch("answer", {"question": question, "site": site}),
     )
-    server = federation.run(host.init)
+    try:
+        server = federation.run(host.init)
+    finally:
+        if board is not None:
+            board.close()
     rounds, metrics = evaluation.selected() if config.train.rounds else ([], {})
     result = Result(folder, server, digest(server), rounds, metrics, evaluation.history, stuff.samples.classes)
     write_atomic(folder / "result.json", json.dumps(result.summary(), indent=1).encode())
     return result
+
+
+@cache
+def code_hash() -> str:
+    """sha256 over the files of this package: which code trained a model."""
+    sha = hashlib.sha256()
+    root = Path(__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        sha.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return sha.hexdigest()
 
 
 def make_ledger(config: Config, host: Host, stuff: Material) -> Ledger:
@@ -153,7 +181,7 @@ def make_engine(config: Config, host: Host, stuff: Material, folder: Path) -> En
     return Pool([sys.executable, "-m", "equipoise.worker"], setup, config.engine.workers, stuff.sizes)
 
 
-def _claim(folder: Path, config: Config) -> None:
+def claim(folder: Path, config: Config) -> None:
     """Make the run folder, or check that the one there is of this very run."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -23,11 +23,7 @@ from equipoise.setup import keep_memory, make_host, material
 
 def main() -> None:
     """Serve one pool."""
-    pipe_in = os.fdopen(os.dup(0), "rb")
-    pipe_out = os.fdopen(os.dup(1), "wb")
-    inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(pipe_in, inbox), daemon=True).start()
-    os.dup2(2, 1)  # what a library prints must not end up between the frames
+    inbox, pipe_out = pipes()
     setup = json.loads(inbox.get())
     host: Host | EquipoiseError
     try:
@@ -45,6 +41,16 @@ def main() -> None:
         except EquipoiseError as error:
             answer, status = b"", {"error": type(error).__name__, "message": str(error)}
         frames.write(pipe_out, json.dumps(status).encode(), answer)
+
+
+def pipes() -> tuple[queue.SimpleQueue[bytes], BinaryIO]:
+    """What arrives on standard input, frame by frame, and where to send frames; the process ends when its input does."""
+    pipe_in = os.fdopen(os.dup(0), "rb")
+    pipe_out = os.fdopen(os.dup(1), "wb")
+    inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(pipe_in, inbox), daemon=True).start()
+    os.dup2(2, 1)  # what a library prints must not end up between the frames
+    return inbox, pipe_out
 
 
 def _listen(pipe: BinaryIO, inbox: queue.SimpleQueue[bytes]) -> None:

@@ -27,7 +27,11 @@ PLAIN: dict[str, type[BaseModel]] = {
     "evaluate": EvaluateOptions,
     "exchange": ExchangeOptions,
 }
-NEEDED: dict[str, dict[str, Any]] = {"csv": {"path": "x", "label": "y"}, "folder": {"path": "x"}, "npz": {"path": "x"}}
+NEEDED: dict[str, dict[str, Any]] = {
+    "csv": {"path": "x", "label": "y"},
+    "joined": {"parts": [{"kind": "phantom"}]},
+    **{kind: {"path": "x"} for kind in ("folder", "npz", *data.SETS)},
+}
 
 
 def mistyped(word: str) -> Iterator[str]:

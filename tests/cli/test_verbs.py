@@ -37,7 +37,7 @@ except SystemExit as ended:
 """
     text = python(code)
     assert "ended 0 []" in text
-    for verb in ("demo", "run", "resume", "check", "methods", "ledger", "data", "version"):
+    for verb in ("demo", "run", "resume", "check", "methods", "ledger", "compare", "data", "version"):
         assert f" {verb} " in text
 
 

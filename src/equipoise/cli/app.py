@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 import typer
 
-from equipoise.errors import INTERRUPTED, TERMINATED, EquipoiseError, StorageError
+from equipoise.cli import flower
+from equipoise.errors import INTERRUPTED, TERMINATED, ConfigError, DataError, EquipoiseError, RunsFailed, StorageError
+from equipoise.names import unknown
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -36,11 +38,14 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Look at data before training on it.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+flower.mount(app)
 
 File = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The config of the run.")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[section.key=value]…", help="Values that replace those of the file.")
 ]
+Model = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder, or a file that `equipoise export` wrote.")]
+Site = Annotated[str | None, typer.Option(metavar="NAME", help="The own predictor of this site, instead of the global one.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; only the result.")]
 
@@ -103,6 +108,99 @@ def resume(
 
 
 @app.command()
+def compare(
+    file: File,
+    overrides: Overrides = None,
+    methods: Annotated[str, typer.Option(help="NAME or NAME:preset, with commas between; 'all': every one that fits.")] = "",
+    seeds: Annotated[str, typer.Option(help="0..4 or 0,3,7.")] = "0..4",
+    folds: Annotated[int | None, typer.Option(min=2, help="Cross-validation instead of the file's test set.")] = None,
+    grid: Annotated[list[str] | None, typer.Option(help="section.key=value,value: an arm for every value. Repeatable.")] = None,
+    arm: Annotated[list[str] | None, typer.Option(help="'LABEL: section.key=value …': one more arm. Repeatable.")] = None,
+    reference: Annotated[str | None, typer.Option(help="The arm the others are tested against. [default: the first]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for runs and tables. [default: runs/<file>-compare]")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time. [default: one per core]")] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compare methods over seeds or folds: one table with mean ± std and p-values; finished runs are not repeated.
+
+    Example: `equipoise compare ham.toml --methods fedavg,fca,fediic:dala --seeds 0..4 --out runs/ham`
+    """
+    from equipoise.cli import show
+    from equipoise.cli.progress import racing
+    from equipoise.compare import arm_from, make_plan, numbers
+    from equipoise.compare import compare as work
+    from equipoise.config import load, override
+
+    folder = out or Path("runs") / f"{file.stem}-compare"
+    with _resumable(f"equipoise compare {file} … --out {folder}"), racing(quiet or json) as watch:
+        plan = make_plan(
+            override(load(file), overrides or ()),
+            [name for name in methods.split(",") if name.strip()],
+            seeds=numbers(seeds),
+            folds=folds,
+            grid=grid or (),
+            arms=[arm_from(text) for text in arm or ()],
+            reference=reference,
+            progress=lambda text, done, total: watch("data", {"text": text, "done": done, "total": total}),
+        )
+        facts = work(plan, folder, jobs, watch)
+    _print_json(facts) if json else show.compared(facts, folder)
+    _some_failed(facts["failures"], len(plan.jobs), json)
+
+
+@app.command()
+def reproduce(
+    table: Annotated[str | None, typer.Argument(metavar="[TABLE]", help="A table of `equipoise reproduce --list`.")] = None,
+    overrides: Overrides = None,
+    data: Annotated[
+        Path | None, typer.Option(metavar="ROOT", help="The download, a folder of downloads, or a .toml with [data].")
+    ] = None,
+    scale: Annotated[str, typer.Option(help="full, or small: images, rounds and network for a laptop.")] = "full",
+    seeds: Annotated[str | None, typer.Option(help="0..4 or 0,3,7. [default: the paper's; small: the first]")] = None,
+    rows: Annotated[str, typer.Option(help="Labels of rows, with commas between. [default: all]")] = "",
+    from_scratch: Annotated[bool, typer.Option("--from-scratch", help="Random weights, not pretrained ones.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="Every table: rows, data, estimated cost on this machine.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for runs and tables. [default: runs/<table>[-small]]")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time. [default: one per core]")] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run a table of one of the five papers and set our numbers beside the published ones.
+
+    Example: `equipoise reproduce fca-table4 --data downloads --scale small --seeds 0..2`
+    """
+    from equipoise.cli import show
+    from equipoise.cli.progress import racing
+    from equipoise.compare import numbers
+    from equipoise.reproduce import SCALES, find, listing, prepare
+    from equipoise.reproduce import reproduce as work
+
+    if list_ or table is None:
+        found = listing([table] if table else ())
+        _print_json(found) if json else show.papers(found)
+        return
+    paper = find(table)
+    if scale not in SCALES:
+        raise ConfigError("--scale: " + unknown("scale", scale, SCALES))
+    folder = out or Path("runs") / (table if scale == "full" else f"{table}-{scale}")
+    with _resumable(f"equipoise reproduce {table} … --out {folder}"), racing(quiet or json) as watch:
+        task = prepare(
+            paper,
+            data,
+            scale=scale,
+            seeds=numbers(seeds) if seeds is not None else None,
+            rows=[label.strip() for label in rows.split(",") if label.strip()],
+            overrides=overrides or (),
+            from_scratch=from_scratch,
+            progress=lambda text, done, total: watch("data", {"text": text, "done": done, "total": total}),
+        )
+        facts = work(task, folder, jobs, watch)
+    _print_json(facts) if json else show.reproduced(facts, folder)
+    _some_failed(facts["failures"], len(task.plan.jobs), json)
+
+
+@app.command()
 def check(file: File, overrides: Overrides = None, json: Json = False) -> None:
     """Try everything that can go wrong before training (config, data, sites, network, method, exchange); train nothing."""
     from equipoise.cli import show
@@ -143,6 +241,121 @@ def ledger(file: File, overrides: Overrides = None, json: Json = False) -> None:
     found = trial(read(file, overrides or ())).ledger
     facts = {"leaves": found.rows(), "questions": totals(found)}
     _print_json(facts) if json else show.ledger(facts)
+
+
+@app.command()
+def predict(
+    model: Model,
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGES…", help="Image files, folders, zip files; DICOM too.")],
+    site: Site = None,
+    out: Annotated[Path | None, typer.Option(help="A CSV file. [default: CSV on standard output]")] = None,
+    json: Json = False,
+) -> None:
+    """Classify images with a trained model: CSV with the predicted class and a probability per class.
+
+    Example: `equipoise predict runs/fca new-patients.zip --site north --out answers.csv`
+    """
+    from equipoise.cli.answers import answers, table, write
+    from equipoise.use import load
+
+    found = load(model, site)
+    _note(found.facts.title, json)
+    rows = list(found.predict(images))
+    bad = [row for row in rows if row.error is not None]
+    if json:
+        _print_json(answers(found, rows))
+    elif out is None:
+        print(table(found, rows), end="")
+    else:
+        write(out, table(found, rows))
+        print(f"{len(rows) - len(bad):,} images classified, in {out}")
+    for row in bad:
+        _note(f"{row.file} cannot be read: {row.error}", json)
+    if bad and json:
+        raise typer.Exit(DataError.exit_code)
+    if bad:
+        raise DataError(f"{len(bad)} of {len(rows)} images cannot be read, the first is {bad[0].file}: {bad[0].error}")
+
+
+@app.command()
+def evaluate(
+    model: Model,
+    data: Annotated[Path, typer.Option(metavar="FILE.toml", help="A file whose [data] section says where the new images are.")],
+    site: Site = None,
+    json: Json = False,
+) -> None:
+    """Test a trained model on new data, such as a hospital that took no part.
+
+    Example: `equipoise evaluate runs/fca --data other-hospital.toml`
+    """
+    from equipoise.cli import show
+    from equipoise.use import evaluate as work
+    from equipoise.use import load
+
+    found = work(load(model, site), data)
+    _print_json(found) if json else show.evaluated(found)
+
+
+@app.command()
+def export(
+    model: Model,
+    to: Annotated[str, typer.Option(help="safetensors or onnx.")],
+    out: Annotated[Path | None, typer.Option(help="The file. [default: model.<kind> in the run folder]")] = None,
+    site: Site = None,
+    json: Json = False,
+) -> None:
+    """Write a trained model to one file, with its pre-processing, and check that it answers as the model does.
+
+    Example: `equipoise export runs/fca --to onnx --out fca.onnx`
+    """
+    from equipoise.use import export as work
+    from equipoise.use import load
+
+    found = load(model, site)
+    folder = model.parent if model.is_file() else model
+    path = out or folder / f"model{'' if found.facts.site is None else f'-{found.facts.site}'}.{to}"
+    difference = work(found, path, to)
+    if json:
+        _print_json({"model": found.facts.title, "file": str(path), "largest_difference": difference})
+    else:
+        print(f"{found.facts.title}, in {path}; largest difference of a probability {difference:.1e}")
+
+
+@data_app.command("list")
+def list_sets(json: Json = False) -> None:
+    """List the published data sets that can be read by name: classes, images, sites, licence. `--json`: layout and source too."""
+    from equipoise.cli import show
+    from equipoise.cli.catalogue import describe_sets
+
+    facts = describe_sets()
+    _print_json(facts) if json else show.sets(facts)
+
+
+@data_app.command("check")
+def check_set(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A data set of `equipoise data list`.")],
+    root: Annotated[Path, typer.Argument(metavar="ROOT", help="The folder or zip file of its official download.")],
+    options: Annotated[
+        list[str] | None, typer.Argument(metavar="[key=value]…", help="Keys of the [data] section, such as task=multi.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Compare an official download with what was published: files, labels, counts, one image of every class.
+
+    Example: `equipoise data check rsna-ich downloads/rsna task=multi`
+    """
+    from equipoise.cli import show
+    from equipoise.config import override, resolve
+    from equipoise.data.sets import SETS, SetData, check
+
+    table = override({"data": {"kind": name, "path": str(root)}}, [f"data.{text}" for text in options or ()])
+    given = resolve(table).data if name in SETS else None
+    if not isinstance(given, SetData):
+        raise ConfigError(unknown("data set", name, SETS))
+    facts = check(given, Path.cwd())
+    _print_json(facts) if json else show.checked_set(facts)
+    if not facts["ok"]:
+        raise typer.Exit(DataError.exit_code)
 
 
 @data_app.command("inspect")
@@ -191,9 +404,24 @@ def _train(config: Config, folder: Path, json: bool, quiet: bool) -> None:
         show.result(result, page)
 
 
+def _some_failed(failures: Sequence[dict[str, Any]], runs: int, json: bool) -> None:
+    """End with the code of failed runs if there are any; what JSON has already said is not said again."""
+    if failures and json:
+        raise typer.Exit(RunsFailed.exit_code)
+    if failures:
+        first = f"{failures[0]['run']}: {failures[0]['error']}"
+        raise RunsFailed(f"{len(failures)} of {runs} runs failed ({first}); the same command tries them again")
+
+
 def _default_folder(file: Path, config: Config) -> Path:
     method = re.sub(r"[^\w-]+", "-", config.method_name)
     return Path("runs") / f"{file.stem}-{method}-{config.train.seed}"
+
+
+def _note(text: str, json: bool) -> None:
+    """A line beside the output, on standard error."""
+    if not json:
+        print(text, file=sys.stderr)
 
 
 def _print_json(facts: Any) -> None:

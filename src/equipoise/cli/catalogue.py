@@ -1,4 +1,4 @@
-"""What there is to know of a method without running it."""
+"""What there is to know of a method or a data set without running or reading it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from equipoise.data.sets import SETS
 from equipoise.methods import METHODS, Method, find
 
 
@@ -39,6 +40,28 @@ def describe(name: str) -> dict[str, Any]:
         "presets": method.presets,
         "text": inspect.cleandoc(sys.modules[method.__module__].__doc__ or ""),
     }
+
+
+def describe_sets() -> list[dict[str, Any]]:
+    """All published data sets that can be read by name."""
+    return [
+        {
+            "name": name,
+            "title": options.facts.title,
+            "about": inspect.cleandoc(options.__doc__ or "").split("\n\n")[0],
+            "classes": list(options.facts.classes),
+            "images": options.facts.counts.images,
+            "counts": dict(options.facts.counts.classes),
+            "sites": dict(options.facts.counts.sites),
+            "licence": options.facts.licence,
+            "citation": options.facts.citation,
+            "papers": options.facts.papers,
+            "home": options.facts.home,
+            "layout": list(options.facts.layout),
+            "text": inspect.cleandoc(sys.modules[options.__module__].__doc__ or ""),
+        }
+        for name, options in SETS.items()
+    ]
 
 
 def _leaves(method: type[Method]) -> str:

@@ -92,16 +92,19 @@ def watching(quiet: bool, runs: int = 1) -> Iterator[Watch]:
         yield _plain(runs)
 
 
-@contextmanager
-def _bar(runs: int) -> Iterator[Watch]:
-    clock = Clock(runs)
-    console = Console(stderr=True)
+def _progress() -> Progress:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(None),
         TextColumn("{task.percentage:3.0f} %  {task.fields[left]} left"),
     )
-    with Progress(*columns, console=console, transient=True) as progress:
+    return Progress(*columns, console=Console(stderr=True), transient=True)
+
+
+@contextmanager
+def _bar(runs: int) -> Iterator[Watch]:
+    clock = Clock(runs)
+    with _progress() as progress:
         task = progress.add_task("reading data", total=1.0, left=duration(None))
 
         def watch(event: str, facts: dict[str, Any]) -> None:
@@ -157,3 +160,67 @@ def _plain(runs: int) -> Watch:
                 say(f"{line(facts, clock.rounds)}  {duration(clock.left)} left")
 
     return watch
+
+
+class Race:
+    """How far several runs side by side are, in rounds of all of them, and the seconds left."""
+
+    def __init__(self) -> None:
+        self.total, self.trained, self.skipped = 1, 0, 0
+        self._reached: dict[str, int] = {}
+        self._start = time.monotonic()
+
+    @property
+    def share(self) -> float:
+        return (self.trained + self.skipped) / self.total
+
+    @property
+    def left(self) -> float | None:
+        """Seconds to go; what an earlier session trained is no evidence of speed."""
+        return None if not self.trained else (time.monotonic() - self._start) * (1 - self.share) * self.total / self.trained
+
+    def line(self, event: str, facts: dict[str, Any]) -> str | None:
+        """Take note of an event; what is worth a line of its own."""
+        if event == "data":
+            return f"{facts['text']} ({facts['total']:,})" if facts["done"] == 0 else None
+        if event == "begin":
+            self.total, self.skipped, self._start = facts["rounds"], facts["done"], time.monotonic()
+            return f"{facts['runs']} runs, {facts['finished']} of them finished before"
+        before = self._reached.get(facts["run"], 0)
+        now = min(facts["rounds"], facts["round"]) if event == "round" else facts["rounds"]
+        self._reached[facts["run"]] = now
+        step = (
+            min(1, now - before) if event == "round" else 0
+        )  # a jump is what an earlier session did, or a failure leaves undone
+        self.trained += step
+        self.skipped += now - before - step
+        if event == "round":
+            return None
+        ending = "done" if event == "done" else f"failed: {facts['error']}"
+        return f"{facts['run']} {ending}  {duration(self.left)} left"
+
+
+@contextmanager
+def racing(quiet: bool) -> Iterator[Watch]:
+    """A `watch` for a comparison: one bar for all runs, and a line for each run that ends."""
+    race = Race()
+
+    def plain(event: str, facts: dict[str, Any]) -> None:
+        if text := race.line(event, facts):
+            print(text, file=sys.stderr, flush=True)
+
+    if quiet:
+        yield lambda event, facts: None
+    elif sys.stdout.isatty() and sys.stderr.isatty():
+        with _progress() as progress:
+            task = progress.add_task("reading data", total=1.0, left=duration(None))
+
+            def watch(event: str, facts: dict[str, Any]) -> None:
+                if text := race.line(event, facts):
+                    progress.print(text, highlight=False, markup=False)
+                if event != "data":
+                    progress.update(task, description="training", completed=race.share, left=duration(race.left))
+
+            yield watch
+    else:
+        yield plain

@@ -76,6 +76,41 @@ def comparison(rows: list[dict[str, Any]], page: Path) -> None:
     console.print(f"report  {page}", soft_wrap=True)
 
 
+def compared(facts: dict[str, Any], folder: Path) -> None:
+    """The table of a comparison, the best of each column bold and the second underlined, and the tests beneath."""
+    from equipoise.compare.summary import table_of
+
+    console, found = _console(), table_of(facts)
+    marks = {"best": "[bold]{}[/]", "second": "[underline]{}[/]", "": "{}"}
+
+    def figures(short: bool) -> Table:
+        table = _table("", *found.columns)
+        for row, cells, ranks in zip(found.rows, found.cells(), found.ranks(), strict=True):
+            texts = (cell.partition(" ")[0] if short else cell for cell in cells)
+            table.add_row(escape(row.label), *(marks[rank].format(text) for rank, text in zip(ranks, texts, strict=False)))
+        for column in table.columns:
+            column.no_wrap = True
+        return table
+
+    roomy = console.options.update(width=1000)
+    short = console.measure(figures(short=False), options=roomy).maximum > console.width
+    console.print(figures(short))
+    tests = _table(f"against {escape(facts['reference'])}", *found.remarks)
+    for row in found.rows:
+        tests.add_row(escape(row.label), *row.remarks)
+    console.print(tests)
+    spread = "" if short else " ± standard deviation"
+    console.print(
+        f"per cent, mean{spread}; G: one model on all sites' test images; S: each site's own on its own; A: the mean of both"
+    )
+    console.print("Δ: difference in G bACC; p: two-sided, corrected for the number of arms")
+    for reason in facts["left_out"]:
+        console.print(f"left out  {escape(reason)}", soft_wrap=True)
+    for failure in facts["failures"]:
+        console.print(f"failed    {escape(failure['run'])}: {escape(failure['error'])}", soft_wrap=True)
+    console.print(f"tables    {folder / 'table.md'}, table.csv, table.tex; every figure: comparison.json", soft_wrap=True)
+
+
 def checked(facts: dict[str, str]) -> None:
     """A line per thing that was tried."""
     table = _table("", "", right=2)
@@ -85,6 +120,54 @@ def checked(facts: dict[str, str]) -> None:
     console = _console()
     console.print(table)
     console.print("nothing was trained; the run can start")
+
+
+def reproduced(facts: dict[str, Any], folder: Path) -> None:
+    """Ours, the paper's in brackets, the difference; then what is not as in the paper."""
+    from equipoise.reproduce import texts
+
+    console = _console()
+    table = _table("", *facts["columns"], "runs")
+    table.columns[0].no_wrap = True
+    for label, row in facts["rows"].items():
+        cells = []
+        for name in facts["columns"]:
+            ours, paper, difference = (text.partition(" ")[0] for text in texts(row["cells"][name]))
+            cells.append(f"{ours} ({paper}) {difference}")
+        table.add_row(escape(label), *cells, str(row["runs"]))
+    console.print(f"[bold]{escape(facts['table'])}[/]  {escape(facts['title'])} ({escape(facts['source'])})")
+    console.print(table)
+    for remark in facts["remarks"]:
+        console.print(f"- {escape(remark)}")
+    console.print(f"per cent: ours (paper's) difference; with standard deviations: {escape(str(folder / 'reproduction.md'))}")
+
+
+def papers(found: list[dict[str, Any]]) -> None:
+    """One row per table of the papers."""
+    console = _console()
+    table = _table("table", "what", "rows", "data", "full", "small", right=4)
+    table.columns[0].no_wrap = True
+    for one in found:
+        cost = one["estimated_seconds"]
+        words = (one["table"], one["title"], ", ".join(one["rows"]), ", ".join(one["data"]))
+        table.add_row(*map(escape, words), _rough(cost["full"]), _rough(cost["small"]))
+    console.print(table)
+    console.print(
+        "full, small: an estimate for one core (or the GPU) of this machine as busy as it is now, for all rows, seeds and folds, at "
+        "small scale one seed; from two timed steps of each network, without evaluation, augmentation and methods' own computing"
+    )
+
+
+def _rough(seconds: float) -> str:
+    """About how long, with two digits, which is more than an estimate can promise."""
+    for unit, length in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * length:
+            return (
+                f"{float(f'{seconds / length:.2g}'):,.0f} {unit}"
+                if seconds >= 10 * length
+                else f"{seconds / length:.1f} {unit}"
+            )
+    return f"{seconds:.0f} s"
 
 
 def methods(facts: list[dict[str, Any]]) -> None:
@@ -160,3 +243,64 @@ def census(facts: dict[str, Any]) -> None:
     console.print(f"skipped    {len(facts['skipped'])} bad rows")
     for reason in facts["skipped"][:20]:
         console.print(f"  {escape(reason)}")
+
+
+def evaluated(facts: dict[str, Any]) -> None:
+    """The metrics of a model on new data, in all and for every site of it."""
+    console, found = _console(), facts["metrics"]
+    table = _table("", f"{facts['images']:,} images")
+    for key, title in FIGURES.items():
+        table.add_row(title, percent(found[key]))
+    console.print(table)
+    table = _table("recall", "images", "")
+    for i in by_size(found["support"]):
+        table.add_row(escape(facts["classes"][i]), f"{found['support'][i]:,}", percent(found["recall"][i]))
+    console.print(table)
+    if len(facts["sites"]) > 1:
+        table = _table("site", "balanced accuracy", "macro AUC", "recall, tail classes")
+        for name, one in facts["sites"].items():
+            table.add_row(escape(name), *(percent(one[key]) for key in ("balanced_accuracy", "macro_auc", "tail")))
+        console.print(table)
+    console.print(f"model  {escape(facts['model'])}", soft_wrap=True)
+    which = "its test images" if facts["rows"] == "test" else "all its images, as it does not say which are for testing"
+    console.print(f"data   {escape(facts['data'])}, {which}", soft_wrap=True)
+
+
+def sets(facts: list[dict[str, Any]]) -> None:
+    """One row per data set."""
+    table = _table("data.kind", "set", "licence", "classes", "images", "sites", right=3)
+    table.columns[0].no_wrap = True
+    for one in facts:
+        words = (one["name"], one["title"], one["licence"])
+        table.add_row(*map(escape, words), str(len(one["classes"])), f"{one['images']:,}", str(len(one["sites"]) or 1))
+    console = _console()
+    console.print(table)
+    console.print(
+        "`equipoise data check NAME ROOT` compares a download with what was published; --json shows layouts and sources"
+    )
+
+
+def checked_set(facts: dict[str, Any]) -> None:
+    """Found beside published, then what is wrong."""
+    console = _console()
+    table = _table(escape(facts["title"]), "found", "published")
+    for part in ("classes", "sites"):
+        for name, one in facts[part].items():
+            table.add_row(escape(name), f"{one['found']:,}", _number(one["published"]))
+        table.add_section()
+    table.add_row("images", f"{facts['images']['found']:,}", _number(facts["images"]["published"]))
+    console.print(table)
+    if facts["splits"]:
+        console.print("splits  " + ", ".join(f"{name} {count:,}" for name, count in facts["splits"].items()))
+    if facts["groups"]:
+        console.print(f"groups  {facts['groups']:,}")
+    for text in facts["problems"][:20]:
+        console.print(f"[red]✗[/] {escape(text)}", soft_wrap=True)
+    if len(facts["problems"]) > 20:
+        console.print(f"  and {len(facts['problems']) - 20:,} more")
+    if facts["ok"]:
+        console.print(f"[green]✓[/] {escape(facts['root'])} is as published", soft_wrap=True)
+
+
+def _number(count: int | None) -> str:
+    return "" if count is None else f"{count:,}"

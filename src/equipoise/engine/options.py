@@ -18,3 +18,9 @@ class EngineOptions(Options):
     """worker processes of a pool"""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps"""
+    deadline: float = Field(3600.0, gt=0)
+    """hospitals: seconds a site has for its answer before it is asked again or left out"""
+    retries: int = Field(1, ge=0)
+    """hospitals: how often a question is repeated at a site that did not answer, or failed"""
+    patience: float = Field(600.0, ge=0)
+    """hospitals: seconds the sites have to come online before the first round"""

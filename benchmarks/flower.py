@@ -1,0 +1,149 @@
+"""Real processes on one machine: what Flower costs, how many sites it carries, and whether kills leave a trace.
+
+    python benchmarks/flower.py overhead [--sites 3] [--rounds 5]    seconds per round, beside the pool engine in the same minutes
+    python benchmarks/flower.py overhead --sites 20 --rounds 2       twenty sites, forty processes
+    python benchmarks/flower.py methods                              every method: the bits of the simulation?
+    python benchmarks/flower.py kills [--times 10]                   the coordinator killed at random moments: the same bits?
+
+All of it with TLS and site keys on loopback. Ends with 1 if any result is not the simulation's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from equipoise.config import Config, resolve
+from equipoise.deploy import link
+from equipoise.deploy.coordinator import federated
+from equipoise.deploy.rehearse import allowed, rehearse, stage
+from equipoise.methods import METHODS
+from equipoise.running import run
+from equipoise.seeds import numpy_generator
+
+
+def tiny(method: str, sites: int, rounds: int, **engine: Any) -> Config:
+    """A run whose rounds take next to no time by themselves."""
+    task = METHODS[method].tasks[0]
+    return resolve(
+        {
+            "data": {"kind": "phantom", "scale": 0.004 * max(1.0, sites / 3), "image_size": 16, "task": task},
+            "partition": {"kind": "iid", "sites": sites} | ({"missing": 2} if task == "multi" else {}),
+            "method": {"name": method},
+            "train": {"rounds": rounds, "batch_size": 8},
+            "engine": {"device": "cpu", "deadline": 600.0, "patience": 900.0, **engine},
+        }
+    )
+
+
+class Rounds:
+    """The moments at which rounds were done."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path, self.done = path, [time.perf_counter()]
+
+    def look(self) -> None:
+        count = len(self.path.read_text().splitlines()) if self.path and self.path.exists() else 0
+        self.done += [time.perf_counter()] * (count + 1 - len(self.done))
+
+    def watch(self, event: str, facts: dict[str, Any]) -> None:
+        if event == "round":
+            self.done.append(time.perf_counter())
+
+    @property
+    def seconds(self) -> list[float]:
+        """Of every round but the first, which waits for everything to start."""
+        return [b - a for a, b in zip(self.done[1:-1], self.done[2:], strict=True)]
+
+
+def overhead(sites: int, rounds: int) -> int:
+    """A federation and the pool, one after the other."""
+    config = federated(tiny("fedavg", sites, rounds))
+    with tempfile.TemporaryDirectory() as place:
+        folder, pool = Path(place), Rounds()
+        expected = run(config.with_engine(kind="pool", workers=2), folder / "pool", watch=pool.watch).state_hash
+        flower = Rounds(folder / "run" / "metrics.jsonl")
+        begin = time.perf_counter()
+        with stage(config, folder / "town", {"each": allowed(config)}) as made:
+            made.open()
+            for site in sorted(path.name for path in (folder / "town" / "sites").iterdir()):
+                made.join(site)
+            number = link.submit(made.coordinator, config, folder / "run")
+            found = link.wait(made.coordinator, folder / "run", number, flower.look, pause=0.2)
+        row = json.loads((folder / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    ours, theirs = (statistics.median(x.seconds) if x.seconds else float("nan") for x in (pool, flower))
+    questions = 2  # train and evaluate
+    print(
+        f"{sites} sites, {rounds} rounds of FedAvg, {row['bytes_down'] // sites:,} bytes down and {row['bytes_up'] // sites:,} up per site"
+    )
+    print(f"pool, 2 workers    {ours:6.2f} s a round")
+    print(f"Flower, TLS, keys  {theirs:6.2f} s a round, {(theirs - ours) / questions:.2f} s more a question")
+    print(f"first round done   {flower.done[1] - begin:6.1f} s after the start of the first process")
+    print(f"missing answers    {sites - len(row['sites'])} in the last round")
+    print("same bits" if found["state_hash"] == expected else "NOT THE SAME BITS")
+    return int(found["state_hash"] != expected)
+
+
+def methods(names: list[str]) -> int:
+    """A rehearsal of each method."""
+    wrong = 0
+    for name in names:
+        with tempfile.TemporaryDirectory() as place:
+            found = rehearse(tiny(name, 3, 2), Path(place) / "run")
+        wrong += not found["same"]
+        print(f"{name:<14} {found['seconds']:6.1f} s  {'the same bits' if found['same'] else 'NOT THE SAME'}", flush=True)
+    return int(wrong > 0)
+
+
+def kills(times: int, seed: int) -> int:
+    """One federation whose coordinator is killed again and again; each time the server is started and the run handed in anew."""
+    config, draw = federated(tiny("fca", 3, 2 * times)), numpy_generator(seed, "kills")
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        expected = run(config, folder / "here").state_hash
+        out = folder / "run"
+        with stage(config, folder / "town", {"each": allowed(config)}) as made:
+            made.open()
+            for site in sorted(path.name for path in (folder / "town" / "sites").iterdir()):
+                made.join(site)
+            number = link.submit(made.coordinator, config, out)
+            rounds = Rounds(out / "metrics.jsonl")
+            while len(rounds.done) < 2:  # everyone is there
+                rounds.look()
+                time.sleep(0.1)
+            for turn in range(times):
+                moment = float(draw.uniform(0, 25))
+                time.sleep(moment)
+                assert made.server is not None
+                made.kill(made.server)
+                head = json.loads((out / "checkpoints" / "HEAD.json").read_text())
+                print(f"kill {turn + 1:2} after {moment:4.1f} s, {head['round']} rounds done", flush=True)
+                made.open()
+                number = link.submit(made.coordinator, config, out)
+            found = link.wait(made.coordinator, out, number, lambda: None)
+    print("same bits" if found["state_hash"] == expected else "NOT THE SAME BITS")
+    return int(found["state_hash"] != expected)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("overhead", "methods", "kills"))
+    parser.add_argument("names", nargs="*", help="methods; all if none")
+    parser.add_argument("--sites", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--times", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    if given.what == "overhead":
+        return overhead(given.sites, given.rounds)
+    return methods(given.names or list(METHODS)) if given.what == "methods" else kills(given.times, given.seed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

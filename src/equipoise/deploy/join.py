@@ -1,0 +1,156 @@
+"""A site's day: Flower's SuperNode dials out, and this process answers what it brings.
+
+The SuperNode runs as Flower's "process" isolation has it: it starts no app by itself. So no code that comes with a run is ever
+executed at a site: what answers is the Equipoise installed here, in one process that keeps network and images between questions.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+
+import httpx
+from flwr.common.constant import SubStatus
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
+from flwr.supercore.constant import TaskType
+from flwr.supercore.heartbeat import HeartbeatSender
+from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+
+from equipoise.deploy import processes
+from equipoise.deploy.apps import respond
+from equipoise.deploy.policy import read_policy
+from equipoise.deploy.site import Desk, read_site
+from equipoise.errors import ConfigError, SiteError
+
+HOME, LOG = "flower", "node.log"
+POLL = 0.1
+UP = 120.0
+PATIENCE, AGAIN = 150.0, 10.0
+"""a site that was cut off is still there in Flower's books for a minute, and is not let in twice"""
+UNKNOWN = "the coordinator does not list this site's key: send it the .pub file"
+CLAIM = "/flwr.proto.Runtime/AcquireTask"
+
+
+def join(folder: Path, patience: float = PATIENCE) -> None:
+    """Take part until told to stop (SIGTERM or Ctrl-C), or until the coordinator has turned us away for `patience` seconds."""
+    options = read_site(folder)
+    key, certificate = folder / options.key, folder / options.certificate
+    if not options.superlink:
+        raise ConfigError(f"{folder / 'site.toml'}: 'superlink' is missing: set the coordinator's host:port")
+    for path in (key, certificate):
+        if not path.is_file():
+            raise ConfigError(f"there is no {path}: put what the coordinator gave you there (see `equipoise site init`)")
+    read_policy(folder / "policy.toml")  # one that cannot be read is noticed before the coordinator dials in
+    home = folder / HOME
+    home.mkdir(exist_ok=True, mode=0o700)
+    secret = secrets.token_bytes(32)
+    secret_file = home / "secret"
+    with os.fdopen(os.open(secret_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(secret)
+    port = processes.free_port()
+    command = [
+        *(processes.program("flower-supernode"), "--superlink", options.superlink),
+        *("--root-certificates", str(certificate), "--auth-supernode-private-key", str(key)),
+        *("--isolation", "process", "--host", "127.0.0.1", "--port", str(port)),
+        *("--superexec-auth-secret-file", str(secret_file)),
+    ]
+    before = signal.signal(signal.SIGTERM, _stop)
+    desk, end = Desk(folder), time.monotonic() + patience
+    try:
+        while True:
+            reason = _once(desk, command, f"127.0.0.1:{port}", secret)
+            if reason != UNKNOWN or time.monotonic() > end:
+                break
+            time.sleep(AGAIN)
+        desk.journal.write("turned away", coordinator=options.superlink, reason=reason)
+        raise SiteError(f"this site was not let in: {reason}; {folder / LOG} says more")
+    except KeyboardInterrupt:
+        desk.journal.write("offline")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        secret_file.unlink(missing_ok=True)
+        desk.close()
+
+
+def _once(desk: Desk, command: Sequence[str], address: str, secret: bytes) -> str:
+    """Serve as long as one SuperNode runs; why it ended."""
+    log = desk.folder / LOG
+    said = log.stat().st_size if log.exists() else 0
+    node = processes.start(command, desk.folder / HOME, log)
+    try:
+        host, port = address.split(":")
+        processes.wait_for_port(host, int(port), node, UP, "Flower's SuperNode")
+        desk.journal.write("dialled", coordinator=desk.options.superlink)
+        serve(desk, address, secret, node)
+    finally:
+        processes.stop(node)
+    text = log.read_bytes()[said:].decode(errors="replace")
+    if "CERTIFICATE_VERIFY_FAILED" in text:
+        return f"the server is not one that {Path(desk.options.certificate).name} vouches for"
+    return UNKNOWN if "activate" in text else "Flower's SuperNode ended"
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def serve(desk: Desk, address: str, secret: bytes, node: subprocess.Popen[bytes]) -> None:
+    """Answer what the SuperNode holds for us, one message after the other, as long as it runs."""
+    claim = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={CLAIM})
+    tasks = _client(address, "SuperExec", claim)
+    wanted = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
+    try:
+        while node.poll() is None:
+            try:
+                found = tasks.AcquireTask(wanted)
+            except httpx.HTTPError:
+                found = None  # the SuperNode is starting or ending; the next turn shows which
+            if found is not None and found.HasField("task") and found.token:
+                _answer(desk, _client(address, "flwr-clientapp", RuntimeTokenHttpInterceptor(found.token)))
+            else:
+                time.sleep(POLL)
+    finally:
+        tasks.close()
+
+
+def _answer(desk: Desk, client: RuntimeHttpClient) -> None:
+    """One message, from the SuperNode and back to it."""
+    beat = HeartbeatSender(_alive(client))
+    beat.start()
+    try:
+        message, context, _, _ = pull_task_input(client)
+        push_message(client, respond(message, desk), context)
+        push_task_output(client, context, SubStatus.COMPLETED, "")
+    except (httpx.HTTPError, RuntimeError) as error:
+        desk.journal.write("lost", reason=f"{type(error).__name__}: {error}")
+    finally:
+        beat.stop()
+        client.close()
+
+
+def _alive(client: RuntimeHttpClient) -> Callable[[], bool]:
+    def send() -> bool:
+        try:
+            client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+        except httpx.HTTPError:
+            return False
+        return True
+
+    return send
+
+
+def _client(address: str, name: str, *more: object) -> RuntimeHttpClient:
+    return RuntimeHttpClient.from_server_address(
+        server_address=address,
+        insecure=True,  # both ends are on this machine, and the secret is a file only we can read
+        root_certificates=None,
+        interceptors=[RuntimeVersionHttpInterceptor(component_name=name), *more],  # type: ignore[list-item]
+    )

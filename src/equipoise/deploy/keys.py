@@ -1,0 +1,155 @@
+"""Keys of a federation: who the coordinator is, and which sites may speak.
+
+    keys/ca.key, ca.crt           the federation's own authority; ca.crt goes to every site
+    keys/server.key, server.crt   the coordinator, for the hosts it is reached at
+    keys/sites/NAME.pub           the allow-list: a site whose key is not here is turned away
+    hand-out/NAME/                what a site is given: its key pair and ca.crt, to be deleted once it is there
+
+A site that would rather make its own key (`equipoise site init` does) sends only the `.pub` file, to be put into keys/sites.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from equipoise.errors import ConfigError, StorageError
+
+SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+PEM, SSH = serialization.Encoding.PEM, serialization.Encoding.OpenSSH
+AUTHORITY_DAYS, SERVER_DAYS = 3650, 825
+LOOPBACK = ("localhost", "127.0.0.1")
+
+
+def new_keys(folder: Path, hosts: Sequence[str], sites: Sequence[str]) -> list[Path]:
+    """Make what is not there yet, and say what was made. Nothing that exists is replaced."""
+    for site in sites:
+        if not SITE.fullmatch(site):
+            raise ConfigError(f"'{site}' cannot be a site's name: letters, digits, '-', '_' and '.', at most 64")
+    keys, made = folder / "keys", list[Path]()
+    (keys / "sites").mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not (keys / "ca.key").exists():
+        made += _authority(keys)
+    if not (keys / "server.key").exists():
+        made += _server(keys, [*hosts, *(host for host in LOOPBACK if host not in hosts)])
+    for site in sites:
+        public, hand = keys / "sites" / f"{site}.pub", folder / "hand-out" / site
+        if public.exists():
+            continue
+        hand.mkdir(parents=True, exist_ok=True, mode=0o700)
+        made += new_pair(hand / "site")
+        public.write_bytes((hand / "site.pub").read_bytes())
+        (hand / "ca.crt").write_bytes((keys / "ca.crt").read_bytes())
+        made += [public, hand / "ca.crt"]
+    return made
+
+
+def new_pair(path: Path) -> list[Path]:
+    """A site's key pair, in the format Flower's nodes read: `path` and `path`.pub."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    _private(path, key.private_bytes(PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()))
+    public = path.with_name(path.name + ".pub")
+    public.write_bytes(key.public_key().public_bytes(SSH, serialization.PublicFormat.OpenSSH) + b"\n")
+    return [path, public]
+
+
+def read_public(path: Path) -> bytes:
+    """A public key file as Flower knows the key."""
+    try:
+        key = serialization.load_ssh_public_key(path.read_bytes())
+        return key.public_bytes(PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"{path} is not a site's public key: make one with `equipoise keys new` or `site init`") from error
+
+
+def listed(folder: Path) -> dict[str, Path]:
+    """The allow-list: public key files by site."""
+    found = {path.stem: path for path in sorted((folder / "keys" / "sites").glob("*.pub"))}
+    if not found:
+        raise ConfigError(f"{folder} lists no site: make keys with `equipoise keys new {folder} --site NAME`")
+    return found
+
+
+def _authority(keys: Path) -> list[Path]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Equipoise federation")])
+    usage = x509.KeyUsage(
+        digital_signature=False,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=True,
+        crl_sign=True,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    certificate = (
+        _dated(x509.CertificateBuilder(), AUTHORITY_DAYS)
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return _save(keys / "ca", key, certificate)
+
+
+def _server(keys: Path, hosts: Sequence[str]) -> list[Path]:
+    try:
+        authority = serialization.load_pem_private_key((keys / "ca.key").read_bytes(), None)
+        issuer = x509.load_pem_x509_certificate((keys / "ca.crt").read_bytes())
+    except (OSError, ValueError) as error:
+        raise StorageError(f"{keys}/ca.key or ca.crt is damaged: restore them, or make keys in a new folder") from error
+    assert isinstance(authority, ec.EllipticCurvePrivateKey)
+    key = ec.generate_private_key(ec.SECP256R1())
+    certificate = (
+        _dated(x509.CertificateBuilder(), SERVER_DAYS)
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])]))
+        .issuer_name(issuer.subject)
+        .public_key(key.public_key())
+        .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False)
+        .sign(authority, hashes.SHA256())
+    )
+    return _save(keys / "server", key, certificate)
+
+
+def _dated(builder: x509.CertificateBuilder, days: int) -> x509.CertificateBuilder:
+    start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=1)  # clocks of sites may run behind
+    serial = x509.random_serial_number()
+    return builder.serial_number(serial).not_valid_before(start).not_valid_after(start + datetime.timedelta(days=days))
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _save(path: Path, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> list[Path]:
+    private, public = path.with_suffix(".key"), path.with_suffix(".crt")
+    _private(private, key.private_bytes(PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
+    public.write_bytes(certificate.public_bytes(PEM))
+    return [private, public]
+
+
+def _private(path: Path, data: bytes) -> None:
+    """Write a file that only its owner can read, from the first byte on."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)

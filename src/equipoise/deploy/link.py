@@ -1,0 +1,214 @@
+"""The coordinator's day: Flower's SuperLink with an allow-list of sites, and runs handed to it.
+
+keys/           see `keys`
+flower/         Flower's own files, its database among them
+server.json     where the SuperLink of this folder listens
+server.log      what it says
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from flwr.cli.build import build_fab_from_files
+from flwr.common.serde import fab_to_proto
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    ListRunsRequest,
+    RegisterNodeRequest,
+    StartRunRequest,
+    StopRunRequest,
+    UnregisterNodeRequest,
+)
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.fab import Fab
+
+from equipoise.config import Config
+from equipoise.deploy import processes
+from equipoise.deploy.coordinator import plan
+from equipoise.deploy.keys import listed, read_public
+from equipoise.errors import ConfigError, SiteError, StorageError
+from equipoise.server.checkpoint import write_atomic
+from equipoise.server.journal import read as read_journal
+
+APP = """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "equipoise-run"
+version = "1.0.0"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.hatch.build.targets.wheel]
+packages = ["."]
+
+[tool.flwr.app]
+publisher = "equipoise"
+
+[tool.flwr.app.components]
+serverapp = "equipoise_run.apps:server"
+clientapp = "equipoise_run.apps:client"
+
+[tool.flwr.app.config]
+folder = {folder}
+"""
+CODE = '"""The apps of an Equipoise run."""\n\nfrom equipoise.deploy.apps import client, server\n\n__all__ = ["client", "server"]\n'
+UP = 60.0
+
+
+def start(folder: Path, host: str, port: int) -> subprocess.Popen[bytes]:
+    """Start the SuperLink: TLS, sites by key, control from this machine only; then let in the listed sites."""
+    keys = folder / "keys"
+    for name in ("ca.crt", "server.crt", "server.key"):
+        if not (keys / name).is_file():
+            raise ConfigError(f"there is no {keys / name}: make it with `equipoise keys new {folder}`")
+    sites = listed(folder)
+    home = folder / "flower"
+    home.mkdir(exist_ok=True, mode=0o700)
+    process = processes.start(
+        [
+            *(sys.executable, "-m", "equipoise.deploy.superlink", "--host", host, "--port", str(port)),
+            *("--ssl-ca-certfile", str(keys / "ca.crt"), "--ssl-certfile", str(keys / "server.crt")),
+            *("--ssl-keyfile", str(keys / "server.key"), "--enable-supernode-auth"),
+            *("--database", str(home / "superlink.db"), "--disable-runtime-dependency-installation"),
+        ],
+        home,
+        folder / "server.log",
+    )
+    try:
+        inside = "127.0.0.1" if host in ("0.0.0.0", "::", "127.0.0.1") else host
+        processes.wait_for_port(inside, port, process, UP, "Flower's SuperLink")
+        write_atomic(folder / "server.json", json.dumps({"address": f"{inside}:{port}", "process": process.pid}).encode())
+        allow(folder, {site: read_public(path) for site, path in sites.items()})
+    except BaseException:
+        processes.stop(process)
+        raise
+    return process
+
+
+@contextmanager
+def control(folder: Path) -> Iterator[ControlHttpClient]:
+    """A conversation with the SuperLink of this folder."""
+    try:
+        address = json.loads((folder / "server.json").read_bytes())["address"]
+        certificate = (folder / "keys" / "ca.crt").read_bytes()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"no server runs in {folder}: start it with `equipoise server start {folder}`") from error
+    client = ControlHttpClient.from_server_address(address, False, certificate, [])
+    try:
+        yield client
+    except httpx.HTTPError as error:
+        raise SiteError(
+            f"the server of {folder} does not answer at {address} ({type(error).__name__}): "
+            f"start it with `equipoise server start {folder}`; {folder / 'server.log'} says more"
+        ) from error
+    finally:
+        client.close()
+
+
+def allow(folder: Path, keys: dict[str, bytes]) -> None:
+    """Make Flower's list of nodes the allow-list: let in who is on it, put out who no longer is."""
+    with control(folder) as client:
+        known = {node.public_key: node for node in client.ListNodes(ListNodesRequest()).nodes_info if not node.unregistered_at}
+        for site, key in keys.items():
+            if key not in known:
+                client.RegisterNode(RegisterNodeRequest(public_key=key, name=site))
+        for key, node in known.items():
+            if key not in keys.values():
+                client.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
+
+
+def submit(folder: Path, config: Config, out: Path) -> int:
+    """Hand a run to the SuperLink; its number there. A run folder that was begun is gone on with."""
+    keys = {site: read_public(path) for site, path in listed(folder).items()}
+    plan(config, out, keys)
+    allow(folder, keys)
+    files = {
+        "pyproject.toml": APP.format(folder=json.dumps(str(out.resolve()))).encode(),
+        "equipoise_run/__init__.py": b"",
+        "equipoise_run/apps.py": CODE.encode(),
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Flower names a pattern style that its own dependency has renamed
+        bundle, _ = build_fab_from_files(files)
+    with control(folder) as client:
+        found = client.StartRun(StartRunRequest(fab=fab_to_proto(Fab(hashlib.sha256(bundle).hexdigest(), bundle, {}))))
+    if not found.HasField("run_id"):
+        raise SiteError(f"the server did not take the run: {folder / 'server.log'} says why")
+    write_atomic(out / "flower.json", json.dumps({"run": found.run_id, "coordinator": str(folder.resolve())}).encode())
+    return int(found.run_id)
+
+
+def wait(folder: Path, out: Path, number: int, look: Callable[[], None], pause: float = 0.5) -> dict[str, Any]:
+    """Wait for a run's end, calling `look` on the way; what it came to, or a `SiteError` that says why it stopped."""
+    while True:
+        with control(folder) as client:
+            run = client.ListRuns(ListRunsRequest(run_id=number)).run_dict[number]
+        look()
+        if run.status.status == "finished":
+            break
+        time.sleep(pause)
+    lines, _ = read_journal(out / "journal.jsonl")
+    if run.status.sub_status == "completed" and (out / "result.json").exists():
+        return json.loads((out / "result.json").read_bytes())
+    stopped = [line["reason"] for line in lines if line["event"] == "stopped"]
+    reason = stopped[-1] if stopped else run.status.details or run.status.sub_status
+    raise SiteError(f"the run stopped: {reason}; submit it again with the same --out to go on")
+
+
+def standing(folder: Path) -> dict[str, Any]:
+    """Who is there and what runs."""
+    names = {read_public(path): site for site, path in listed(folder).items()}
+    with control(folder) as client:
+        nodes = client.ListNodes(ListNodesRequest()).nodes_info
+        runs = client.ListRuns(ListRunsRequest()).run_dict
+    here = {names[node.public_key]: node for node in nodes if node.public_key in names and not node.unregistered_at}
+    return {
+        "sites": {
+            site: {"status": here[site].status if site in here else "not let in", "since": _since(here.get(site))}
+            for site in names.values()
+        },
+        "runs": [
+            {"run": number, "status": run.status.status, "outcome": run.status.sub_status, "since": run.running_at}
+            for number, run in sorted(runs.items(), key=lambda item: item[1].pending_at)
+        ],
+    }
+
+
+def _since(node: Any) -> str:
+    if node is None:
+        return ""
+    return node.last_activated_at if node.status == "online" else node.last_deactivated_at
+
+
+def stop(folder: Path, number: int | None = None) -> list[int]:
+    """Stop a run, or all that have not ended; their numbers."""
+    with control(folder) as client:
+        runs = client.ListRuns(ListRunsRequest()).run_dict
+        going = [one for one, run in runs.items() if run.status.status != "finished" and number in (None, one)]
+        if number is not None and not going:
+            raise ConfigError(f"no run {number} is going on at {folder}: `equipoise status {folder}` lists them")
+        for one in going:
+            client.StopRun(StopRunRequest(run_id=one))
+    return going
+
+
+def run_number(out: Path) -> int:
+    """The number a run folder has at the SuperLink."""
+    try:
+        return int(json.loads((out / "flower.json").read_bytes())["run"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StorageError(f"{out} is not the folder of a submitted run") from error

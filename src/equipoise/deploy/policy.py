@@ -1,0 +1,129 @@
+"""A site's policy: what it lets be done and told, whatever the coordinator asks. Read from `policy.toml`; it always wins.
+
+Three rules. `methods`: a method runs here only if the files that define it are the ones that were approved. `each`: a leaf that the
+coordinator can read for this site alone leaves only if it is named. `small_cell`: nothing that is told class by class leaves
+while a class has fewer images than this (and any at all).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import tomllib
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+from torch import Tensor
+
+from equipoise.errors import ConfigError, EquipoiseError
+from equipoise.exchange import decode_upload
+from equipoise.exchange.ledger import Entry, entries
+from equipoise.methods import METHODS, Method
+from equipoise.names import nearest
+from equipoise.options import Options
+
+SMALL_CELL = 5
+
+
+class Refused(EquipoiseError):
+    """This site does not do what it was asked; the sentence names the rule and says nothing of the data."""
+
+    exit_code = 7
+
+
+class Policy(Options):
+    """What a site allows."""
+
+    small_cell: int = Field(default=SMALL_CELL, ge=0)
+    """no answer is given class by class while a class has fewer images than this, unless it has none; 0 turns the rule off"""
+    each: tuple[str, ...] = ("evaluate.own",)
+    """leaves (question.leaf) the coordinator may read for this site alone"""
+    methods: dict[str, str] = Field(default_factory=dict)
+    """approved methods: name = fingerprint of the files that define it"""
+
+    def approve(self, name: str, cls: type[Method]) -> None:
+        """Refuse a method that was not approved as it is now."""
+        if name not in self.methods:
+            raise Refused(f"policy rule 'methods': '{name}' is not approved at this site")
+        if self.methods[name] != fingerprint(cls):
+            raise Refused(f"policy rule 'methods': the files of '{name}' are not the ones this site approved")
+
+    def objections(
+        self,
+        question: str,
+        told: Iterable[Entry],
+        classes: tuple[str, ...],
+        parameters: Collection[str],
+        counts: Mapping[str, Tensor],
+        read: Collection[str],
+    ) -> Iterator[str]:
+        """The rules an answer with these tensors breaks, a sentence each.
+
+        `counts` are the images per class of each split, `read` the splits the answer is computed from, `parameters` the names of
+        the network's tensors: those are as wide as there are classes without being told class by class.
+        """
+        seen = set[str]()
+        for entry in told:
+            name = f"{question}.{entry.leaf}"
+            if entry.kind == "each" and name not in self.each and name not in seen:
+                seen.add(name)
+                yield f"policy rule 'each': this site does not tell '{name}' to be read for itself alone"
+            if not by_class(entry, len(classes), parameters):
+                continue
+            named = [split for split in counts if split in entry.tensor.split("/")]
+            for split in named or read:
+                small = ((counts[split] > 0) & (counts[split] < self.small_cell)).any()
+                if small and f"{name} {split}" not in seen:
+                    seen.add(f"{name} {split}")
+                    yield (
+                        f"policy rule 'small_cell': '{name}' is told class by class, "
+                        f"and a class has fewer than {self.small_cell} {split} images here"
+                    )
+
+    def release(self, question: str, data: bytes, **facts: Any) -> None:
+        """Refuse an answer that breaks a rule; `facts` as for `objections`."""
+        for sentence in self.objections(question, entries(decode_upload(data)[1]), **facts):
+            raise Refused(sentence)
+
+    def cells(self, counts: Tensor) -> list[int | None]:
+        """Images per class as they may be told: None for a small cell."""
+        return [None if 0 < int(n) < self.small_cell else int(n) for n in counts]
+
+
+def by_class(entry: Entry, classes: int, parameters: Collection[str]) -> bool:
+    """Whether a tensor has one value or row per class without being a part of the network, or a weight per class."""
+    last = entry.tensor.rpartition("/")[2]
+    network = bool(last) and any(name == last or name.endswith(f".{last}") for name in parameters)
+    return classes in (entry.weight or ()) or (classes in entry.shape and not network)
+
+
+def fingerprint(cls: type[Method]) -> str:
+    """sha256 over the files that define a method: its own and those of the classes it builds on."""
+    digest = hashlib.sha256()
+    files = dict.fromkeys(inspect.getfile(base) for base in cls.__mro__ if issubclass(base, Method))
+    for file in files:
+        digest.update(hashlib.sha256(Path(file).read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def read_policy(path: Path) -> Policy:
+    """The policy in a file; without the file nothing is approved, so one must be there."""
+    try:
+        table: dict[str, Any] = tomllib.loads(path.read_text())
+        return Policy.model_validate(table)
+    except FileNotFoundError:
+        raise ConfigError(f"there is no policy {path}: make one with `equipoise site init`") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path} is not a readable policy: {error}") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        guess = nearest(place, Policy.model_fields) if first["type"] == "extra_forbidden" else None
+        raise ConfigError(f"{path}: '{place}': {f'did you mean {guess!r}?' if guess else first['msg']}") from None
+
+
+def approved(names: Collection[str] = tuple(METHODS)) -> dict[str, str]:
+    """The fingerprints of methods that come with Equipoise, as they are installed here."""
+    return {name: fingerprint(METHODS[name]) for name in names}

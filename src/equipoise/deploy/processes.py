@@ -1,0 +1,118 @@
+"""Flower's programs as processes of ours: started with a home of their own, ended by their own id, never outliving us."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from equipoise.errors import SiteError
+
+PR_SET_PDEATHSIG = 1
+"""Linux: the signal a process gets when the one that started it is gone"""
+
+
+def program(name: str) -> str:
+    """A command that is installed beside this Python."""
+    return str(Path(sys.executable).parent / name)
+
+
+def environment(home: Path) -> dict[str, str]:
+    """Flower keeps its files in `home`, tells nobody that it runs, and finds its own commands."""
+    return dict(os.environ) | {
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+    }
+
+
+def start(command: Sequence[str], home: Path, log: Path | None = None) -> subprocess.Popen[bytes]:
+    """Start a program in a session of its own; on Linux it ends when we do, however we end."""
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    output = open(log, "ab") if log else None
+    try:
+        return subprocess.Popen(
+            list(command),
+            env=environment(home),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT if output else None,
+            start_new_session=True,
+            preexec_fn=_end_with_parent,
+        )
+    finally:
+        if output:
+            output.close()
+
+
+def _end_with_parent() -> None:
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def stop(*started: subprocess.Popen[bytes], patience: float = 10.0) -> None:
+    """End processes of ours and all that they have started: gently first, unless there is no patience; then what is left."""
+    families = family({process.pid for process in started})
+    for process in started:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM if patience else signal.SIGKILL)
+    end = time.monotonic() + patience
+    for process in started:
+        try:
+            process.wait(timeout=max(0.1, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    for number, birth in families.items():
+        # A number may be another's by now; the moment of birth tells.
+        if _stat(number)[19:20] == [birth]:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(number, signal.SIGKILL)
+
+
+def family(numbers: set[int]) -> dict[int, str]:
+    """The children of processes, and theirs, each with its moment of birth; none where the system does not say (Linux does)."""
+    known = {int(path.name): _stat(int(path.name)) for path in Path("/proc").glob("[0-9]*")}
+    found, grown = dict[int, str](), True
+    while grown:
+        more = {n: s[19] for n, s in known.items() if s and int(s[1]) in numbers | set(found) and n not in found}
+        found, grown = found | more, bool(more)
+    return found
+
+
+def _stat(number: int) -> list[str]:
+    """What Linux says of a process after its name: state, parent, …"""
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def free_port() -> int:
+    """A port of the loopback address nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for_port(host: str, port: int, process: subprocess.Popen[bytes], seconds: float, what: str) -> None:
+    """Wait until a process listens."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            raise SiteError(f"{what} ended at once (exit {process.returncode}): see its log")
+        with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1):
+            return
+        time.sleep(0.1)
+    raise SiteError(f"{what} does not listen on {host}:{port} after {seconds:g} s: see its log")

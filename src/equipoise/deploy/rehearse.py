@@ -1,0 +1,129 @@
+"""A federation on one machine, with nothing left out: keys, TLS, Flower's processes, one process per site. Then it is all gone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from subprocess import Popen
+from typing import Any
+
+import tomli_w
+
+from equipoise.config import Config
+from equipoise.deploy import link, processes
+from equipoise.deploy.coordinator import federated
+from equipoise.deploy.keys import new_keys
+from equipoise.deploy.policy import fingerprint
+from equipoise.running import run
+from equipoise.setup import material
+
+CLI = (sys.executable, "-m", "equipoise.cli")
+
+
+@dataclass
+class Stage:
+    """A coordinator and its sites on loopback; `sites` are running processes by name."""
+
+    folder: Path
+    port: int
+    server: Popen[bytes] | None = None
+    sites: dict[str, Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def coordinator(self) -> Path:
+        return self.folder / "coordinator"
+
+    def site(self, name: str) -> Path:
+        return self.folder / "sites" / name
+
+    def open(self) -> None:
+        """Start the coordinator's SuperLink."""
+        self.server = link.start(self.coordinator, "127.0.0.1", self.port)
+
+    def join(self, name: str, *options: str) -> None:
+        """Start a site."""
+        folder = self.site(name)
+        command = [*CLI, "site", "join", str(folder), *options]
+        self.sites[name] = processes.start(command, folder / "flower", folder / "join.log")
+
+    def close(self) -> None:
+        """End every process that was started here, and all that those have started."""
+        processes.stop(*self.sites.values(), *([self.server] if self.server else []))
+
+    def kill(self, process: Popen[bytes]) -> None:
+        """What a power cut does to one machine: the process and all it has started are gone at once."""
+        processes.stop(process, patience=0.0)
+
+
+@contextmanager
+def stage(config: Config, folder: Path, policy: dict[str, Any] | None = None) -> Iterator[Stage]:
+    """Keys and folders for every site of a config's data; whatever is started on the stage ends with it."""
+    names = sorted(holding.name for holding in material(config).holdings)
+    made = Stage(folder, processes.free_port())
+    new_keys(made.coordinator, ["127.0.0.1"], names)
+    table = config.table()
+    rules = {"small_cell": 0, "methods": {config.method_name: fingerprint(type(config.method))}, **(policy or {})}
+    for name in names:
+        home = made.site(name)
+        home.mkdir(parents=True, mode=0o700)
+        shutil.copytree(made.coordinator / "hand-out" / name, home / "keys")
+        own = {
+            "name": name,
+            "superlink": f"127.0.0.1:{made.port}",
+            "device": config.engine.device,
+            "data": table["data"] | _absolute(table["data"], config.base),
+            "partition": table["partition"],
+        }
+        (home / "site.toml").write_text(tomli_w.dumps(own))
+        (home / "policy.toml").write_text(tomli_w.dumps(rules))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def _absolute(data: dict[str, Any], base: Path) -> dict[str, str]:
+    """Paths of the data as they are found from another folder."""
+    paths = {key: data[key] for key in ("path", "images", "train", "test") if isinstance(data.get(key), str)}
+    return {key: os.path.abspath(base / text) for key, text in paths.items() if (base / text).exists()}
+
+
+def allowed(config: Config) -> list[str]:
+    """The leaves of a run that the coordinator reads site by site: what each site's policy must name."""
+    from equipoise.running import make_ledger
+    from equipoise.setup import make_host
+
+    with tempfile.TemporaryDirectory() as folder:
+        stuff = material(config)
+        ledger = make_ledger(config, make_host(config, stuff, Path(folder)), stuff)
+    return sorted({f"{row['question']}.{row['leaf']}" for row in ledger.rows() if row["kind"] == "each"})
+
+
+def rehearse(config: Config, out: Path, look: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """Run a config as a federation of real processes into `out`, and as a simulation; what both came to."""
+    config = federated(config)
+    config = config.with_engine(patience=max(120.0, config.engine.patience), kind="serial")
+    with tempfile.TemporaryDirectory(prefix="equipoise-rehearsal-") as place:
+        begin = time.perf_counter()
+        with stage(config, Path(place), {"each": allowed(config)}) as made:
+            made.open()
+            for name in sorted(path.name for path in (Path(place) / "sites").iterdir()):
+                made.join(name)
+            number = link.submit(made.coordinator, config, out)
+            found = link.wait(made.coordinator, out, number, look)
+        seconds = time.perf_counter() - begin
+        expected = run(replace(config, base=config.base), Path(place) / "simulation").state_hash
+    return {
+        **found,
+        "simulation_hash": expected,
+        "same": found["state_hash"] == expected,
+        "seconds": round(seconds, 1),
+        "sites": len(made.sites),
+    }

@@ -1,0 +1,334 @@
+"""One hospital: its folder, and the desk that answers what reaches it.
+
+    site.toml       who we are, where the coordinator is, our data
+    policy.toml     what we allow (see `policy`)
+    keys/           our key pair and the coordinator's certificate
+    journal.jsonl   everything we were asked, and what we said
+    runs/<run>/     the run's config as we accepted it, our private state and our own results; for our eyes only
+
+What leaves is an answer that the policy has let pass, or one sentence: a refusal names the rule, a failure its kind. What exactly
+failed, with the names of files or patients it may hold, is written to the journal here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import Field, ValidationError
+from torch import Tensor
+
+from equipoise import __version__
+from equipoise.config import Config, resolve
+from equipoise.data.samples import Samples
+from equipoise.deploy.policy import Policy, Refused, read_policy
+from equipoise.engine import Host
+from equipoise.engine.flower.wire import INVITATION
+from equipoise.errors import ConfigError
+from equipoise.evaluate.metrics import from_statistics
+from equipoise.evaluate.observer import scalars
+from equipoise.exchange import decode_upload
+from equipoise.names import unknown
+from equipoise.options import Options
+from equipoise.partition import Holding, PartitionOptions, divide
+from equipoise.server import Journal
+from equipoise.server.checkpoint import write_atomic
+from equipoise.setup import Material, cache_folder, fits, keep_memory, make_host
+from equipoise.site import Store
+
+RUN = re.compile(r"[0-9a-f]{16}")
+OURS = ("base", "data", "partition", "engine")
+"""sections of a config that are a site's own and never taken from the coordinator"""
+
+
+class SiteOptions(Options):
+    """What `site.toml` says."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
+    """this site's name, as the coordinator has it"""
+    superlink: str = Field(default="", pattern=r"^([A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\]):\d{1,5}$|^$")
+    """host:port of the coordinator; always reached over TLS"""
+    key: str = "keys/site"
+    """our private key; the public one beside it goes to the coordinator"""
+    certificate: str = "keys/ca.crt"
+    """the certificate the coordinator's is checked against"""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1, mps"""
+    labelled: tuple[str, ...] | None = None
+    """multi-label: the classes we label; none = all of them"""
+    data: dict[str, Any]
+    """our images and labels, as in the config of a run"""
+    partition: dict[str, Any] | None = None
+    """only in a rehearsal: the data of all sites, divided, of which we take our share"""
+
+
+def read_site(folder: Path) -> SiteOptions:
+    """The `site.toml` of a folder."""
+    path = folder / "site.toml"
+    try:
+        return SiteOptions.model_validate(tomllib.loads(path.read_text()))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no {path}: make a site's folder with `equipoise site init`") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        if first["type"] == "extra_forbidden":
+            raise ConfigError(f"{path}: {unknown('key', place, SiteOptions.model_fields)}") from None
+        hint = "write host:port without http://, the connection is always encrypted" if place == "superlink" else first["msg"]
+        raise ConfigError(f"{path}: '{place}': {hint}") from None
+
+
+class Whole(PartitionOptions):
+    """Everything is one site's: the rows that carry its name, or all of them where no row carries any."""
+
+    kind: str = "whole"
+    name: str
+
+    def sites_of(self, samples: Samples, seed: int) -> dict[str, np.ndarray]:
+        rows = np.arange(len(samples))
+        if samples.site is not None:
+            rows = rows[np.asarray(samples.site).astype(str) == self.name]
+            if not len(rows):
+                raise ConfigError(f"site.toml: no row of the data is of site '{self.name}': correct `name`, or drop data.site")
+        return {self.name: rows}
+
+
+def own_config(options: SiteOptions, folder: Path, table: Mapping[str, Any]) -> Config:
+    """A run's config with the site's own data and device in it."""
+    own: dict[str, Any] = {"data": options.data, "engine": {"device": options.device}}
+    if options.partition is not None:
+        own["partition"] = options.partition
+    return resolve({key: value for key, value in table.items() if key not in OURS} | own, folder)
+
+
+def own_material(options: SiteOptions, config: Config) -> Material:
+    """The site's data and nothing else."""
+    samples = config.data.load(cache=cache_folder(), base=config.base)
+    fits(config, samples.task)
+    if config.train.augment.normalise == "data":
+        raise ConfigError('train.augment.normalise = "data" needs all images in one place: use "imagenet", "half" or numbers')
+    rule = Whole(name=options.name) if options.partition is None else config.partition
+    held = [one for one in divide(samples, rule, config.data.split, config.train.seed) if one.name == options.name]
+    if not held:
+        raise ConfigError(f"site.toml: the partition has no site '{options.name}'")
+    holding = held[0]
+    if options.labelled is not None:
+        strange = sorted(set(options.labelled) - set(samples.classes))
+        if strange:
+            raise ConfigError(f"site.toml: 'labelled': {unknown('class', strange[0], samples.classes)}")
+        mask = np.array([name in options.labelled for name in samples.classes])
+        holding = Holding(holding.name, holding.train, holding.validation, holding.test, mask)
+    return Material(samples, (holding,))
+
+
+class Watched(dict[str, Any]):
+    """The splits of a site, remembering which were looked at."""
+
+    def __init__(self, splits: Mapping[str, Any]) -> None:
+        super().__init__(splits)
+        self.read: set[str] = set()
+
+    def __getitem__(self, split: str) -> Any:
+        self.read.add(split)
+        return super().__getitem__(split)
+
+
+class Call(Options):
+    """A question as it may be asked; anything else is refused. Versions are file names here, so they must be nothing more."""
+
+    run: str = Field(pattern=RUN.pattern)
+    ticket: int = Field(gt=0, strict=True)
+    site: str
+    round: int = Field(ge=0, strict=True)
+    question: str = Field(pattern=r"^[A-Za-z]\w*$")
+    read: str | None = Field(pattern=r"^\d+\.\d+$")
+    write: str | None = Field(pattern=r"^\d+\.\d+$")
+    keep: list[str]
+    tuned: bool
+
+
+@dataclass
+class Joined:
+    """A run this site takes part in."""
+
+    folder: Path
+    config: Config
+    stuff: Material
+    host: Host
+    splits: Watched
+
+    @cached_property
+    def counts(self) -> dict[str, Tensor]:
+        """Images per class of each split (positives, for multi-label)."""
+        wide = len(self.stuff.samples.classes)
+        labels = {split: dict.__getitem__(self.splits, split).labels for split in self.splits}
+        if self.stuff.samples.task == "single":
+            return {split: torch.bincount(y, minlength=wide) for split, y in labels.items()}
+        return {split: y.sum(0).to(torch.int64) for split, y in labels.items()}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a policy must know of this site."""
+        names = (*self.host.shared, *self.host.private)
+        return {"classes": self.stuff.samples.classes, "parameters": names, "counts": self.counts}
+
+    def keep_results(self, round: int, answer: bytes) -> None:
+        """Write down what an evaluation says of this site, whether it is told to anyone or not."""
+        upload = decode_upload(answer)[1]
+        if set(upload) != {"pooled", "own"}:
+            return
+        results: dict[str, dict[str, Any]] = {}
+        for tree in (leaf.value for leaf in upload.values() if isinstance(leaf.value, Mapping)):
+            for split, roles in tree.items():
+                results.setdefault(split, {}).update({name: scalars(from_statistics(counts)) for name, counts in roles.items()})
+        with open(self.folder / "metrics.jsonl", "a") as file:
+            file.write(json.dumps({"round": round + 1, **results}) + "\n")
+
+    def accept(self, ticket: int) -> None:
+        """Take a message with this ticket, if it is newer than all before it."""
+        path = self.folder / "ticket"
+        last = int(path.read_text()) if path.exists() else 0
+        if ticket <= last:
+            raise Refused("this message was answered before, or is older than one that was: it is not answered again")
+        write_atomic(path, str(ticket).encode())
+
+
+def take_part(options: SiteOptions, config: Config, folder: Path) -> Joined:
+    """Data, network and method of a run, ready to answer; `folder` is where the run is kept."""
+    stuff = own_material(options, config)
+    host = make_host(config, stuff, folder / "private")
+    host.store = Store(folder / "private", durable=True)
+    site = host.sites[options.name]
+    site.splits = splits = Watched(site.splits)
+    return Joined(folder, config, stuff, host, splits)
+
+
+class Desk:
+    """Answers for one site, run after run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.options = read_site(folder)
+        self.journal = Journal(folder / "journal.jsonl")
+        self._joined: Joined | None = None
+        torch.set_num_threads(1)
+        keep_memory()
+
+    @property
+    def policy(self) -> Policy:
+        """As the file is now: a change counts from the next question on."""
+        return read_policy(self.folder / "policy.toml")
+
+    def close(self) -> None:
+        self.journal.close()
+
+    def reply(self, kind: str, table: Mapping[str, Any], data: Mapping[str, bytes]) -> tuple[dict[str, Any], bytes | None]:
+        """The table and the bytes to send back; this never raises what could carry data out."""
+        echo = {key: table.get(key) for key in ("run", "ticket", "site", "round", "question")}
+        facts = {key: echo[key] for key in ("run", "round", "question")}
+        try:
+            if kind == INVITATION:
+                card = self._join(table)
+                self.journal.write("joined", run=echo["run"], method=self._run(str(echo["run"])).config.method_name)
+                return {**echo, "card": card}, None
+            answer = self._answer(kind, table, data)
+        except Refused as error:
+            why = {"why": str(error.__cause__)} if error.__cause__ else {}
+            self.journal.write("refused", **facts, reason=str(error), **why)
+            return {**echo, "refused": str(error)}, None
+        except Exception as error:
+            self.journal.write("failed", **facts, reason=f"{type(error).__name__}: {error}")
+            return {**echo, "failed": f"{type(error).__name__}; the site's journal says more"}, None
+        self.journal.write("answered", **facts, bytes=len(answer))
+        return echo, answer
+
+    # Joining -----------------------------------------------------------------------------------------------------------
+
+    def _join(self, table: Mapping[str, Any]) -> dict[str, Any]:
+        run, config = table.get("run"), table.get("config")
+        if not isinstance(run, str) or not RUN.fullmatch(run) or not isinstance(config, dict):
+            raise Refused("the invitation names no run or no config")
+        if table.get("site") != self.options.name:
+            raise Refused("the invitation is for another site")
+        if table.get("version") != __version__:
+            raise Refused(f"this site has Equipoise {__version__}, the coordinator another: install the same")
+        folder = self.folder / "runs" / run
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.chmod(folder.parent, 0o700)
+        path, text = folder / "config.json", json.dumps(config, sort_keys=True)
+        if path.exists() and path.read_text() != text:
+            raise Refused("this run was accepted with another config: start a new run for a new config")
+        try:
+            made = own_config(self.options, self.folder, config)
+        except ConfigError as error:
+            raise Refused("this site cannot work with the run's config; its journal says why") from error
+        self.policy.approve(made.method_name, type(made.method))
+        write_atomic(path, text.encode())
+        joined = self._run(run)
+        joined.accept(self._ticket(table))
+        samples = joined.stuff.samples
+        return {
+            "classes": list(samples.classes),
+            "task": samples.task,
+            "shape": list(samples.images.shape[1:]),
+            "partial": joined.stuff.holdings[0].labelled is not None,
+            "splits": {
+                split: {"images": len(dict.__getitem__(joined.splits, split)), "counts": self.policy.cells(counts)}
+                for split, counts in joined.counts.items()
+            },
+        }
+
+    @staticmethod
+    def _ticket(table: Mapping[str, Any]) -> int:
+        ticket = table.get("ticket")
+        if type(ticket) is not int:
+            raise Refused("the message has no ticket")
+        return ticket
+
+    def _run(self, run: str) -> Joined:
+        """The run of that name; its host is kept until another run asks."""
+        folder = self.folder / "runs" / run
+        if not (folder / "config.json").is_file():
+            raise Refused("this site takes part in no such run")
+        if self._joined is None or self._joined.folder != folder:
+            config = own_config(self.options, self.folder, json.loads((folder / "config.json").read_text()))
+            self._joined = take_part(self.options, config, folder)
+        return self._joined
+
+    # Answering ---------------------------------------------------------------------------------------------------------
+
+    def _answer(self, kind: str, table: Mapping[str, Any], data: Mapping[str, bytes]) -> bytes:
+        try:
+            call = Call.model_validate(dict(table))
+        except ValidationError as error:
+            place = ".".join(map(str, error.errors(include_url=False)[0]["loc"]))
+            raise Refused(f"the question is not in order: '{place[:40]}'") from None
+        if not all(re.fullmatch(r"\d+\.\d+", version) for version in call.keep):
+            raise Refused("the question is not in order: 'keep'")
+        if call.site != self.options.name:
+            raise Refused("the question is for another site")
+        if kind != f"{'query' if call.write is None else 'train'}.{call.question}" or "payload" not in data:
+            raise Refused("the question is not what its message says it is")
+        joined, policy = self._run(call.run), self.policy
+        policy.approve(joined.config.method_name, type(joined.config.method))
+        if call.round > joined.config.train.rounds:
+            raise Refused("the run has fewer rounds than that")
+        if call.question not in joined.config.method.questions():
+            raise Refused("the method knows no such question")
+        joined.accept(call.ticket)
+        joined.splits.read.clear()
+        answer = joined.host.answer(call.model_dump(), data["payload"], data.get("extra"))
+        joined.keep_results(call.round, answer)
+        policy.release(call.question, answer, **joined.facts, read=sorted(joined.splits.read))
+        return answer

@@ -1,0 +1,204 @@
+"""The coordinator's end: questions go out to Flower's nodes, answers come back in any order.
+
+A site that does not answer within the deadline is asked again as often as `retries` says and then left out of the question. One
+that was started anew while it owed an answer is asked again at once. Every message has a ticket, a number that only grows; a site
+repeats it in its answer, so that an answer to another message, another question or another run is noticed and ignored.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from flwr.app import Message, RecordDict
+
+from equipoise.engine.flower.wire import INVITATION, array, message_type, unwrap, wrap
+from equipoise.engine.question import Question
+from equipoise.errors import SiteError
+from equipoise.exchange.codec import CodecError
+
+Tell = Callable[..., None]
+"""told of what goes wrong: tell(event, site=…, reason=…), as a journal's `write`"""
+ECHOED = ("run", "ticket", "site", "round", "question")
+
+
+class Node(Protocol):
+    """What Flower knows of a node that is online."""
+
+    node_id: int
+    public_key: bytes
+    last_activated_at: str
+
+
+class Grid(Protocol):
+    """The part of Flower's grid that is used here."""
+
+    def get_nodes(self) -> Any: ...
+
+    def push_messages(self, messages: Any) -> Any: ...
+
+    def pull_messages(self, message_ids: Any) -> Any: ...
+
+
+@dataclass
+class Owed:
+    """An answer that is waited for."""
+
+    tries: int = 0
+    due: float = 0.0
+    """when to give up on the newest message"""
+    since: str = ""
+    """when the site was started, as of the newest message"""
+    sent: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """by message id: the table that went with it"""
+
+
+class Fleet:
+    """Sites behind a Flower grid. `keys` are the sites' public keys: they say which node is which site."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        run: str,
+        keys: Mapping[str, bytes],
+        tell: Tell,
+        *,
+        deadline: float,
+        retries: int,
+        poll: float = 0.1,
+    ) -> None:
+        self.grid, self.run, self.tell = grid, run, tell
+        self.deadline, self.retries, self.poll = deadline, retries, poll
+        self._sites = {key: site for site, key in keys.items()}
+        self._ticket = 0
+
+    def online(self) -> dict[str, Node]:
+        """The sites Flower can reach now."""
+        return {self._sites[node.public_key]: node for node in self.grid.get_nodes() if node.public_key in self._sites}
+
+    def invite(self, table: Mapping[str, Any], sites: Sequence[str], patience: float) -> dict[str, dict[str, Any]]:
+        """Ask sites to join a run; what each that accepts tells of itself. Sites have `patience` seconds to come online."""
+
+        def letter(site: str, ticket: int) -> tuple[dict[str, Any], RecordDict]:
+            call = {"run": self.run, "ticket": ticket, "site": site, "round": 0, "question": ""}
+            return call, wrap({**table, **call})
+
+        found = {}
+        for site, reply, _ in self._converse(sites, INVITATION, letter, 0, patience):
+            if isinstance(reply.get("card"), dict):
+                found[site] = reply["card"]
+            else:
+                self.tell("ignored", site=site, round=0, question="", reason="accepted the run without saying what it holds")
+        return found
+
+    def ask(self, question: Question, sites: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+        payload = array(question.payload)
+
+        def letter(site: str, ticket: int) -> tuple[dict[str, Any], RecordDict]:
+            call = question.call(site) | {"run": self.run, "ticket": ticket}
+            extra = {"extra": array(question.each[site])} if site in question.each else {}
+            return call, wrap(call, {"payload": payload, **extra})
+
+        for site, _, data in self._converse(sites, message_type(question), letter, question.round, self.deadline):
+            if "answer" in data:
+                yield site, data["answer"]
+            else:
+                self.tell("ignored", site=site, round=question.round, question=question.name, reason="sent no answer")
+
+    def close(self) -> None:
+        pass
+
+    # One conversation --------------------------------------------------------------------------------------------------
+
+    def _converse(
+        self,
+        sites: Sequence[str],
+        kind: str,
+        letter: Callable[[str, int], tuple[dict[str, Any], RecordDict]],
+        round: int,
+        patience: float,
+    ) -> Iterator[tuple[str, dict[str, Any], dict[str, bytes]]]:
+        """Good answers as they come. A site has `patience` seconds to come online, and from then on until the deadline."""
+        owed = {site: Owed(due=time.monotonic() + patience) for site in sites}
+        looked = float("-inf")
+        while owed:
+            if time.monotonic() - looked >= 1.0:
+                online, looked = self.online(), time.monotonic()
+                for site, debt in list(owed.items()):
+                    if site in online and (not debt.sent or online[site].last_activated_at != debt.since):
+                        self._send(site, debt, online[site], kind, letter, round)
+            for reply in list(self.grid.pull_messages([number for debt in owed.values() for number in debt.sent])):
+                answered = self._read(reply, owed, round)
+                if answered is not None:
+                    del owed[answered[0]]
+                    yield answered
+            for site, debt in list(owed.items()):
+                spent = debt.tries > self.retries
+                if time.monotonic() < debt.due and (debt.sent or not spent):
+                    continue
+                if site in online and not spent:
+                    self._send(site, debt, online[site], kind, letter, round)
+                else:
+                    if debt.sent or not spent:  # otherwise its last failure was told already
+                        what = f"no answer within {self.deadline:g} s" if debt.tries else f"not online within {patience:g} s"
+                        self.tell("silent", site=site, round=round, tries=debt.tries, reason=what)
+                    del owed[site]
+            if owed:
+                time.sleep(self.poll)
+
+    def _send(
+        self,
+        site: str,
+        debt: Owed,
+        node: Node,
+        kind: str,
+        letter: Callable[[str, int], tuple[dict[str, Any], RecordDict]],
+        round: int,
+    ) -> None:
+        if debt.tries > self.retries:
+            return  # started anew once too often: what it was sent may still be answered
+        self._ticket = max(self._ticket + 1, time.time_ns())
+        call, content = letter(site, self._ticket)
+        message = Message(content, node.node_id, kind, group_id=str(round), ttl=self.deadline + 60)
+        (number,) = self.grid.push_messages([message])
+        if number is None:
+            raise SiteError(f"Flower did not take the message for site '{site}': is it too large, or the server's disk full?")
+        debt.sent[number] = call
+        debt.tries, debt.due, debt.since = debt.tries + 1, time.monotonic() + self.deadline, node.last_activated_at
+        if debt.tries > 1:
+            self.tell("asked again", site=site, round=round, question=call["question"], tries=debt.tries)
+
+    def _read(self, reply: Message, owed: dict[str, Owed], round: int) -> tuple[str, dict[str, Any], dict[str, bytes]] | None:
+        """A good answer; of any other it is told what is wrong, and its site is asked again at the next look, if it has tries left."""
+        number = reply.metadata.reply_to_message_id
+        site = next((name for name, debt in owed.items() if number in debt.sent), None)
+        if site is None:
+            self.tell(
+                "ignored", site=None, round=round, reason="an answer to a message that was never sent, or answered already"
+            )
+            return None
+        debt = owed[site]
+        call = debt.sent.pop(number)
+        facts = {"site": site, "round": round, "question": call["question"]}
+        if reply.has_error():
+            self.tell("failed", **facts, reason=f"Flower's error {reply.error.code}")
+            return None
+        try:
+            table, data = unwrap(reply.content)
+        except CodecError as error:
+            self.tell("ignored", **facts, reason=str(error))
+            return None
+        wrong = [key for key in ECHOED if table.get(key) != call[key]]
+        if wrong:
+            self.tell("ignored", **facts, reason=f"an answer of another {wrong[0]}: replayed, stale or of another run")
+            return None
+        if "refused" in table:
+            self.tell("refused", **facts, reason=str(table["refused"])[:500])
+            del owed[site]
+            return None
+        if "failed" in table:
+            self.tell("failed", **facts, reason=str(table["failed"])[:100])
+            return None
+        return site, table, data

@@ -1,0 +1,52 @@
+"""What a message between coordinator and site holds: one JSON table, and byte strings beside it.
+
+The bytes are the safetensors messages of `exchange.codec`; Flower carries them as arrays it never looks into. Message types:
+`train.<question>` where the site will remember something, `query.<question>` where it will not, and plain `query` for an
+invitation to a run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from equipoise.engine.question import Question
+from equipoise.exchange.codec import CodecError
+
+TABLE, BYTES, FORMAT = "table", "bytes", "safetensors"
+INVITATION = "query"
+
+
+def message_type(question: Question) -> str:
+    """The Flower message type of a question."""
+    return f"{'query' if question.write is None else 'train'}.{question.name}"
+
+
+def array(data: bytes) -> Array:
+    """Bytes as Flower carries them. Messages that share one such array share its bytes on the way to Flower's server, too."""
+    return Array("uint8", (len(data),), FORMAT, bytes(data))
+
+
+def wrap(table: Mapping[str, Any], arrays: Mapping[str, Array] | None = None) -> RecordDict:
+    """The content of a message."""
+    content = RecordDict({TABLE: ConfigRecord({"json": json.dumps(table, sort_keys=True)})})
+    if arrays:
+        content[BYTES] = ArrayRecord(dict(arrays))
+    return content
+
+
+def unwrap(content: RecordDict) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """The table and the byte strings of a message; `CodecError` when it holds anything else."""
+    try:
+        if not set(content) <= {TABLE, BYTES}:
+            raise CodecError("not a message of ours (it has other records)")
+        table = json.loads(str(content.config_records[TABLE]["json"]))
+        arrays = content.array_records[BYTES] if BYTES in content else {}
+        if not isinstance(table, dict) or any(one.stype != FORMAT for one in arrays.values()):
+            raise CodecError("not a message of ours (its records are of another kind)")
+        return table, {name: one.data for name, one in arrays.items()}
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise CodecError(f"not a message of ours ({type(error).__name__})") from error

@@ -1,0 +1,25 @@
+"""The tables of the papers: recipes, the published numbers beside them, and ours next to those."""
+
+from __future__ import annotations
+
+from equipoise.reproduce.beside import reproduce, sheet, texts
+from equipoise.reproduce.cost import estimate, listing
+from equipoise.reproduce.plan import SCALES, Task, prepare
+from equipoise.reproduce.recipe import Paper, Recipe, Row, find, names, read
+
+__all__ = [
+    "SCALES",
+    "Paper",
+    "Recipe",
+    "Row",
+    "Task",
+    "estimate",
+    "find",
+    "listing",
+    "names",
+    "prepare",
+    "read",
+    "reproduce",
+    "sheet",
+    "texts",
+]

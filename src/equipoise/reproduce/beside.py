@@ -1,0 +1,139 @@
+"""Our numbers beside the paper's: run what is left to run, then one table of ours, theirs and the difference."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from equipoise.compare import Plan, compare
+from equipoise.compare.summary import results_of
+from equipoise.report.table import Figure, Row, Table, comma_separated, latex, markdown
+from equipoise.reproduce.plan import Task
+from equipoise.running import Watch
+from equipoise.server.checkpoint import write_atomic
+
+NOTE = """\
+Per cent, mean ± standard deviation over {runs}; paper: as published, with the standard deviation where there is one; Δ: ours minus
+the paper's. {source}.
+"""
+
+
+def reproduce(task: Task, out: Path, processes: int | None = None, watch: Watch | None = None) -> dict[str, Any]:
+    """Run the table into `out`, which then also holds reproduction.md, .csv, .tex and .json; what the last holds.
+
+    The other files are those of a comparison: every run's folder, and table.* with p-values between the rows.
+    """
+    compared = compare(task.plan, out, processes, watch)
+    facts = summarise(task, out) | {"failures": compared["failures"]}
+    shown = sheet(facts)
+    text = f"# {facts['table']}: {facts['title']}\n\n" + markdown(shown) + "\n"
+    text += NOTE.format(runs=_runs(task.plan), source=facts["source"])
+    text += "".join(f"\n- {remark}" for remark in facts["remarks"]) + "\n" * bool(facts["remarks"])
+    text += "".join(f"\nFailed: {one['run']}: {one['error']}\n" for one in facts["failures"])
+    for name, content in {
+        "reproduction.md": text,
+        "reproduction.csv": comma_separated(_numbers(facts)),
+        "reproduction.tex": latex(shown),
+        "reproduction.json": json.dumps(facts, indent=1) + "\n",
+    }.items():
+        write_atomic(out / name, content.encode())
+    return facts
+
+
+def summarise(task: Task, out: Path) -> dict[str, Any]:
+    """Ours, the paper's and the difference for every row and column, in per cent; plain JSON types."""
+    recipe, plan = task.paper.recipe, task.plan
+    results = results_of(plan, out)
+    found = {
+        arm.label: [results[job.name]["metrics"]["test"] for job in plan.jobs if job.arm == arm and job.name in results]
+        for arm in plan.arms
+    }
+    rows = {}
+    for label, row in recipe.rows.items():
+        if label not in found and not row.cannot:
+            continue
+        tests = found.get(label, [])
+        cells = {}
+        for name, places in recipe.columns.items():
+            ours = Figure.of([value(test, (places,) if isinstance(places, str) else places) for test in tests])
+            paper = row.reported.get(name)
+            middle, spread = paper if isinstance(paper, tuple) else (paper, None)
+            cells[name] = {
+                "ours": None if ours is None else 100 * ours.mean,
+                "ours_std": None if ours is None or ours.std is None else 100 * ours.std,
+                "paper": middle,
+                "paper_std": spread,
+                "difference": None if ours is None or middle is None else 100 * ours.mean - middle,
+            }
+        rows[label] = {"runs": len(tests), "cells": cells}
+    cannot = [f"{label} is not run: {row.cannot}" for label, row in recipe.rows.items() if row.cannot]
+    return {
+        "table": task.paper.name,
+        "title": recipe.title,
+        "source": recipe.source,
+        "scale": task.scale,
+        "runs": len(plan.jobs) // len(plan.arms),
+        "remarks": [*task.remarks, *cannot],
+        "columns": list(recipe.columns),
+        "rows": rows,
+    }
+
+
+def value(test: Mapping[str, Any], places: Sequence[str]) -> float | None:
+    """The mean of the metrics at dotted places, or None where one is lacking."""
+    found = []
+    for place in places:
+        here: Any = test
+        for key in place.split("."):
+            here = here.get(key) if isinstance(here, Mapping) else None
+        if not isinstance(here, int | float):
+            return None
+        found.append(float(here))
+    return mean(found)
+
+
+def sheet(facts: Mapping[str, Any]) -> Table:
+    """For people: three columns for every metric, then how many runs there are."""
+    heads = [head for name in facts["columns"] for head in (name, "paper", "Δ")]
+    rows = []
+    for label, row in facts["rows"].items():
+        cells = [text for name in facts["columns"] for text in texts(row["cells"][name])]
+        rows.append(Row(label, (), (*cells, f"{row['runs']}" if row["runs"] == facts["runs"] else _of(row, facts))))
+    return Table((), tuple(rows), (*heads, "runs"))
+
+
+def texts(cell: Mapping[str, float | None]) -> tuple[str, str, str]:
+    """Ours, the paper's and the difference as text."""
+    difference = cell["difference"]
+    return (
+        _figure(cell["ours"], cell["ours_std"]),
+        _figure(cell["paper"], cell["paper_std"]),
+        "–" if difference is None else f"{difference:+.1f}",
+    )
+
+
+def _of(row: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+    return f"{row['runs']} of {facts['runs']}"
+
+
+def _figure(middle: float | None, spread: float | None) -> str:
+    return "–" if middle is None else f"{middle:.1f}" + ("" if spread is None else f" ± {spread:.1f}")
+
+
+def _numbers(facts: Mapping[str, Any]) -> Table:
+    """For programs: plain numbers in per cent, every column with a name of its own."""
+    parts = ("ours", "ours_std", "paper", "paper_std", "difference")
+    heads = [f"{name} {part.replace('_', ' ')}" for name in facts["columns"] for part in parts]
+    rows = []
+    for label, row in facts["rows"].items():
+        numbers = [row["cells"][name][part] for name in facts["columns"] for part in parts]
+        rows.append(Row(label, (), (*("" if one is None else f"{one:.4f}" for one in numbers), str(row["runs"]))))
+    return Table((), tuple(rows), (*heads, "runs"))
+
+
+def _runs(plan: Plan) -> str:
+    seeds = f"{len(plan.seeds)} seed{'s' * (len(plan.seeds) > 1)}"
+    return seeds + (f" × {plan.folds} folds" if plan.folds else "")

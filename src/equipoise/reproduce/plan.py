@@ -1,0 +1,195 @@
+"""From a recipe to runs: where the data lies, at which scale, which rows, and the user's own changes last."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from equipoise.compare import Arm, Plan, make_plan, numbers
+from equipoise.compare.plan import Changes, variant
+from equipoise.config import Config, load, merged, resolve, setting
+from equipoise.data import Progress
+from equipoise.errors import ConfigError
+from equipoise.methods import find as find_method
+from equipoise.names import unknown
+from equipoise.reproduce.recipe import Paper, Recipe, flat
+
+SCALES = ("full", "small")
+
+SMALL_SIZE, SMALL_ROUNDS, SMALL_BATCH, SMALL_EVERY = 32, 20, 32, 4
+SMALL_TRAIN = {
+    "epochs": 1, "optimizer": "adam", "lr": 2e-3, "momentum": 0.0, "nesterov": False,
+    "schedule": "cosine", "final_lr": 0.0, "milestones": [],
+}  # fmt: skip
+"""what a small network that starts at random learns with in a few rounds; the papers' rates are for large pretrained ones"""
+IN_ROUNDS = ("warmup", "ramp")
+"""methods' options that count rounds"""
+KEPT = ("image_size", "channels", "split")
+"""what other data takes over from the recipe where it does not say it itself"""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A table ready to run."""
+
+    paper: Paper
+    scale: str
+    plan: Plan
+    remarks: tuple[str, ...]
+    """how it differs from the paper, in sentences"""
+
+
+def prepare(
+    paper: Paper,
+    data: Path | None,
+    *,
+    scale: str = "full",
+    seeds: Sequence[int] | None = None,
+    rows: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    from_scratch: bool = False,
+    base: Path | None = None,
+    progress: Progress | None = None,
+) -> Task:
+    """Every run of the table, checked, with the data read once.
+
+    `data` is the folder of the download (or one that holds it under its kind's name), or a TOML file with a [data] section.
+    Without `seeds` the paper's are taken; at small scale only the first, and no folds.
+    """
+    base = base or Path.cwd()
+    recipe, small = paper.recipe, scale == "small"
+    table = placed(paper, data, base)
+    arms = chosen(paper, rows)
+    remarks = [*recipe.notes]
+    if data is not None and data.suffix == ".toml":
+        remarks.append(f"The data is that of {data.name}, not of the paper's own files.")
+    if small:
+        table = shrunk(table, recipe)
+        arms = small_arms(paper, arms, table, base)
+    changes = tuple(map(setting, overrides))
+    arms = [Arm(arm.label, (*arm.changes, *fitting(changes, arm, table, base))) for arm in arms]
+    configs = [resolve(variant(table, arm), base) for arm in arms]
+    lacking = missing_weights(recipe, configs)
+    if lacking and not small and not from_scratch:
+        path, what = next(iter(lacking.items()))
+        sha = path.replace("weights", "sha256")
+        raise ConfigError(f"{paper.name} starts from {what}: give {path}=FILE {sha}=HASH, or --from-scratch to start at random")
+    if small:
+        remarks.append(small_remark(configs))
+    if lacking:
+        remarks.append(f"Random weights in place of {' and of '.join(lacking.values())}.")
+    if overrides:
+        remarks.append(f"Changed by hand: {', '.join(overrides)}.")
+    plan = make_plan(
+        table,
+        arms=arms,
+        seeds=seeds or (numbers(recipe.seeds)[:1] if small else numbers(recipe.seeds)),
+        folds=None if small else recipe.folds,
+        base=base,
+        progress=progress,
+    )
+    return Task(paper, scale, plan, tuple(remarks))
+
+
+def chosen(paper: Paper, rows: Sequence[str]) -> list[Arm]:
+    """The arms of the rows asked for, in the table's order; all without any."""
+    arms = {arm.label.lower(): arm for arm in paper.arms}
+    for label in rows:
+        blocked = next((row.cannot for name, row in paper.recipe.rows.items() if name.lower() == label.lower()), "")
+        if blocked:
+            raise ConfigError(f"--rows: '{label}' cannot be run: {blocked}")
+        if label.lower() not in arms:
+            raise ConfigError("--rows: " + unknown("row", label, [arm.label for arm in arms.values()]))
+    wanted = {label.lower() for label in rows} or set(arms)
+    return [arm for name, arm in arms.items() if name in wanted]
+
+
+# The data ---------------------------------------------------------------------------------------------------------------
+
+
+def placed(paper: Paper, data: Path | None, base: Path) -> dict[str, Any]:
+    """The recipe's table with the data where the user has it."""
+    table = copy.deepcopy(dict(paper.table))
+    if data is None:
+        home = "a folder that holds it" if len(paper.sets) == 1 else f"a folder that holds {', '.join(paper.sets)}"
+        raise ConfigError(f"{paper.name} needs {' and '.join(paper.sets)}: give --data ROOT, {home}, or a .toml with [data]")
+    if data.suffix == ".toml":
+        given = load(base / data.expanduser())
+        if "data" not in given:
+            raise ConfigError(f"--data: {data} has no section [data]")
+        own = {key: value for key, value in table["data"].items() if key in KEPT}
+        return merged({**table, "data": own}, given)
+    root = base / data.expanduser()
+    if table["data"]["kind"] == "joined":
+        for part in table["data"]["parts"]:
+            part["path"] = str(root / part["kind"])
+    else:
+        below = root / table["data"]["kind"]
+        table["data"]["path"] = str(below if below.exists() else root)
+    return table
+
+
+# The scale --------------------------------------------------------------------------------------------------------------
+
+
+def shrunk(table: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
+    """The table for a laptop: a small network on small images, few rounds, and an optimiser that suits it."""
+    data, train, evaluate = (dict(table.get(name, {})) for name in ("data", "train", "evaluate"))
+    data["image_size"] = min(data.get("image_size", SMALL_SIZE), SMALL_SIZE)
+    train |= SMALL_TRAIN
+    train["rounds"] = min(train.get("rounds", SMALL_ROUNDS), SMALL_ROUNDS)
+    train["batch_size"] = min(train.get("batch_size", SMALL_BATCH), SMALL_BATCH)
+    evaluate["every"] = min(evaluate.get("every", 1), SMALL_EVERY)
+    result = {**table, "data": data, "train": train, "evaluate": evaluate, "net": {"name": "small-cnn"}}
+    return merged(result, {name: keys for name, keys in recipe.small.items() if name != "method"})
+
+
+def small_arms(paper: Paper, arms: Sequence[Arm], table: Mapping[str, Any], base: Path) -> list[Arm]:
+    """The rows as a shrunk table needs them: what counts rounds is shortened with them."""
+    recipe = paper.recipe
+    ratio = table["train"]["rounds"] / paper.table["train"]["rounds"]
+
+    def further(arm: Arm) -> Changes:
+        method = resolve(variant(table, arm), base).method
+        counts = {key: getattr(method, key, None) for key in IN_ROUNDS}
+        rounds = {key: max(1, round(count * ratio)) for key, count in counts.items() if isinstance(count, int)}
+        shared = fitting(flat({"method": recipe.small.get("method", {})}), arm, table, base)
+        return (*flat({"method": rounds}), *shared, *flat(recipe.rows[arm.label].small))
+
+    return [Arm(arm.label, (*arm.changes, *further(arm))) for arm in arms]
+
+
+def small_remark(configs: Sequence[Config]) -> str:
+    """The sentence that says what was shrunk, as the runs have it in the end."""
+
+    def each(values: Iterable[object]) -> str:
+        return " or ".join(dict.fromkeys(map(str, values)))
+
+    return (
+        f"Small scale: {each(one.net.name for one in configs)} on images of {each(one.data.image_size for one in configs)} pixels, "
+        f"{each(one.train.rounds for one in configs)} rounds of {each(one.train.epochs for one in configs)} epoch with "
+        f"{each(one.train.optimizer for one in configs)} at {each(one.train.lr for one in configs)}. These numbers are no "
+        "reproduction of the paper's: only the order of the rows can be compared, and that with care."
+    )
+
+
+# The user's changes and weights -----------------------------------------------------------------------------------------
+
+
+def fitting(changes: Changes, arm: Arm, table: Mapping[str, Any], base: Path) -> Changes:
+    """Those changes that a row can take: keys of [method] are for methods that have them."""
+    method = find_method(arm.method or table.get("method", {}).get("name", "fedavg"), base)
+    return tuple((path, value) for path, value in changes if not path.startswith("method.") or path[7:] in method.model_fields)
+
+
+def missing_weights(recipe: Recipe, configs: Sequence[Config]) -> dict[str, str]:
+    """The pretrained weights that some row wants and nobody gave: key → what the paper started from."""
+
+    def empty(config: Config, path: str) -> bool:
+        section, key = path.split(".")
+        return getattr(getattr(config, section), key, "") is None
+
+    return {path: what for path, what in recipe.weights.items() if any(empty(config, path) for config in configs)}

@@ -1,0 +1,136 @@
+"""One file that holds a predictor: safetensors, which Equipoise reads again, or ONNX, which many other programs run.
+
+Both carry the predictor's facts, the pre-processing among them, as JSON under the key `equipoise` of their metadata. An export is
+tried before it gets its name: on random images it must answer as the model does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.errors import ConfigError, MethodError, StorageError
+from equipoise.exchange import pack
+from equipoise.exchange.codec import HEADER
+from equipoise.methods import METHODS
+from equipoise.names import unknown
+from equipoise.seeds import generator
+from equipoise.tree import flatten
+from equipoise.use.predictor import Predictor
+from equipoise.use.source import load
+
+TOLERANCE = 1e-4
+"""largest difference of a probability between a model and its export"""
+IMAGES = 4
+"""random images an export is tried on; not the number it was traced with, so that a fixed batch size is noticed"""
+TRACED = 2
+OPSET = 17
+
+Answer = Callable[[Tensor], Tensor]
+
+
+def export(model: Predictor, path: str | Path, to: str) -> float:
+    """Write the predictor to a file; the largest difference between its answers and the model's."""
+    if to not in KINDS:
+        raise ConfigError(unknown("kind of export", to, KINDS))
+    write, read = KINDS[to]
+    path = Path(path)
+    part = path.with_name(path.name + ".part")
+    data = write(model)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(data)
+        difference = parity(model, read(part))
+        if not difference < TOLERANCE:  # NaN is not less either
+            raise MethodError(f"the {to} export answers otherwise than the model, by {difference:.2g}: nothing was written")
+        os.replace(part, path)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}; choose another --out") from error
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink()
+    return difference
+
+
+@torch.no_grad()
+def parity(model: Predictor, answer: Answer) -> float:
+    """The largest difference between two predictors' probabilities of random images."""
+    see = model.facts.input
+    x = torch.randn(IMAGES, see.channels, see.image_size, see.image_size, generator=generator(0, "parity"))
+    return float((model(x) - answer(x)).abs().max())
+
+
+# safetensors -----------------------------------------------------------------------------------------------------------
+
+
+def _to_safetensors(model: Predictor) -> bytes:
+    name = model.facts.method["name"]
+    if name not in METHODS:
+        raise ConfigError(f"a file cannot bring the code of '{name}' with it: use --to onnx, or the run folder itself")
+    return pack(model.facts.model_dump(mode="json"), flatten(model.tensors))
+
+
+def _from_safetensors(path: Path) -> Answer:
+    return load(path)
+
+
+# ONNX ------------------------------------------------------------------------------------------------------------------
+
+
+def _to_onnx(model: Predictor) -> bytes:
+    onnx, _ = _onnx()
+    see, file = model.facts.input, io.BytesIO()
+    with warnings.catch_warnings():
+        # The older exporter, which follows one pass through the network: the newer one takes five to thirty times as long and
+        # needs a package more. What either gets wrong, `parity` finds.
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            model,
+            (torch.zeros(TRACED, see.channels, see.image_size, see.image_size),),
+            file,  # type: ignore[arg-type]  # a stream is as good as a path, which torch's annotation does not say
+            input_names=["images"],
+            output_names=["probabilities"],
+            dynamic_axes={"images": {0: "n"}, "probabilities": {0: "n"}},
+            opset_version=OPSET,
+            dynamo=False,
+        )
+    content = onnx.load_from_string(file.getvalue())
+    onnx.helper.set_model_props(content, {HEADER: model.facts.model_dump_json()})
+    onnx.checker.check_model(content)
+    return content.SerializeToString()
+
+
+def _from_onnx(path: Path) -> Answer:
+    _, runtime = _onnx()
+    session = runtime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+
+    def answer(x: Tensor) -> Tensor:
+        (found,) = session.run(["probabilities"], {"images": np.ascontiguousarray(x.numpy())})
+        return torch.from_numpy(found)
+
+    return answer
+
+
+def _onnx() -> tuple[Any, Any]:
+    try:
+        import onnx
+        import onnxruntime
+    except ModuleNotFoundError as error:
+        raise ConfigError("ONNX needs the packages onnx and onnxruntime: run pip install 'equipoise[export]'") from error
+    return onnx, onnxruntime
+
+
+KINDS: dict[str, tuple[Callable[[Predictor], bytes], Callable[[Path], Answer]]] = {
+    "safetensors": (_to_safetensors, _from_safetensors),
+    "onnx": (_to_onnx, _from_onnx),
+}
+"""by name: how a predictor becomes bytes, and how such a file is asked"""

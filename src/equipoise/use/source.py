@@ -1,0 +1,151 @@
+"""Where a predictor comes from: a run folder, or a file that `export` wrote."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from equipoise import __version__
+from equipoise.config import Config, read
+from equipoise.errors import ConfigError, MethodError, StorageError, WeightsError
+from equipoise.exchange import unpack
+from equipoise.exchange.codec import CodecError
+from equipoise.methods import METHODS
+from equipoise.names import unknown
+from equipoise.server import Checkpoints
+from equipoise.server.checkpoint import Header
+from equipoise.setup import SIGHT, Sight, make_sight, material
+from equipoise.site import Store
+from equipoise.tree import Tree, unflatten
+from equipoise.use.predictor import Facts, Input, Predictor
+
+
+def load(path: str | Path, site: str | None = None) -> Predictor:
+    """The predictor of the round a run selected: the global one, or a site's own. `path` is a run folder or an exported file."""
+    path = Path(path)
+    return _from_file(path, site) if path.is_file() else _from_run(path, site)
+
+
+# From a run folder -----------------------------------------------------------------------------------------------------
+
+
+def _from_run(folder: Path, site: str | None) -> Predictor:
+    if not (folder / "config.toml").is_file():
+        raise StorageError(f"{folder} is not a run folder: it has no config.toml")
+    config = read(folder / "config.toml")
+    rounds, done, sites = _history(folder)
+    server, header, number = _checkpoint(folder, config, rounds, done)
+    tree = config.method.serving(server)
+    net, mine = dict(tree["model"]), dict[str, Tree]()
+    if site is not None:
+        kept = _private(folder, site, sites, header)
+        mine = kept.get("mine", {})
+        net |= kept.get("net", {}) | kept.get("tuned", {}) | dict(config.method.personal(mine))
+    sight, data = _sight(folder, config), config.data
+    facts = Facts(
+        task=sight.task,
+        classes=sight.classes,
+        input=Input(
+            **sight.model_dump(include={"image_size", "channels", "mean", "std"}),
+            **data.model_dump(include={"resize", "crop_keep", "colour_constancy", "brightness"}),
+        ),
+        net=config.net.model_copy(update={"weights": None, "sha256": None}),
+        method=config.table()["method"],
+        site=site,
+        round=number,
+        rule=config.evaluate.select,
+        shots=sight.shots,
+        fingerprint=sight.fingerprint,
+        config=config.digest,
+        state=header.state,
+        version=__version__,
+    )
+    rest = {name: branch for name, branch in tree.items() if name != "model"}
+    model = Predictor(facts, {"net": net, "server": rest, "mine": mine}, config.base)
+    if not model.whole():
+        raise MethodError(
+            f"'{config.method_name}' leaves parts of the model at the sites, so there is no predictor without them: "
+            f"name a site ({', '.join(sites)})"
+            if site is None
+            else f"what site '{site}' keeps does not make a whole predictor with round {number}: start the run anew"
+        )
+    return model
+
+
+def _history(folder: Path) -> tuple[list[int], int, list[str]]:
+    """The selected rounds, the last round (training after the last one counts as one more), and the sites."""
+    try:
+        rounds = json.loads((folder / "result.json").read_bytes())["selected_rounds"]
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        sites = sorted({site for row in rows for site in (*row["sites"], *row.get("test", {}).get("sites", ()))})
+        return rounds, max((row["round"] for row in rows), default=0), sites
+    except FileNotFoundError as error:
+        name = Path(error.filename).name
+        raise StorageError(f"{folder} has no {name}: finish the run with `equipoise resume {folder}`") from error
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise StorageError(f"{folder} is damaged ({error}): restore it, or start the run anew") from error
+
+
+def _checkpoint(folder: Path, config: Config, rounds: list[int], done: int) -> tuple[Tree, Header, int]:
+    """The coordinator's state after the selected round (the last of several), and that round."""
+    last = config.train.rounds
+    number = rounds[-1] if rounds else last
+    if number == last < done:
+        raise StorageError(
+            f"{folder}: round {number} was selected, but its checkpoint became that of the training after the last round; "
+            'run again with evaluate.select = "last"'
+        )
+    server, header = Checkpoints(folder / "checkpoints").load(min(number, last))
+    return server, header, number
+
+
+def _private(folder: Path, site: str, sites: list[str], header: Header) -> Tree:
+    """What a site kept in that round."""
+    if site not in sites:
+        raise ConfigError(unknown("site", site, sites))
+    if not header.versions:
+        return {}  # a method whose sites keep nothing: each uses the global predictor
+    if site not in header.versions:
+        raise StorageError(f"site '{site}' was never drawn up to the selected round, so it has no predictor of its own yet")
+    if not (folder / "sites" / site).is_dir():
+        raise StorageError(f"{folder} does not hold what site '{site}' keeps: in a real federation that never leaves the site")
+    return unflatten(Store(folder / "sites").read(site, header.versions[site]))
+
+
+def _sight(folder: Path, config: Config) -> Sight:
+    """Noted by the run; of a run that did not, found out from its data."""
+    path = folder / SIGHT
+    if not path.is_file():
+        return make_sight(config, material(config))
+    try:
+        return Sight.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise StorageError(f"{path} is damaged: delete it, then `equipoise resume {folder}`") from error
+
+
+# From an exported file -------------------------------------------------------------------------------------------------
+
+
+def _from_file(path: Path, site: str | None) -> Predictor:
+    refusal = f"{path} is not a model that `equipoise export --to safetensors` wrote: export it again"
+    try:
+        header, flat = unpack(path.read_bytes())
+        facts = Facts.model_validate(header)
+        tensors = unflatten(flat)
+    except (OSError, CodecError, ValidationError, ValueError) as error:
+        raise StorageError(refusal) from error
+    if facts.method.get("name") not in METHODS:
+        # The name of a method of one's own leads to a Python file, and a model must not choose what is executed.
+        raise StorageError(f"{path} names the method '{facts.method.get('name')}', which is not one of Equipoise's own")
+    if site not in (None, facts.site):
+        raise ConfigError(f"{path} holds {facts.title}: leave --site out, or export that site's")
+    try:
+        model = Predictor(facts, {"net": {}, **tensors})
+        whole = model.whole()
+    except (WeightsError, LookupError, RuntimeError) as error:
+        raise StorageError(refusal) from error
+    if not whole:
+        raise StorageError(refusal)
+    return model

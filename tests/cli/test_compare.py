@@ -1,0 +1,104 @@
+"""The verb `compare`: a table for people, JSON for programs, its exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from equipoise.cli.progress import Race, racing
+from equipoise.compare import Failure
+
+FILE = """
+[data]
+scale = 0.004
+image_size = 16
+[partition]
+kind = "iid"
+sites = 3
+[train]
+rounds = 1
+batch_size = 8
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.toml"
+    path.write_text(FILE)
+    return path
+
+
+@pytest.mark.slow
+def test_compare_folds_for_people_and_for_programs(cli, file: Path) -> None:
+    words = ("compare", file, "--methods", "fedavg,local", "--seeds", "4", "--folds", 2, "--jobs", 1)
+    done = cli(*words)
+    assert done.code == 0, done.err
+    assert "against fedavg" in done.out and " ± " in done.out and "p images" in done.out
+    assert "4 runs, 0 of them finished before" in done.err and "local/4-1 done" in done.err
+    folder = Path("runs/tiny-compare")
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "comparison.json", "fedavg", "local", "table.csv", "table.md", "table.tex",
+    ]  # fmt: skip
+    told = cli(*words, "--json")
+    assert (told.code, told.err) == (0, "")
+    facts = json.loads(told.out)
+    assert facts == json.loads((folder / "comparison.json").read_text())
+    images = json.loads((folder / "fedavg/4-0/data.json").read_text())["images"]
+    tested = [
+        sum(site["test"]["images"] for site in json.loads((folder / f"fedavg/4-{f}/data.json").read_text())["sites"].values())
+        for f in (0, 1)
+    ]
+    assert sum(tested) == images
+
+
+def test_failed_runs_have_a_code_of_their_own(cli, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failure = Failure("none/0", "round 0: too few sites", 7)
+    monkeypatch.setattr("equipoise.compare.summary.race", lambda *given: [failure])
+    words = ("compare", file, "--seeds", "0", "--arm", "none: exchange.min_sites=9", "--out", "out")
+    done = cli(*words)
+    assert done.code == 9
+    assert "1 of 1 runs failed (none/0: round 0: too few sites); the same command" in done.err.splitlines()[-1]
+    assert "failed    none/0" in done.out
+    told = cli(*words, "--json")
+    assert told.code == 9
+    assert json.loads(told.out)["failures"][0]["exit_code"] == 7
+
+
+def test_what_is_wrong_is_said_before_any_run(cli, file: Path) -> None:
+    assert "name methods" in cli("compare", file).err
+    done = cli("compare", file, "--methods", "fedavg,fcaa")
+    assert done.code == 2 and "did you mean 'fca'" in done.err
+    assert cli("compare", file, "--methods", "fedavg", "--folds", 1).code == 2
+    assert not Path("runs").exists()
+
+
+def test_a_race_counts_rounds_of_all_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("equipoise.cli.progress.time.monotonic", lambda: now[0])
+    race = Race()
+    assert race.line("begin", {"rounds": 40, "done": 10, "runs": 4, "finished": 1}) == "4 runs, 1 of them finished before"
+    assert (race.share, race.left) == (0.25, None)
+    now[0] += 10
+    race.line("round", {"run": "a", "round": 6, "rounds": 10})  # five rounds were done by an earlier session
+    race.line("round", {"run": "b", "round": 1, "rounds": 10})
+    assert race.share == pytest.approx(17 / 40)
+    assert race.left == pytest.approx(10 / 2 * 23)
+    assert race.line("failed", {"run": "b", "rounds": 10, "error": "oh"}) == "b failed: oh  1:10 left"  # 14 rounds at 5 s
+    race.line("round", {"run": "a", "round": 11, "rounds": 10})  # a step after the last round
+    assert race.share == pytest.approx(30 / 40)
+
+
+def test_a_race_is_told_in_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    for quiet in (True, False):
+        with racing(quiet) as watch:
+            watch("data", {"text": "decoding images", "done": 0, "total": 1200})
+            watch("begin", {"rounds": 1, "done": 0, "runs": 1, "finished": 0})
+            watch("round", {"run": "a/0", "round": 1, "rounds": 1})
+            watch("done", {"run": "a/0", "rounds": 1})
+        told = capsys.readouterr()
+        assert told.out == ""
+        assert told.err.splitlines() == (
+            [] if quiet else ["decoding images (1,200)", "1 runs, 0 of them finished before", "a/0 done  0:00 left"]
+        )

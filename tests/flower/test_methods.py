@@ -1,0 +1,40 @@
+"""Every method through Flower's ClientApp and Message layer: the bits of the serial simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from equipoise.config import Config
+from equipoise.methods import METHODS
+from equipoise.running import run
+
+MakeConfig = Callable[..., Config]
+Rows = Callable[[Path], list[dict[str, Any]]]
+
+
+def tiny_for(tiny: MakeConfig, name: str) -> Config:
+    task = METHODS[name].tasks[0]
+    if task == "single":
+        return tiny(name)
+    return tiny(name, data={"kind": "phantom", "scale": 0.004, "image_size": 16, "task": "multi"}, partition={"missing": 2})
+
+
+QUICK = ("fca", "fediic", "fedsdc")
+"""private state; two questions; leaves that are read site by site"""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in METHODS])
+def test_a_method_over_flower_is_the_simulation(name: str, tiny: MakeConfig, rows: Rows, town: Any, tmp_path: Path) -> None:
+    config = tiny_for(tiny, name)
+    there = town(config)
+    found = there.go()
+    simulated = replace(config, evaluate=there.config.evaluate)
+    expected = run(simulated, tmp_path / "here")
+    assert found.state_hash == expected.state_hash
+    assert rows(there.run) == rows(tmp_path / "here")
+    assert (there.run / "ledger.json").read_bytes() == (tmp_path / "here" / "ledger.json").read_bytes()

@@ -1,0 +1,175 @@
+"""The commands: what they make, and the one sentence they refuse with."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # typer imports names that the newest click wants to drop
+    import typer
+
+    from equipoise.cli.app import app, main
+
+from equipoise.deploy.policy import approved, read_policy
+from equipoise.deploy.site import read_site
+from equipoise.testing import write_federation
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def equipoise(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as end:
+        main([str(word) for word in words])
+    text = capsys.readouterr()
+    return int(str(end.value.code)), text.out, text.err
+
+
+@pytest.fixture
+def site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A site's folder, filled in."""
+    folder = tmp_path / "hospital"
+    code, out, _ = equipoise(
+        capsys, "site", "init", folder, "--name", "north", "--superlink", "fl.example.org:8000", "--method", "fca"
+    )
+    assert code == 0 and "site.pub" in out
+    tables = write_federation(tmp_path / "data", {"north": (0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 2)})
+    data = {key: value for key, value in tables["data"].items() if key != "site"}
+    own = {"name": "north", "superlink": "fl.example.org:8000", "device": "cpu", "data": data}
+    (folder / "site.toml").write_text(tomli_w.dumps(own))
+    (folder / "keys" / "ca.crt").write_text("…")
+    return folder
+
+
+def test_init_makes_a_site_that_allows_little(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "hospital"
+    code, out, _ = equipoise(capsys, "site", "init", folder, "--name", "north", "--superlink", "a.org:1", "--json")
+    assert code == 0
+    assert {Path(text).name for text in json.loads(out)["made"]} == {"site.toml", "policy.toml", "site", "site.pub"}
+    assert read_site(folder).name == "north" and read_policy(folder / "policy.toml").small_cell == 5
+    assert read_policy(folder / "policy.toml").methods == {}
+    code, _, err = equipoise(capsys, "site", "init", folder, "--name", "north", "--superlink", "a.org:1")
+    assert code == 2 and "already" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--name", "north", "--superlink", "http://a.org:1"), "without http://"),
+        (("--name", "../x", "--superlink", "a.org:1"), "'name'"),
+        (("--name", "north", "--superlink", "a.org:1", "--method", "fac"), "did you mean 'fca'"),
+    ],
+)
+def test_init_refuses(words: tuple[str, ...], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = equipoise(capsys, "site", "init", tmp_path / "hospital", *words)
+    assert code == 2 and sentence in err
+    assert not (tmp_path / "hospital" / "site.toml").exists()
+
+
+def test_check_shows_data_and_what_a_run_would_take(site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = equipoise(capsys, "site", "check", site)
+    assert code == 0 and "c0 5, c1 5, c2 3" in out and "approved: fca" in out
+    runs = {
+        "fca": ["policy rule 'small_cell': 'evaluate.pooled'", "policy rule 'small_cell': 'evaluate.own'"],
+        "fedsdc": ["'fedsdc' is not approved", "does not tell 'train.head'", "policy rule 'small_cell': 'evaluate.pooled'"],
+        "fediic": ["policy rule 'small_cell': 'class_loss.loss'"],
+    }
+    for method, sentences in runs.items():
+        file = tmp_path / f"{method}.toml"
+        file.write_text(tomli_w.dumps({"method": {"name": method}, "train": {"rounds": 2}}))
+        code, out, _ = equipoise(capsys, "site", "check", site, file, "--json")
+        found = json.loads(out)
+        assert code == 0 and {row["leaf"] for row in found["leaves"]} >= {"delta", "pooled", "own"}
+        for sentence in sentences:
+            assert any(sentence in text for text in found["refused"]), sentence
+    assert approved(["fedsdc"])["fedsdc"] in json.dumps(
+        json.loads(equipoise(capsys, "site", "check", site, tmp_path / "fedsdc.toml", "--json")[1])
+    )
+
+
+def test_check_refuses_a_key_others_can_read(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (site / "keys" / "site").chmod(0o644)
+    code, _, err = equipoise(capsys, "site", "check", site)
+    assert code == 2 and "chmod 600" in err
+    (site / "keys" / "site").chmod(0o600)
+    (site / "keys" / "ca.crt").unlink()
+    code, _, err = equipoise(capsys, "site", "check", site)
+    assert code == 2 and "ask the coordinator" in err
+    code, _, err = equipoise(capsys, "site", "join", site)
+    assert code == 2 and "ca.crt" in err
+
+
+def test_keys_new_says_what_it_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = equipoise(capsys, "keys", "new", tmp_path / "federation", "--host", "a.org", "--site", "north", "--json")
+    assert code == 0 and len(json.loads(out)["made"]) == 8
+    code, out, _ = equipoise(capsys, "keys", "new", tmp_path / "federation", "--site", "north")
+    assert code == 0 and "already" in out
+
+
+@pytest.mark.parametrize("words", [("status",), ("stop",)])
+def test_without_a_server_it_says_how_to_start_one(
+    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    equipoise(capsys, "keys", "new", tmp_path, "--site", "north")
+    code, _, err = equipoise(capsys, *words, tmp_path)
+    assert code == 2 and "equipoise server start" in err
+    (tmp_path / "server.json").write_text(json.dumps({"address": "127.0.0.1:9"}))
+    code, _, err = equipoise(capsys, *words, tmp_path)
+    assert code == 7 and "does not answer at 127.0.0.1:9" in err
+
+
+def test_submit_refuses_what_only_a_simulation_can_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    equipoise(capsys, "keys", "new", tmp_path, "--site", "north")
+    (tmp_path / "a.toml").write_text('[train.augment]\nnormalise = "data"\n')
+    code, _, err = equipoise(capsys, "submit", tmp_path / "a.toml", "--to", tmp_path, "--out", tmp_path / "run")
+    assert code == 2 and "needs all images in one place" in err
+
+
+def test_without_flower_it_names_the_extra(tmp_path: Path) -> None:
+    """`import equipoise` and the other verbs work; these say what to install."""
+    hide = (
+        "import sys, importlib.util as u; real = u.find_spec\n"
+        "u.find_spec = lambda name, *more: None if name == 'flwr' else real(name, *more)\n"
+        "sys.modules['flwr'] = None\nimport equipoise\nfrom equipoise.cli import main\nmain(sys.argv[1:])"
+    )
+
+    def run(*words: str) -> Any:
+        return subprocess.run([sys.executable, "-c", hide, *words], capture_output=True, text=True, check=False, env=os.environ)
+
+    assert run("version").returncode == 0
+    for words in (("keys", "new", str(tmp_path)), ("status", str(tmp_path)), ("rehearse", "x.toml"), ("site", "join", ".")):
+        done = run(*words)
+        assert done.returncode == 2 and 'pip install "equipoise[flower]"' in done.stderr
+
+
+# The page ------------------------------------------------------------------------------------------------------------
+
+
+def verbs(group: typer.Typer, before: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
+    own = {(*before, one.name or one.callback.__name__) for one in group.registered_commands if one.callback}
+    for inner in group.registered_groups:
+        assert inner.typer_instance is not None
+        own |= verbs(inner.typer_instance, (*before, str(inner.name)))
+    return own
+
+
+def test_every_command_on_the_page_exists() -> None:
+    page = ROOT / "docs" / "hospitals.md"
+    lines = re.findall(r"^\$ equipoise (.+)$", page.read_text(), re.MULTILINE)
+    known = verbs(app)
+    assert len(lines) >= 8
+    for line in lines:
+        words = shlex.split(line, comments=True)
+        assert (words[0],) in known or (words[0], words[1]) in known, line
+    for verb in ("keys new", "server start", "submit", "status", "stop", "site init", "site check", "site join", "rehearse"):
+        assert any(line.startswith(verb) for line in lines), f"docs/hospitals.md does not show `equipoise {verb}`"

@@ -1,0 +1,158 @@
+"""A table from recipe to numbers: what is run, where the data is looked for, and ours beside the paper's."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from equipoise.errors import ConfigError, DataError
+from equipoise.reproduce import cost as costs
+from equipoise.reproduce import find, listing, prepare, read, reproduce
+from equipoise.reproduce.beside import value
+from equipoise.reproduce.plan import placed
+from equipoise.reproduce.recipe import names
+
+PHANTOM = """
+[data]
+kind = "phantom"
+scale = 0.004
+image_size = 16
+[partition]
+kind = "iid"
+sites = 3
+"""
+TINY = ("train.rounds=1", "train.batch_size=8", "engine.device=cpu")
+
+
+@pytest.fixture
+def phantom(tmp_path: Path) -> Path:
+    path = tmp_path / "phantom.toml"
+    path.write_text(PHANTOM)
+    return path
+
+
+@pytest.mark.slow
+def test_ours_beside_the_papers(phantom: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    rows = ["fedavg ce", "FCA"]
+    task = prepare(find("fca-table4"), phantom, scale="small", seeds=(0, 1), rows=rows, overrides=TINY, base=tmp_path)
+    assert [job.name for job in task.plan.jobs] == ["FedAvg-CE/0", "FCA/0", "FedAvg-CE/1", "FCA/1"]
+    facts = reproduce(task, out, 1)
+    assert list(facts["rows"]) == ["FedAvg CE", "FCA"] and not facts["failures"]
+    results = [json.loads((out / f"FCA/{seed}/result.json").read_text())["metrics"]["test"] for seed in (0, 1)]
+    found = [100 * one["average"]["balanced_accuracy"] for one in results]
+    cell = facts["rows"]["FCA"]["cells"]["A bACC"]
+    assert cell["ours"] == pytest.approx(sum(found) / 2)
+    assert cell["ours_std"] == pytest.approx(abs(found[0] - found[1]) / 2**0.5)
+    assert (cell["paper"], cell["paper_std"]) == (75.1, 0.4)
+    assert cell["difference"] == pytest.approx(cell["ours"] - 75.1)
+    page = (out / "reproduction.md").read_text()
+    assert (
+        "Small scale: small-cnn on images of 16 pixels, 1 rounds" in page
+        and "75.1 ± 0.4" in page
+        and f"{cell['difference']:+.1f}" in page
+    )
+    assert "not of the paper's own files" in page and facts["scale"] == "small"
+    (row,) = (row for row in csv.DictReader(io.StringIO((out / "reproduction.csv").read_text())) if row["method"] == "FCA")
+    assert float(row["A bACC ours"]) == pytest.approx(cell["ours"], abs=1e-4) and row["A bACC paper"] == "75.1000"
+    assert json.loads((out / "reproduction.json").read_text()) == facts
+    assert r"75.1 $\pm$ 0.4" in (out / "reproduction.tex").read_text() and (out / "table.md").is_file()
+
+
+def test_a_metric_may_be_a_mean_and_may_be_lacking() -> None:
+    test = {"generalisation": {"head": 0.9, "medium": 0.6, "tail": 0.3, "map": None}}
+    thirds = [f"generalisation.{name}" for name in ("head", "medium", "tail")]
+    assert value(test, thirds) == pytest.approx(0.6)
+    assert value(test, ["generalisation.map"]) is None
+    assert value(test, [*thirds, "attributes.tone.dark.balanced_accuracy"]) is None
+
+
+# What is asked for ------------------------------------------------------------------------------------------------------
+
+
+def test_rows_that_are_none_and_rows_that_cannot(phantom: Path) -> None:
+    with pytest.raises(ConfigError, match="unknown row 'FedBABBU'"):
+        prepare(find("fca-table4"), phantom, rows=["FedBABBU"])
+    with pytest.raises(ConfigError, match="cannot be run: there is no vision transformer"):
+        prepare(find("fedmas-table5"), phantom, rows=["CLIP ViT-B/32"])
+
+
+def test_pretrained_weights_are_asked_for(phantom: Path, tmp_path: Path) -> None:
+    paper = find("fedmas-table2")
+    with pytest.raises(ConfigError, match=r"ImageNet weights of ResNet-18: give net\.weights=FILE net\.sha256=HASH"):
+        prepare(paper, phantom, base=tmp_path)
+    with pytest.raises(ConfigError, match=r"MoCo-v2 .* give method\.target_weights=FILE method\.target_sha256=HASH"):
+        prepare(paper, phantom, overrides=["net.weights=a.pth"], base=tmp_path)
+    task = prepare(paper, phantom, seeds=(3,), from_scratch=True, base=tmp_path)
+    assert "Random weights in place of ImageNet weights of ResNet-18 and of MoCo-v2" in task.remarks[-1]
+    assert {job.config.method_name for job in task.plan.jobs} == {"bsm-fl", "fedmas"}
+    assert [job.fold for job in task.plan.jobs] == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3 + [4] * 3
+
+
+def test_own_values_win_and_those_of_methods_go_where_they_belong(phantom: Path, tmp_path: Path) -> None:
+    given = ["method.target=mobilenet-v2", "train.rounds=2", "data.image_size=24"]
+    task = prepare(find("fedmas-table2"), phantom, scale="small", overrides=given, base=tmp_path)
+    by_row = {job.arm.label: job.config for job in task.plan.jobs}
+    assert {config.train.rounds for config in by_row.values()} == {2}
+    assert {config.data.image_size for config in by_row.values()} == {24}
+    assert by_row["Fed-MAS"].method.model_dump()["target"] == "mobilenet-v2"
+    assert task.plan.seeds == (0,) and task.plan.folds is None
+    told = " ".join(task.remarks)  # what was run, not what would have been without the changes
+    assert "small-cnn on images of 24 pixels, 2 rounds of 1 epoch" in told and "Changed by hand: method.target=mob" in told
+    assert "Random weights in place of ImageNet weights of ResNet-18 and of MoCo-v2" in told
+
+
+def test_where_the_data_is_looked_for(tmp_path: Path) -> None:
+    paper = find("fca-table4")
+    assert placed(paper, Path("down"), tmp_path)["data"]["path"] == str(tmp_path / "down")
+    (tmp_path / "down" / "fed-isic2019").mkdir(parents=True)
+    assert placed(paper, Path("down"), tmp_path)["data"]["path"] == str(tmp_path / "down" / "fed-isic2019")
+    blood = placed(find("fedsdc-table1-niid2"), Path("down"), tmp_path)["data"]["parts"]
+    assert [part["path"] for part in blood] == [str(tmp_path / "down" / kind) for kind in ("matek19", "acevedo20", "bodzas23")]
+    with pytest.raises(ConfigError, match="needs matek19 and acevedo20 and bodzas23: give --data ROOT"):
+        placed(find("fedsdc-table1-niid2"), None, tmp_path)
+    (tmp_path / "empty.toml").write_text("[train]\nrounds = 1\n")
+    with pytest.raises(ConfigError, match=r"has no section \[data\]"):
+        placed(paper, Path("empty.toml"), tmp_path)
+    with pytest.raises(DataError, match="gone"):
+        prepare(paper, Path("gone"), scale="small", base=tmp_path)
+
+
+# The list ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_list_has_rows_data_and_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(costs, "pace", lambda net, size, channels: 1e-3 if net == "small-cnn" else 1.0)
+    found = {one["table"]: one for one in listing()}
+    assert set(found) == set(names())
+    fca = found["fca-table4"]
+    assert len(fca["rows"]) == 13 and fca["data"] == ["fed-isic2019"] and fca["seeds"] == [0, 1, 2, 3, 4]
+    assert fca["estimated_seconds"]["full"] == 13 * 5 * 80 * 18597
+    assert fca["estimated_seconds"]["small"] == pytest.approx(13 * 20 * 18597 * 1e-3)
+    assert found["fediic-table1-real"]["data"] == ["ham10000", "ph2", "derm7pt", "isic2019"]
+    assert "cannot" in found["fedmas-table5"]["rows"]["CLIP ViT-B/32"]
+    two_views = found["fediic-table2-isic"]["estimated_seconds"]["full"]
+    assert two_views == pytest.approx((1 + 4 * 2) * 200 * 17731)
+    assert [one["table"] for one in listing(["fca-table4"])] == ["fca-table4"]
+
+
+def test_pace_is_measured() -> None:
+    assert 0 < costs.pace("small-cnn", 16, 1) < 1
+
+
+def test_a_recipe_of_ones_own(tmp_path: Path, phantom: Path) -> None:
+    facts: dict[str, Any] = {
+        "title": "t", "source": "s", "images": 10, "seeds": "0", "columns": {"ACC": "generalisation.accuracy"},
+        "rows": {"A": {"method": {"name": "fedavg"}, "reported": {"ACC": 50.0}}},
+    }  # fmt: skip
+    path = tmp_path / "mine.toml"
+    path.write_text('extends = "phantom.toml"\n' + tomli_w.dumps({"train": {"rounds": 1}, "reproduce": facts}))
+    paper = read(path)
+    assert (paper.name, paper.sets, [arm.label for arm in paper.arms]) == ("mine", ("phantom",), ["A"])
+    assert paper.table["data"]["scale"] == 0.004

@@ -1,0 +1,174 @@
+"""A predictor made from a run folder answers exactly as the run's own evaluation did."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import equipoise
+from equipoise.config import Config, read
+from equipoise.errors import ConfigError, MethodError, StorageError
+from equipoise.evaluate import from_scores
+from equipoise.evaluate.scores import read_scores
+from equipoise.running import Result, run
+from equipoise.setup import material
+from equipoise.use import Predictor, load
+from equipoise.use.judge import logits
+
+CREFF = {"features": 4, "match_steps": 2, "head_epochs": 2, "draws": 1}
+GLOBAL: dict[str, dict[str, Any]] = {"fedavg": {}, "fca": {}, "fedsdc": {}, "creff": CREFF, "ldam-fl": {}}
+OWN = (*GLOBAL, "prr-imb", "local", "fedrep")
+
+
+def own_metrics(model: Predictor, folder: Path, site: str) -> dict[str, Any]:
+    """What the predictor reaches on a site's test images."""
+    stuff = material(read(folder / "config.toml"))
+    (rows,) = (holding.test for holding in stuff.holdings if holding.name == site)
+    labels = torch.from_numpy(stuff.samples.labels[rows])
+    found = logits(model, stuff.samples.images, rows)
+    return from_scores(found, labels, task=stuff.samples.task, shots=torch.tensor(model.facts.shots))
+
+
+@pytest.mark.parametrize("method", GLOBAL)
+def test_the_global_predictor_gives_the_scores_of_the_run(method: str, finished: Callable[..., Result]) -> None:
+    done = finished(method, GLOBAL[method])
+    model, kept = load(done.folder), read_scores(done.folder / "scores", done.rounds)
+    samples = material(read(done.folder / "config.toml")).samples
+    place = {name: i for i, name in enumerate(samples.ids.tolist())}
+    rows = np.array([place[name] for name in kept.ids.tolist()])
+    torch.testing.assert_close(logits(model, samples.images, rows), kept.logits[0], rtol=1e-4, atol=1e-5)
+    assert model.facts.classes == done.classes and model.facts.site is None and model.facts.round == 2
+
+
+@pytest.mark.parametrize("method", OWN)
+def test_a_sites_own_predictor_reaches_what_the_run_says(method: str, finished: Callable[..., Result]) -> None:
+    done = finished(method, GLOBAL.get(method))
+    for site, expected in done.metrics["test"]["sites"].items():
+        found = own_metrics(load(done.folder, site), done.folder, site)
+        for key in ("accuracy", "balanced_accuracy", "macro_auc", "recall"):
+            assert found[key] == pytest.approx(expected[key], abs=1e-9)
+
+
+@pytest.mark.parametrize("method", ["prr-imb", "local", "fedrep"])
+def test_a_method_whose_parts_stay_at_the_sites_asks_for_one(method: str, finished: Callable[..., Result]) -> None:
+    with pytest.raises(MethodError, match=r"leaves parts of the model at the sites.*name a site \(site-00, site-01, site-02\)"):
+        load(finished(method).folder)
+
+
+def test_local_batch_norm_asks_for_a_site(finished: Callable[..., Result]) -> None:
+    done = finished("fedavg", net={"batch_norm": "local"})
+    with pytest.raises(MethodError, match="name a site"):
+        load(done.folder)
+    expected = done.metrics["test"]["sites"]["site-01"]["accuracy"]
+    assert own_metrics(load(done.folder, "site-01"), done.folder, "site-01")["accuracy"] == expected
+
+
+# Which round ------------------------------------------------------------------------------------------------------------
+
+STILL = {"rounds": 5, "lr": 0.0}
+"""nothing moves, so the first round is as good as any and is the one selected"""
+
+
+def test_private_versions_of_the_selected_round_are_kept(finished: Callable[..., Result]) -> None:
+    done = finished("fca", evaluate={"select": "best_validation"}, train=STILL)
+    assert done.rounds == [1]
+    model = load(done.folder, "site-02")
+    assert model.facts.round == 1
+    kept = sorted(path.stem for path in (done.folder / "sites" / "site-02").glob("*.safetensors"))
+    assert {"0.0", "4.0"} <= set(kept) and "1.0" not in kept
+
+
+def test_they_are_kept_after_a_crash_too(tiny: Callable[..., Config], tmp_path: Path) -> None:
+    config = tiny("fca", evaluate={"select": "best_validation"}, train=STILL)
+
+    def stop(event: str, facts: dict[str, Any]) -> None:
+        if event == "round" and facts["round"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(config, tmp_path, watch=stop)
+    assert run(config, tmp_path).rounds == [1]
+    assert load(tmp_path, "site-00").facts.round == 1
+
+
+def test_without_the_rule_old_versions_go(finished: Callable[..., Result]) -> None:
+    done = finished("fca", train=STILL)
+    kept = sorted(path.stem for path in (done.folder / "sites" / "site-02").glob("*.safetensors"))
+    assert done.rounds == [5] and "4.0" in kept and "0.0" not in kept
+
+
+def test_of_several_rounds_the_last_is_used_and_said(finished: Callable[..., Result]) -> None:
+    done = finished("fedavg", evaluate={"select": "mean_last_5"})
+    assert load(done.folder).facts.title == (
+        "the global predictor of fedavg after round 2, the last of the rounds whose mean is reported"
+    )
+
+
+def test_training_after_the_last_round_is_what_is_used(finished: Callable[..., Result]) -> None:
+    done = finished("fedavg", {"crt": 1})
+    assert done.rounds == [3]
+    model = load(done.folder)
+    assert model.facts.round == 3
+    assert torch.equal(model.server["model"]["head.fed.bias"], done.server["model"]["head.fed.bias"])
+
+
+def test_a_round_whose_checkpoint_was_replaced_is_refused(finished: Callable[..., Result], tmp_path: Path) -> None:
+    done = finished("fedavg", {"crt": 1})
+    copy = Path(shutil.copytree(done.folder, tmp_path / "copy"))
+    result = json.loads((copy / "result.json").read_text())
+    (copy / "result.json").write_text(json.dumps(result | {"selected_rounds": [2]}))
+    with pytest.raises(StorageError, match="round 2 was selected, but its checkpoint became"):
+        load(copy)
+
+
+# What the run noted -----------------------------------------------------------------------------------------------------
+
+
+def test_the_data_need_not_be_there(finished: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = finished("fedavg", train={"augment": {"normalise": "data"}})
+    expected = load(done.folder).facts
+    copy = Path(shutil.copytree(done.folder, tmp_path / "copy"))
+    (copy / "model.json").unlink()
+    assert load(copy).facts == expected  # found out anew from the data
+    monkeypatch.setattr("equipoise.use.source.material", lambda config: pytest.fail("the data was read"))
+    assert load(done.folder).facts == expected
+    (copy / "model.json").write_text("{}")
+    with pytest.raises(StorageError, match=r"model\.json is damaged"):
+        load(copy)
+
+
+def test_it_is_part_of_the_public_surface(finished: Callable[..., Result]) -> None:
+    assert equipoise.load(finished().folder).facts.task == "single"
+
+
+def test_what_cannot_be_loaded_is_told(finished: Callable[..., Result], tmp_path: Path) -> None:
+    done = finished("fca")
+    with pytest.raises(ConfigError, match="unknown site 'site-0': did you mean 'site-0"):
+        load(done.folder, "site-0")
+    with pytest.raises(StorageError, match="is not a run folder"):
+        load(tmp_path)
+    copy = Path(shutil.copytree(done.folder, tmp_path / "copy"))
+    shutil.rmtree(copy / "sites")
+    assert load(copy).facts.site is None
+    with pytest.raises(StorageError, match="does not hold what site 'site-01' keeps"):
+        load(copy, "site-01")
+    (copy / "result.json").unlink()
+    with pytest.raises(StorageError, match=r"has no result\.json: finish the run"):
+        load(copy)
+
+
+def test_a_site_that_never_took_part_has_nothing_of_its_own(finished: Callable[..., Result], tmp_path: Path) -> None:
+    done = finished("fca", train={"rounds": 1, "participation": 0.4})
+    rows = [json.loads(line) for line in (done.folder / "metrics.jsonl").read_text().splitlines()]
+    (drawn,) = rows[0]["sites"]
+    assert load(done.folder, drawn).facts.site == drawn
+    (other, *_) = (site for site in done.metrics["test"]["sites"] if site != drawn)
+    with pytest.raises(StorageError, match=f"site '{other}' was never drawn"):
+        load(done.folder, other)
