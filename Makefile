@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test quick lint types format bench setup setup-dev clean
+.PHONY: demo test test-hospitals quick lint types format bench setup setup-dev clean
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -23,8 +23,11 @@ setup-dev: $(VENV)/.dev
 demo: $(VENV)/.core  ## train four methods on generated images and write a report page
 	$(BIN)/equipoise demo
 
-test: $(VENV)/.dev lint  ## every check and every test
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+test: $(VENV)/.dev lint  ## every check, and every test but those of test-hospitals
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not hospitals"
+
+test-hospitals: $(VENV)/.dev  ## real Flower processes on this machine, with TLS and keys: some minutes, mostly waiting
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m hospitals
 
 quick: $(VENV)/.dev  ## the tests that take seconds
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow"

@@ -29,7 +29,7 @@ from equipoise.server import Checkpoints
 from equipoise.server.journal import read as read_journal
 from equipoise.testing import raw
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.hospitals]
 MakeConfig = Callable[..., Config]
 Rows = Callable[[Path], list[dict[str, Any]]]
 PATIENT: dict[str, Any] = {"deadline": 120.0, "patience": 240.0}
