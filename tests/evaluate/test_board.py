@@ -46,7 +46,6 @@ def test_without_the_package_the_fix_is_told(
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_events_are_those_of_the_rounds(tiny: Callable[..., Config], tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     def stop(event: str, facts: dict[str, Any]) -> None:

@@ -9,9 +9,6 @@ from typing import Any
 
 import pytest
 import tomli_w
-
-pytest.importorskip("flwr")
-
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents

@@ -78,7 +78,8 @@ def test_a_decision_is_the_likeliest_class_or_all_that_are_likely(model: Predict
 
 def dicom(pixels: np.ndarray) -> bytes:
     """A grey image of 8 bits as a DICOM file."""
-    pydicom = pytest.importorskip("pydicom")
+    import pydicom
+
     meta = pydicom.dataset.FileMetaDataset()
     meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
     meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID = pydicom.uid.SecondaryCaptureImageStorage, "1.2.3"

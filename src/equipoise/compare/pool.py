@@ -123,20 +123,7 @@ class _Runner:
 
     def _end(self) -> int | None:
         process, self._process = self._process, None
-        if process is None:
-            return None
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            process.stdin.close()
-        except OSError:
-            pass
-        try:
-            code = process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            code = process.wait()
-        process.stdout.close()
-        return code
+        return None if process is None else frames.end(process)
 
 
 def _died(code: int | None) -> str:

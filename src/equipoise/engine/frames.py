@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import subprocess
 from typing import IO
 
 
@@ -29,3 +30,19 @@ def _exactly(pipe: IO[bytes], size: int) -> bytearray:
             raise EOFError("the other end of the pipe is gone")
         done += count
     return data
+
+
+def end(process: subprocess.Popen[bytes]) -> int:
+    """End a process that speaks in frames: gently, by closing its input, then by force. Its exit code."""
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        process.stdin.close()
+    except OSError:
+        pass
+    try:
+        code = process.wait(timeout=5)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        code = process.wait()
+    process.stdout.close()
+    return code

@@ -79,20 +79,7 @@ class Worker:
     def stop(self) -> int | None:
         """End the process by its own id, gently first."""
         process, self._process = self._process, None
-        if process is None:
-            return None
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            process.stdin.close()
-        except OSError:
-            pass
-        try:
-            code = process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            code = process.wait()
-        process.stdout.close()
-        return code
+        return None if process is None else frames.end(process)
 
 
 def widen(pipe: IO[bytes]) -> None:
