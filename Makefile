@@ -27,7 +27,7 @@ test: $(VENV)/.dev lint  ## every check, and every test but those of test-hospit
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not hospitals"
 
 test-hospitals: $(VENV)/.dev  ## real Flower processes on this machine, with TLS and keys: some minutes, mostly waiting
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m hospitals
+	$(BIN)/python -m pytest -n 0 -m hospitals
 
 quick: $(VENV)/.dev  ## the tests that take seconds
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,9 @@ import pytest
 import torch
 
 from equipoise.config import Config, resolve
+from equipoise.engine import frames
+
+NURSERY, USUAL = Path(__file__).with_name("nursery.py"), frames.command
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -28,6 +34,35 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         del os.environ["EQUIPOISE_CACHE"]
     else:
         os.environ["EQUIPOISE_CACHE"] = before
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _nursery(_cache: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Engines start their workers through a process that forks them (see `nursery.py`); it is there from the first worker on."""
+    address = str(tmp_path_factory.mktemp("nursery") / "door")
+    begun: list[subprocess.Popen[bytes]] = []
+    lock = threading.Lock()
+
+    def command(module: str) -> list[str]:
+        with lock:
+            if not begun:
+                begun.append(frames.begin([sys.executable, str(NURSERY), "nursery", address]))
+                assert begun[0].stdout is not None
+                begun[0].stdout.readline()
+        return [sys.executable, "-S", "-E", str(NURSERY), "worker", address, module]
+
+    frames.command = command
+    yield
+    frames.command = USUAL
+    for process in begun:
+        frames.end(process)
+
+
+@pytest.fixture(autouse=True)
+def _real_workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But not in tests that are about processes."""
+    if request.node.get_closest_marker("real_workers"):
+        monkeypatch.setattr(frames, "command", USUAL)
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ import tomli_w
 import torch
 
 from equipoise.config import Config, read, resolve
-from equipoise.engine import Engine, Host, Pool, Serial, probe
+from equipoise.engine import Engine, Host, Pool, Serial, frames, probe
 from equipoise.errors import StorageError
 from equipoise.evaluate import Board, Evaluation
 from equipoise.exchange import Ledger
@@ -178,7 +178,7 @@ def make_engine(config: Config, host: Host, stuff: Material, folder: Path) -> En
     if config.engine.kind == "serial":
         return Serial(host)
     setup = json.dumps({"config": config.table(), "private": str(folder / "sites")}).encode()
-    return Pool([sys.executable, "-m", "equipoise.worker"], setup, config.engine.workers, stuff.sizes)
+    return Pool(frames.command("equipoise.worker"), setup, config.engine.workers, stuff.sizes)
 
 
 def claim(folder: Path, config: Config) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from equipoise.methods import METHODS
-from equipoise.testing import method_checks
+from equipoise.testing import Bench, method_checks
 
 SLOW = {"pool"}
 """starts worker processes"""
@@ -41,6 +41,14 @@ def cases() -> Iterator[object]:
 @pytest.mark.parametrize("check", list(cases()))
 def test_method(check: Callable[[], None]) -> None:
     check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_four_workers_give_what_one_process_gives(method: str) -> None:
+    """More workers than sites, for that matter."""
+    bench = Bench(method, OPTIONS.get(method))
+    assert bench.ordinary.difference(bench.run(bench.config().with_engine(kind="pool", workers=4))) is None
 
 
 BOTH = [name for name, cls in METHODS.items() if {"single", "multi"} <= set(cls.tasks)]

@@ -6,7 +6,6 @@ import json
 import os
 import queue
 import subprocess
-import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,13 +98,7 @@ class _Runner:
     def _run(self, job: Job, told: queue.SimpleQueue[tuple[Job, dict[str, Any]]]) -> None:
         process = self._process
         if process is None:
-            process = self._process = subprocess.Popen(
-                [sys.executable, "-m", "equipoise.compare.worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
-                start_new_session=True,  # Ctrl-C is for us; the worker ends when its input does
-            )
+            process = self._process = frames.begin(frames.command("equipoise.compare.worker"))
         if self._halted:
             raise EOFError
         assert process.stdin is not None and process.stdout is not None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import subprocess
+import sys
+from collections.abc import Sequence
 from typing import IO
 
 
@@ -30,6 +33,17 @@ def _exactly(pipe: IO[bytes], size: int) -> bytearray:
             raise EOFError("the other end of the pipe is gone")
         done += count
     return data
+
+
+def command(module: str) -> list[str]:
+    """What starts a module of ours as a process."""
+    return [sys.executable, "-m", module]
+
+
+def begin(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start a process that speaks in frames, on one core; Ctrl-C is for us: it ends when its input does."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True)
 
 
 def end(process: subprocess.Popen[bytes]) -> int:

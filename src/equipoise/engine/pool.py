@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import os
 import queue
 import subprocess
 import threading
@@ -36,10 +35,7 @@ class Worker:
 
     def start(self) -> None:
         """Start the process; it builds its host while we go on."""
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(
-            self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
-        )
+        self._process = frames.begin(self.command)
         self._payload = None
         assert self._process.stdin is not None
         assert self._process.stdout is not None

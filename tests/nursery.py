@@ -1,0 +1,105 @@
+"""Worker processes in no time: one process imports torch once, and workers are forked from it.
+
+A worker of the pool takes seconds to import what it needs, and the suite starts hundreds. `tests/conftest.py` lets the engines
+start `python nursery.py worker SOCKET MODULE` instead of `python -m MODULE`: a process that does nothing but hand its pipes to a
+fork of the nursery, where the same module runs, and wait for it. Tests that are about processes use real ones
+(`@pytest.mark.real_workers`).
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import select
+import signal
+import socket
+import sys
+
+BOX = 2**20
+
+
+def worker(address: str, module: str) -> int:
+    """Be a worker: send our pipes, folder and environment to the nursery, and end as the fork ends."""
+    with socket.socket(socket.AF_UNIX) as line:
+        line.connect(address)
+        letter = json.dumps({"module": module, "folder": os.getcwd(), "environment": dict(os.environ)}).encode()
+        line.sendmsg([letter], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))])
+        line.shutdown(socket.SHUT_WR)
+        for pipe in (0, 1):  # held by the fork alone from here on, so that each end sees when the other is gone
+            os.close(pipe)
+        code = int(line.recv(16) or b"1")
+    if code < 0:
+        os.kill(os.getpid(), -code)
+    return code
+
+
+def nursery(address: str) -> None:
+    """Fork a worker for everyone who asks, until our input ends."""
+    import equipoise.compare.worker
+    import equipoise.worker  # noqa: F401
+
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(address)
+        door.listen()
+        print("ready", flush=True)
+        while True:
+            ready, _, _ = select.select([door, 0], [], [])
+            if 0 in ready:
+                return
+            line, _ = door.accept()
+            if os.fork() == 0:
+                door.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                _attend(line)
+            line.close()
+
+
+def _attend(line: socket.socket) -> None:
+    """Fork once more; the child is the worker, and we tell how it ended."""
+    letter, rights, _, _ = line.recvmsg(BOX, socket.CMSG_SPACE(3 * 4))
+    while more := line.recv(BOX):
+        letter += more
+    pipes = array.array("i")
+    pipes.frombytes(rights[0][2][: 3 * pipes.itemsize])
+    child = os.fork()
+    if child == 0:
+        _live(json.loads(letter), list(pipes))
+    for pipe in pipes:
+        os.close(pipe)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    line.sendall(str(status).encode())
+    os._exit(0)
+
+
+def _live(letter: dict[str, object], pipes: list[int]) -> None:
+    import runpy
+
+    code = 1
+    try:
+        os.setsid()
+        for number, pipe in enumerate(pipes):
+            os.dup2(pipe, number)
+            os.close(pipe)
+        os.environ.clear()
+        os.environ.update(letter["environment"])  # type: ignore[arg-type, call-overload]
+        os.chdir(str(letter["folder"]))
+        module = str(letter["module"])
+        sys.modules.pop(module, None)
+        runpy.run_module(module, run_name="__main__")
+        code = 0
+    except SystemExit as end:
+        code = int(end.code or 0)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "worker":
+        sys.exit(worker(sys.argv[2], sys.argv[3]))
+    nursery(sys.argv[2])
