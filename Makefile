@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-hospitals quick lint types format bench setup setup-dev clean
+.PHONY: demo test test-hospitals browser quick docs lint types format bench setup setup-dev clean
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -14,7 +14,7 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.core
-	$(PIP) -e ".[dev,flower,medical,export,tensorboard]"
+	$(PIP) -e ".[dev,flower,medical,export,tensorboard,docs]"
 	@touch $@
 
 setup: $(VENV)/.core  ## install the package into .venv
@@ -23,13 +23,19 @@ setup-dev: $(VENV)/.dev
 demo: $(VENV)/.core  ## train four methods on generated images and write a report page
 	$(BIN)/equipoise demo
 
-test: $(VENV)/.dev lint  ## every check, and every test but those of test-hospitals
+browser:  ## Chromium, for the tests of the report pages: installed where it is missing and we may
+	@command -v chromium || command -v chromium-browser || command -v google-chrome || command -v google-chrome-stable || \
+	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "Installing Chromium for the tests of the report pages …" \
+	    && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; } || \
+	  echo "no Chromium here: the tests that open the report pages are skipped, and say so"
+
+test: $(VENV)/.dev lint browser  ## every check, and every test but those of test-hospitals
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not hospitals"
 
 test-hospitals: $(VENV)/.dev  ## real Flower processes on this machine, with TLS and keys: some minutes, mostly waiting
 	$(BIN)/python -m pytest -n 0 -m hospitals
 
-quick: $(VENV)/.dev  ## the tests that take seconds
+quick: $(VENV)/.dev browser  ## the tests that take seconds
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow"
 
 lint: $(VENV)/.dev
@@ -44,8 +50,11 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format src tests benchmarks docs
 	$(BIN)/python docs/generate.py
 
+docs: $(VENV)/.dev  ## the documentation as a site, into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 bench: $(VENV)/.dev  ## speed, as ratios to a bare PyTorch loop
 	$(BIN)/python benchmarks/engine.py
 
 clean:
-	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) runs site .pytest_cache .mypy_cache .ruff_cache

@@ -11,19 +11,24 @@ from __future__ import annotations
 
 import argparse
 import ast
+import importlib
+import inspect
 import json
 import re
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import click
+import typer.main
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from equipoise import data, partition
+from equipoise.cli.app import app
 from equipoise.cli.catalogue import describe, describe_sets
 from equipoise.config import DEFAULTS
 from equipoise.data.sets import SetData
@@ -35,7 +40,7 @@ from equipoise.losses.objectives import OBJECTIVES
 from equipoise.methods import METHODS, Method
 from equipoise.nets import NETS, NetOptions
 from equipoise.nets.weights import KNOWN
-from equipoise.site import TrainOptions
+from equipoise.site import Loc, TrainOptions
 from equipoise.site.views import VIEWS
 
 DOCS = Path(__file__).resolve().parent
@@ -165,9 +170,9 @@ def exit_codes() -> str:
 
 def overview() -> str:
     rows = []
-    for name, address in zip(METHODS, anchors(METHODS), strict=True):
+    for name in METHODS:
         facts = describe(name)
-        rows.append((f"[`{name}`](#{address})", sentence(facts["about"]), facts["paper"], words(facts["tasks"])))
+        rows.append((f"[`{name}`](#{address(name)})", sentence(facts["about"]), facts["paper"], words(facts["tasks"])))
     return table(("name", "in a sentence", "from", "labels per image"), rows)
 
 
@@ -175,15 +180,15 @@ def costs() -> str:
     """What each method needs, sends and costs, from the figures that `benchmarks/methods.py --write` left."""
     found = json.loads((DOCS / "results" / "costs.json").read_text())
     rows = []
-    for name, address in zip(METHODS, anchors(METHODS), strict=True):
+    for name in METHODS:
         if name not in found:
-            rows.append((f"[`{name}`](#{address})", "not measured yet", *[""] * 6))
+            rows.append((f"[`{name}`](#{address(name)})", "not measured yet", *[""] * 6))
             continue
         cost = found[name]
         time = f"{cost['time']:.2f}" + (f" ({cost['without']:.2f} without its measuring pass)" if "without" in cost else "")
         rows.append(
             (
-                f"[`{name}`](#{address})",
+                f"[`{name}`](#{address(name)})",
                 code(cost["statistics"]),
                 "yes" if cost["private"] else "",
                 str(cost["views"]),
@@ -211,11 +216,9 @@ def words(tasks: Iterable[str]) -> str:
     return " or ".join({"single": "one", "multi": "several"}[task] for task in tasks)
 
 
-def anchors(headings: Iterable[str]) -> list[str]:
-    """The addresses of headings within their page; one that occurs again gets a number."""
-    plain_names = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
-    before = [plain_names[:i].count(name) for i, name in enumerate(plain_names)]
-    return [f"{name}-{count}" if count else name for name, count in zip(plain_names, before, strict=True)]
+def address(heading: str) -> str:
+    """Where a heading is found within its page."""
+    return re.sub(r"[^\w\- ]", "", heading.lower().replace("+", "-plus")).replace(" ", "-")
 
 
 def methods() -> str:
@@ -241,7 +244,8 @@ def method(name: str, cls: type[Method], told_at: str | None) -> str:
         ("questions to a site", code(cls.questions())),
         ("is FedAvg with", _neutral(cls.neutral)),
     ]
-    parts = [f"### {name}", sentence(facts["about"]) + ".", table(("", ""), (row for row in told if row[1]))]
+    mark = [f'<a id="{address(name)}"></a>'] if "+" in name else []  # renderers differ in what they make of a plus
+    parts = [*mark, f"### {name}", sentence(facts["about"]) + ".", table(("", ""), (row for row in told if row[1]))]
     if cls.model_fields:
         parts.append(table(KEYS, options(cls)))
     if facts["presets"]:
@@ -250,7 +254,7 @@ def method(name: str, cls: type[Method], told_at: str | None) -> str:
         parts.append(f"Source, equations and choices: under `{told_at}`.")
     else:
         parts.append(
-            f"<details><summary>Source, equations and choices</summary>\n\n```text\n{facts['text']}\n```\n\n</details>"
+            f"<details markdown='1'><summary>Source, equations and choices</summary>\n\n```text\n{facts['text']}\n```\n\n</details>"
         )
     return "\n\n".join(parts)
 
@@ -351,6 +355,141 @@ def result_tables() -> dict[str, str]:
     raise SystemExit("benchmarks/tables.py has no TABLES: name the tables in docs/generate.py anew")
 
 
+def measured(column: str, multi: bool = False) -> str:
+    """One column of every table that has been made, side by side; `multi`: all columns of those with several labels per image."""
+    found: dict[str, dict[str, dict[str, str]]] = {}
+    for name in result_tables():
+        path = DOCS / "results" / f"{name}.md"
+        cells = first_table(path.read_text()) if path.exists() else {}
+        if cells and ("S bACC" not in next(iter(cells.values()))) == multi:
+            found[name] = cells
+    # a table whose every figure stands in another says nothing more
+    found = {n: t for n, t in found.items() if not any(m != n and t.items() <= other.items() for m, other in found.items())}
+    if not found:
+        return "Not measured yet."
+    labels = dict.fromkeys(label for cells in found.values() for label in cells)
+    if multi:
+        columns = [(name, key) for name, cells in found.items() for key in next(iter(cells.values()))]
+        heads = [f"{key} of [{name}](results/{name}.md)" if len(found) > 1 else key for name, key in columns]
+    else:
+        columns = [(name, column) for name in found]
+        heads = [f"[{name}](results/{name}.md)" for name in found]
+    rows = ((label, *(found[name].get(label, {}).get(key, "") for name, key in columns)) for label in labels)
+    text = table(("method", *heads), rows)
+    return text + (f"\n\nThe whole table: [{min(found)}](results/{min(found)}.md)." if multi and len(found) == 1 else "")
+
+
+def first_table(text: str) -> dict[str, dict[str, str]]:
+    """The first table of a page: label → column → cell."""
+    lines = [line for line in text.partition("\n\nRecall per class")[0].splitlines() if line.startswith("|")]
+    heads, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {row[0]: dict(zip(heads[1:], row[1:], strict=True)) for row in rows}
+
+
+# Command line -----------------------------------------------------------------------------------------------------------
+
+
+def verbs() -> str:
+    """Every verb with its help, arguments and options, as the command itself knows them."""
+    found = list(walk(typer.main.get_command(app), ()))
+    listed = ", ".join(f"[`{' '.join(path)}`](#{address(' '.join(path))})" for path, _ in found)
+    return "\n\n".join([listed + ".", *(verb(path, command) for path, command in found)])
+
+
+def walk(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """The verbs of a group and of the groups in it."""
+    for name, inner in sorted(command.commands.items()) if isinstance(command, click.Group) else ():
+        if isinstance(inner, click.Group):
+            yield from walk(inner, (*path, name))
+        elif not inner.hidden:
+            yield (*path, name), inner
+
+
+def verb(path: tuple[str, ...], command: click.Command) -> str:
+    """One verb: usage, help, and a row for every argument and option."""
+    about = [sentence(part) + "." for part in (command.help or "").split("\n\n")]
+    arguments = [p for p in command.params if isinstance(p, click.Argument)]
+    flags = [p for p in command.params if isinstance(p, click.Option)]
+    usage = " ".join(["equipoise", *path, *(p.make_metavar(click.Context(command)) for p in arguments)])
+    rows = [(f"`{p.make_metavar(click.Context(command))}`", argument_help(command, p)) for p in arguments]
+    rows += [(flag(p, click.Context(command)), told(p)) for p in flags if p.name != "help"]
+    return "\n\n".join([f"## {' '.join(path)}", f"`{usage}`", *about, table(("", ""), rows)])
+
+
+def argument_help(command: click.Command, argument: click.Argument) -> str:
+    """The help of an argument, read where it is written: this typer loses it with this click."""
+    assert command.callback is not None
+    hints = get_type_hints(inspect.unwrap(command.callback), include_extras=True)
+    return sentence(hints[str(argument.name)].__metadata__[0].help)
+
+
+def flag(option: click.Option, context: click.Context) -> str:
+    """`--out PATH`, with its short form."""
+    value = "" if option.is_flag else f" {option.make_metavar(context).removesuffix(' RANGE')}"
+    return ", ".join(f"`{name}{value}`" for name in option.opts)
+
+
+def told(option: click.Option) -> str:
+    """The help of an option, with its default where the help does not say it."""
+    text = sentence(option.help)
+    if option.required:
+        text += " (required)"
+    elif option.default not in (None, False, "", ()) and "[default" not in text and not option.is_flag:
+        text += f" [default: {option.default}]"
+    return text.replace("<", "&lt;").strip()
+
+
+# Python -----------------------------------------------------------------------------------------------------------------
+
+PUBLIC: dict[str, tuple[str, ...]] = {
+    "equipoise": ("run", "resume", "load", "Method", "Result"),
+    "equipoise.config": ("read", "resolve"),
+    "equipoise.compare": ("make_plan", "compare"),
+    "equipoise.reproduce": ("find", "prepare", "reproduce"),
+    "equipoise.use": ("Predictor", "evaluate", "export"),
+    "equipoise.report": ("write_report",),
+    "equipoise.testing": ("check_method", "method_checks"),
+    "equipoise.leaves": ("Sum", "Mean", "Each"),
+}
+
+
+def api() -> str:
+    """The public names, by module."""
+    parts = []
+    for module, names in PUBLIC.items():
+        things = ((name, getattr(importlib.import_module(module), name)) for name in names)
+        parts += [
+            f"**`{module}`**",
+            table(("", ""), ((f"`{name}{signature(thing)}`", first_line(thing)) for name, thing in things)),
+        ]
+    return "\n\n".join(parts)
+
+
+def signature(thing: Any) -> str:
+    """The names of a function's parameters; nothing for a class."""
+    if isinstance(thing, type):
+        return ""
+    given, star = [], False
+    for name, parameter in inspect.signature(thing).parameters.items():
+        if name in ("self", "cls"):
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY and not star:
+            given.append("*")
+            star = True
+        given.append(name if parameter.default is parameter.empty else f"{name}={parameter.default!r}")
+    return f"({', '.join(given)})"
+
+
+def members(cls: type) -> str:
+    """The public methods and properties that a class itself defines, in the order of its file."""
+    rows = []
+    for name, thing in vars(cls).items():
+        if name.startswith("_") or not (inspect.isfunction(thing) or isinstance(thing, property)) or not thing.__doc__:
+            continue
+        rows.append((f"`{name}`" if isinstance(thing, property) else f"`{name}{signature(thing)}`", first_line(thing)))
+    return table(("", ""), rows)
+
+
 # Pages ------------------------------------------------------------------------------------------------------------------
 
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
@@ -362,8 +501,15 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
         "engine": lambda: section(EngineOptions, "engine"),
         "evaluate": lambda: section(EvaluateOptions, "evaluate"),
         "exchange": lambda: section(ExchangeOptions, "exchange"),
-        "exit-codes": exit_codes,
     },
+    "choosing.md": {
+        "measured-global": lambda: measured("G bACC"),
+        "measured-own": lambda: measured("S bACC"),
+        "measured-multi": lambda: measured("", multi=True),
+    },
+    "cli.md": {"verbs": verbs},
+    "exit-codes.md": {"exit-codes": exit_codes},
+    "python.md": {"api": api, "hooks": lambda: members(Method), "loc": lambda: members(Loc)},
     "data.md": {"sets": sets, "layouts": layouts},
     "methods.md": {
         "overview": overview,

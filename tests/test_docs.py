@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.util
 import re
+import runpy
 import shlex
+import shutil
+import subprocess
 import sys
 import tomllib
 import warnings
-from collections.abc import Callable, Iterator
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
+import click
 import pytest
-import torch
+import typer.main
+from PIL import Image
 
 import equipoise
 from equipoise import data, partition
@@ -26,18 +35,17 @@ from equipoise.losses.objectives import OBJECTIVES
 from equipoise.methods import METHODS
 from equipoise.nets import NETS, NetOptions
 from equipoise.options import Options
-from equipoise.site import Batch, TrainOptions
+from equipoise.site import TrainOptions
 from equipoise.site.views import VIEWS
-from equipoise.testing import method_checks
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # typer imports names that the newest click wants to drop
-    from equipoise.cli.app import app, data_app
+    from equipoise.cli.app import app, main
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r'^(?:<!-- not run: (.+?) -->\n)?```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 
 
 def load(path: Path) -> ModuleType:
@@ -54,12 +62,30 @@ def name_of(value: object) -> str | None:
     return value.relative_to(ROOT).as_posix() if isinstance(value, Path) else None
 
 
-def blocks(*languages: str) -> Iterator[tuple[Path, str]]:
-    """The code blocks of all pages in these languages."""
-    for page in PAGES:
-        for language, text in FENCE.findall(page.read_text()):
-            if language in languages:
-                yield page, text
+@dataclass(frozen=True)
+class Block:
+    """A code block of a page."""
+
+    page: Path
+    language: str
+    title: str
+    """the file it is, where it is one"""
+    text: str
+    reason: str
+    """why it is not run"""
+
+    def lines(self) -> list[str]:
+        """The commands of a shell block; in a `console` block those after `$`."""
+        if self.language == "console":
+            return [line.removeprefix("$ ") for line in self.text.splitlines() if line.startswith("$ ")]
+        return [line for line in self.text.splitlines() if line.strip() and not line.startswith("#")]
+
+
+@cache
+def blocks() -> tuple[Block, ...]:
+    """The code blocks of all pages, in order."""
+    found = ((page, FENCE.findall(page.read_text())) for page in PAGES)
+    return tuple(Block(page, language, title, text, reason) for page, all_ in found for reason, language, title, text in all_)
 
 
 # Generated parts --------------------------------------------------------------------------------------------------------
@@ -160,7 +186,7 @@ def test_every_name_is_on_the_page_of_methods() -> None:
 
 
 def test_every_exit_code_is_explained() -> None:
-    text = (DOCS / "config.md").read_text()
+    text = (DOCS / "exit-codes.md").read_text()
     errors: list[type[EquipoiseError]] = [EquipoiseError, *EquipoiseError.__subclasses__()]
     for code in {*EXIT_CODES, *(error.exit_code for error in errors)}:
         assert f"| {code} | {EXIT_CODES[code]} |" in text
@@ -170,72 +196,206 @@ def test_the_changelog_has_this_version() -> None:
     assert f"\n## {equipoise.__version__}\n" in (ROOT / "CHANGELOG.md").read_text()
 
 
-# Examples ---------------------------------------------------------------------------------------------------------------
+# Code blocks ------------------------------------------------------------------------------------------------------------
+
+SHELL = ("sh", "console")
+COMMAND = re.compile(r"^(?:\$ )?(equipoise|make|pip|python)\b", re.MULTILINE)
 
 
-@pytest.fixture(scope="module")
-def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The method of CONTRIBUTING.md as a file."""
-    (text,) = (text for page, text in blocks("python") if page.name == "CONTRIBUTING.md")
-    path = tmp_path_factory.mktemp("example") / "feddecorr.py"
-    path.write_text(text)
-    return path
+def shell_lines() -> Iterator[tuple[Path, str]]:
+    for block in blocks():
+        if block.language in SHELL:
+            yield from ((block.page, line) for line in block.lines())
 
 
-@pytest.mark.parametrize(("page", "text"), [*blocks("toml")], ids=name_of)
-def test_a_config_on_a_page_is_valid(page: Path, text: str) -> None:
-    assert resolve(tomllib.loads(text)).train.rounds > 0
+def test_every_block_says_what_it_is() -> None:
+    for block in blocks():
+        assert block.language in (*SHELL, "toml", "python", "text", ""), f"{name_of(block.page)}: ```{block.language}"
+        if block.language in ("text", ""):
+            assert not COMMAND.search(block.text), f"{name_of(block.page)} hides commands in a block that is not run"
 
 
-def commands() -> Iterator[tuple[Path, list[str]]]:
-    """The `equipoise …` lines of all pages, without comments."""
-    for page, text in blocks("", "sh"):
-        for line in text.splitlines():
-            if line.startswith("equipoise "):
-                yield page, shlex.split(line, comments=True)[1:]
+def test_few_blocks_are_not_run_and_each_says_why() -> None:
+    left_out = [block for block in blocks() if block.reason]
+    assert all(len(block.reason.split()) >= 3 for block in left_out)
+    assert all(block.language in (*SHELL, "python") for block in left_out)
+    assert len(left_out) <= 12, "let the tests run it, or take a smaller example"
+    assert sum(block.language in (*SHELL, "python") and not block.reason for block in blocks()) > 3 * len(left_out)
 
 
-@pytest.mark.parametrize(("page", "words"), [*commands()], ids=name_of)
-def test_a_command_on_a_page_is_valid(page: Path, words: list[str], example: Path) -> None:
-    verbs = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
-    inner = {command.name or command.callback.__name__ for command in data_app.registered_commands if command.callback}
-    assert words[0] in verbs or (words[0] == "data" and words[1] in inner)
-    rest = words[2:] if words[0] == "data" else words[1:]
-    if rest and rest[0].endswith(".toml"):
-        overrides = [word for word in rest[1:] if "=" in word and not word.startswith("-")]
-        assert read(ROOT / rest[0], overrides, base=example.parent).method is not None
+@pytest.mark.parametrize("block", [block for block in blocks() if block.language == "toml"], ids=lambda b: name_of(b.page))
+def test_a_config_on_a_page_is_valid(block: Block) -> None:
+    assert resolve(tomllib.loads(block.text)).train.rounds > 0
 
 
-def test_the_scan_would_see_a_wrong_config(tmp_path: Path) -> None:
-    assert len(list(blocks("toml"))) >= 3 and len(list(commands())) >= 6
+def parse(words: list[str]) -> None:
+    """Let the command line read its words, and do nothing: an unknown verb, option or value raises click's error."""
+    command, context = typer.main.get_command(app), None
+    while isinstance(command, click.Group):
+        context = command.make_context("equipoise", words[:1], parent=context, resilient_parsing=True)
+        inner = command.get_command(context, words[0]) if words else None
+        if inner is None:
+            raise click.UsageError(f"no verb {' '.join(words[:1])}")
+        command, words = inner, words[1:]
+    command.make_context(command.name, words, parent=context)
+
+
+def targets() -> set[str]:
+    return set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def check_line(line: str) -> None:
+    """Refuse a line of a shell block that could not work."""
+    program, *words = shlex.split(line, comments=True)
+    if program == "equipoise":
+        parse(words)
+        for file in (word for word in words if word.endswith(".toml") and (ROOT / word).is_file()):
+            read(ROOT / file, [word for word in words if "=" in word and not word.startswith("-")])
+    elif program == "make":
+        assert set(words) <= targets(), f"the Makefile has no {line}"
+    elif program == "pip":
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        assert words[0] == "install" and set(re.findall(r"\[(.+)\]", words[1])[0].split(",")) <= set(extras), line
+    elif program == "python" and (ROOT / words[0]).is_file():
+        source = (ROOT / words[0]).read_text()
+        assert all(f'"{word}"' in source for word in words if word.startswith("--")), f"{words[0]} knows no such option: {line}"
+    else:
+        assert program == "python", f"what is {program}?"  # a file of the page's own, or pytest: run below
+
+
+@pytest.mark.parametrize(("page", "line"), [*shell_lines()], ids=name_of)
+def test_a_command_on_a_page_is_valid(page: Path, line: str) -> None:
+    check_line(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "equipoise ran first.toml",
+        "equipoise data inspekt first.toml",
+        "equipoise run",
+        "equipoise run first.toml --workers 3",
+        "equipoise run recipes/ham10000-sites.toml train.ruonds=3",
+        "equipoise compare first.toml --folds one",
+        "equipoise export runs/fca",
+        "make everything",
+        "pip install 'equipoise[teapot]'",
+        "python benchmarks/engine.py --teapot",
+        "teapot",
+    ],
+)
+def test_the_scan_would_see_a_wrong_line(line: str) -> None:
+    with pytest.raises((click.UsageError, ConfigError, AssertionError)):
+        check_line(line)
+
+
+def test_the_scan_would_see_a_wrong_config() -> None:
     with pytest.raises(ConfigError, match="did you mean 'rounds'"):
         resolve(tomllib.loads("[train]\nruonds = 3"))
 
 
-CHECKED = ("documented", "same_seed", "ledger", "one_sample", "neutral")
+# Running them -----------------------------------------------------------------------------------------------------------
+#
+# A page is read from top to bottom in a folder of its own: a block with a title becomes that file, commands are run and Python is
+# executed. What a page takes for granted (recipes on real images, a trained model, photographs) is there on a tiny scale.
+
+TINY = """
+[data]
+scale = 0.004
+image_size = 16
+[train]
+rounds = 1
+batch_size = 16
+"""
+SMALLER = {
+    r"\b0\.\.\d+": "0",
+    r"range\(5\)": "range(2)",
+    r"--methods all\b": "--methods local,fedavg",
+    r"--folds 5\b": "--folds 2",
+    r"\brounds ?= ?\d+": "rounds=1",
+    r"^scale = [\d.]+": "scale = 0.004",
+    r"(python -m pytest \S+)": r"\1 -k 'formula or documented or ledger or neutral'",
+}
+"""What is cut down before a block is run, so that it takes seconds."""
 
 
-def test_the_example_method_keeps_the_rules(example: Path) -> None:
-    checks: list[tuple[str, Callable[[], None]]] = method_checks(f"{example}:FedDecorr", only=CHECKED)
-    assert [name for name, _ in checks] == list(CHECKED)
-    for _, check in checks:
-        check()
+def smaller(text: str) -> str:
+    for pattern, value in SMALLER.items():
+        text = re.sub(pattern, value, text, flags=re.MULTILINE)
+    return text
 
 
-@pytest.mark.parametrize(
-    ("second", "squares"),
-    [
-        ([2.0, -2.0, 2.0, -2.0], 1.0),  # follows the first column: every correlation is 1
-        ([3.0, 3.0, -3.0, -3.0], 0.5),  # has nothing to do with it: K = I, and the mean of its squares is 1/2
-        ([2.0, 0.0, 0.0, -2.0], 0.75),  # correlation 1/√2 with it: (1 + 1 + 1/2 + 1/2) / 4
-    ],
-)
-def test_the_example_method_is_the_formula(example: Path, second: list[float], squares: float) -> None:
-    z = torch.tensor([[1.0, -1.0, 1.0, -1.0], second]).T
-    net = SimpleNamespace(features=lambda x: z, head={"fed": lambda z: z})
-    loc = SimpleNamespace(objective=lambda logits, y: torch.tensor(7.0))
-    loss = load(example).FedDecorr(beta=0.2).loss(net, Batch((z,), torch.zeros(4), torch.arange(4), None), loc)
-    assert loss.item() == pytest.approx(7.0 + 0.2 * squares)
+def photograph(path: Path) -> None:
+    path.parent.mkdir(exist_ok=True)
+    Image.effect_noise((40, 40), 60).convert("RGB").save(path, "PNG")
+
+
+@pytest.fixture(scope="module")
+def things(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the pages take for granted."""
+    folder = tmp_path_factory.mktemp("things")
+    for path in ("recipes/ham10000-sites.toml", "config.toml"):
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text(TINY)
+    equipoise.run(tomllib.loads(TINY) | {"method": {"name": "fca"}}, out=folder / "runs" / "ham")
+    photograph(folder / "photos" / "1.png")
+    photograph(folder / "slice.dcm")  # a file is taken for what it holds
+    with zipfile.ZipFile(folder / "study.zip", "w") as archive:
+        archive.write(folder / "photos" / "1.png", "2.png")
+    with open(folder / "rows.csv", "w", newline="") as file:
+        csv.writer(file).writerows([("file", "diagnosis"), ("photos/1.png", "MEL"), ("slice.dcm", "NV")])
+    return folder
+
+
+def run_line(line: str) -> None:
+    """Run a line of a shell block; what is the project's own (make, pip, benchmarks) has been checked and is not run."""
+    program, *words = shlex.split(line, comments=True)
+    if program == "equipoise":
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code == 0, line
+    elif program == "python" and not (ROOT / words[0]).is_file():
+        done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
+        assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
+
+
+def runs(block: Block) -> bool:
+    return not block.reason and (block.language in (*SHELL, "python") or bool(block.title))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", sorted({block.page for block in blocks() if runs(block)}), ids=name_of)
+def test_the_blocks_of_a_page_run(page: Path, things: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(things, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")
+    for block in (block for block in blocks() if block.page == page and runs(block)):
+        if block.title:
+            Path(block.title).write_text(smaller(block.text))
+        elif block.language == "python":
+            Path("block.py").write_text(smaller(block.text))
+            runpy.run_path("block.py", run_name="__main__")
+        else:
+            for line in block.lines():
+                run_line(smaller(line))
+
+
+# The site ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_site_is_built_and_asks_nothing_of_the_network(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    made = {path.relative_to(tmp_path / "site").as_posix() for path in (tmp_path / "site").rglob("*.html")}
+    assert {"index.html", "choosing.html", "results/ham10000-sites.html"} <= made
+    for page in made - {"404.html"}:
+        text = (tmp_path / "site" / page).read_text()
+        assert not re.search(r'<(?:script|link|img|iframe)[^>]+(?:src|href)="?(?:https?:)?//', text), (
+            f"{page} fetches something"
+        )
+        assert '.py"' not in text and "](" not in re.sub(r"<(pre|code).*?</\1>", "", text, flags=re.DOTALL)
 
 
 # Links and paths --------------------------------------------------------------------------------------------------------
@@ -248,7 +408,7 @@ def anchors(page: Path) -> set[str]:
         slug = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
         again = sum(other == slug or re.fullmatch(rf"{re.escape(slug)}-\d+", other) is not None for other in found)
         found.add(f"{slug}-{again}" if again else slug)
-    return found
+    return found | set(re.findall(r'^<a id="([\w-]+)"></a>$', page.read_text(), re.MULTILINE))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -17,6 +17,11 @@ def test_nearest(word: str, found: str | None) -> None:
     assert nearest(word, VALID) == found
 
 
+def test_capitals_do_not_matter() -> None:
+    assert nearest("SSC", ("MEL", "SCC", "NV")) == "SCC"
+    assert nearest("scc", ("MEL", "SCC", "NV")) == "SCC"
+
+
 def test_the_sentence_names_the_word_the_guess_and_all_there_are() -> None:
     assert unknown("method", "fcaa", VALID) == "unknown method 'fcaa': did you mean 'fca'? valid: fca, fedavg, fedprox, local"
     assert unknown("method", "zzz", VALID) == "unknown method 'zzz': valid: fca, fedavg, fedprox, local"

@@ -8,8 +8,9 @@ from collections.abc import Iterable
 
 def nearest(word: str, valid: Iterable[str]) -> str | None:
     """The valid name most like `word`, or None when nothing is alike."""
-    close = difflib.get_close_matches(word.lower(), list(valid), n=5, cutoff=0.5)
-    return min(close, key=lambda name: edits(word.lower(), name), default=None)
+    names = {name.lower(): name for name in valid}
+    close = difflib.get_close_matches(word.lower(), names, n=5, cutoff=0.5)
+    return names[min(close, key=lambda name: edits(word.lower(), name))] if close else None
 
 
 def edits(a: str, b: str) -> int:

@@ -39,12 +39,14 @@ def test_compare_folds_for_people_and_for_programs(cli, file: Path) -> None:
     assert "4 runs, 0 of them finished before" in done.err and "local/4-1 done" in done.err
     folder = Path("runs/tiny-compare")
     assert sorted(path.name for path in folder.iterdir()) == [
-        "comparison.json", "fedavg", "local", "table.csv", "table.md", "table.tex",
+        "comparison.json", "fedavg", "local", "report.html", "table.csv", "table.md", "table.tex",
     ]  # fmt: skip
     told = cli(*words, "--json")
     assert (told.code, told.err) == (0, "")
     facts = json.loads(told.out)
     assert facts == json.loads((folder / "comparison.json").read_text())
+    page = (folder / "report.html").read_text()
+    assert 'href="local/4-1/report.html"' in page and "2 methods on phantom" in page
     images = json.loads((folder / "fedavg/4-0/data.json").read_text())["images"]
     tested = [
         sum(site["test"]["images"] for site in json.loads((folder / f"fedavg/4-{f}/data.json").read_text())["sites"].values())

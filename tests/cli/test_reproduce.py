@@ -21,7 +21,7 @@ def phantom(tmp_path: Path) -> Path:
 
 
 def test_the_list_for_people_and_for_programs(cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost, "pace", lambda net, size, channels: 1e-6)
+    monkeypatch.setattr(cost, "pace", lambda net, size: 1e-6)
     told = cli("reproduce", "--list")
     assert told.code == 0, told.err
     assert "fca-table4" in told.out and "fed-isic2019" in told.out and "an estimate for one core" in told.out

@@ -37,8 +37,12 @@ except SystemExit as ended:
 """
     text = python(code)
     assert "ended 0 []" in text
-    for verb in ("demo", "run", "resume", "check", "methods", "ledger", "compare", "data", "version"):
+    for verb in ("demo", "run", "resume", "check", "methods", "ledger", "compare", "report", "data", "version"):
         assert f" {verb} " in text
+
+
+def test_help_tells_what_arguments_are(cli) -> None:
+    assert "The config of the run." in cli("check", "--help").out
 
 
 def test_version(cli) -> None:
@@ -172,8 +176,8 @@ def test_demo_compares_four_methods(cli) -> None:
         assert f" {title} " in done.out
     assert "runs/demo/report.html" in done.out
     page = Path("runs/demo/report.html").read_text()
-    assert 'href="fca/report.html"' in page and "4 methods" in page
-    assert Path("runs/demo/fca/report.html").is_file()
+    assert 'href="FCA/0/report.html"' in page and "4 methods" in page
+    assert Path("runs/demo/FCA/0/report.html").is_file() and Path("runs/demo/comparison.json").is_file()
     again = json.loads(cli("demo", "--workers", 1, "--json").out)  # finished runs are read, not repeated
     assert again["report"] == "runs/demo/report.html"
     figures = {"generalisation", "specialisation", "average", "tail", "macro_auc"}
@@ -184,7 +188,7 @@ def test_demo_compares_four_methods(cli) -> None:
 def test_demo_leaves_another_demo_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     assert demo.choose_folder(None) == Path("runs/demo")
-    other = Path("runs/demo/local")
+    other = Path("runs/demo/Local/0")
     other.mkdir(parents=True)
     (other / "config.toml").write_text('[method]\nname = "local"\n')
     assert demo.choose_folder(None) == Path("runs/demo-2")

@@ -19,7 +19,7 @@ import tomli_w
 from scipy import stats
 
 from equipoise.compare import Plan, arm_from, compare, make_plan
-from equipoise.compare.summary import table_of
+from equipoise.compare.summary import table_of, twins
 from equipoise.errors import StorageError
 from equipoise.evaluate.scores import read_scores
 from equipoise.evaluate.significance import judge
@@ -158,6 +158,19 @@ def test_a_process_that_dies_is_a_failure_of_its_run_alone(table: Table, tmp_pat
     assert "died (exit -9)" in facts["failures"][0]["error"]
     assert len(facts["arms"]["fedavg"]["runs"]) == 1
     assert facts["versus"] == {}  # the reference is gone
+
+
+def test_an_arm_that_ends_as_another_is_named() -> None:
+    def arm(*values: float) -> dict[str, Any]:
+        runs = [
+            {"seed": n, "fold": None, "metrics": {"average": {"balanced_accuracy": value}}, "folder": f"{values}/{n}"}
+            for n, value in enumerate(values)
+        ]
+        return {"runs": runs}
+
+    arms = {"fedavg": arm(0.5, 0.25), "half": arm(0.5, 0.125), "idle": arm(0.5, 0.25), "failed": arm(), "too": arm()}
+    (said,) = twins(arms)
+    assert said.startswith("idle ended exactly as fedavg")
 
 
 # The command -----------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from equipoise.data import cache
 from equipoise.data.cache import CHUNK, Decoded, decoded
 from equipoise.errors import StorageError
 
@@ -175,24 +176,69 @@ def test_a_damaged_cache_is_built_again(tmp_path: Path, damage: str) -> None:
     assert len(again.asked) == 5
 
 
-def test_a_full_disk_is_one_sentence_and_keeps_what_was_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sync, calls = os.fsync, 0
+def test_pixels_other_than_recorded_are_begun_again(tmp_path: Path) -> None:
+    """What a power cut can leave: a file as long as it should be, with zeros where the disk had not yet written."""
+    with pytest.raises(KeyboardInterrupt):
+        build(tmp_path, Maker(stop_at=2 * CHUNK))
+    with only(tmp_path, ".part").open("rb+") as file:
+        file.seek(CHUNK * 48 + 100)
+        file.write(b"\0" * 200)
+    again = Maker()
+    np.testing.assert_array_equal(build(tmp_path, again).images, straight())
+    assert again.asked[0] == (0, CHUNK)
 
-    def full(file: int) -> None:
-        nonlocal calls
-        calls += 1
-        if calls > 2:  # two per chunk: the pixels and the record
+
+def test_a_build_with_broken_entries_goes_on_too(tmp_path: Path) -> None:
+    torn = {3, CHUNK + 1, CHUNK + 2, 2 * CHUNK}
+
+    def make(start: int, stop: int, until: int | None = None) -> list[np.ndarray | str]:
+        if start == until:
+            raise KeyboardInterrupt
+        asked.append(start)
+        return ["torn" if i in torn else pixels(i) for i in range(start, stop)]
+
+    asked: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        build(tmp_path, lambda start, stop: make(start, stop, until=3 * CHUNK))
+    resumed = build(tmp_path, make)
+    assert asked == [0, CHUNK, 2 * CHUNK, 3 * CHUNK, 4 * CHUNK]
+    np.testing.assert_array_equal(resumed.images, np.delete(straight(), sorted(torn), axis=0))
+
+
+@pytest.mark.parametrize(("calls", "done"), [(1, CHUNK), (5, COUNT)])
+def test_a_full_disk_is_one_sentence_and_keeps_what_was_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int, done: int
+) -> None:
+    """The disk is full when the second record is written, or only when the header is."""
+    write, seen = cache._write, 0
+
+    def full(*arguments: object, **options: object) -> None:
+        nonlocal seen
+        seen += 1
+        if seen > calls:
             raise OSError(errno.ENOSPC, "No space left on device")
-        sync(file)
+        write(*arguments, **options)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr("equipoise.data.cache.os.fsync", full)
-        with pytest.raises(StorageError, match=r"No space left.*free some space.*256 of 1034 images") as refusal:
+        patch.setattr(cache, "_write", full)
+        with pytest.raises(StorageError, match=rf"No space left.*free some space.*{done} of 1034 images") as refusal:
             build(tmp_path)
     assert "\n" not in str(refusal.value)
     rest = Maker()
     np.testing.assert_array_equal(build(tmp_path, rest).images, straight())
-    assert rest.asked[0] == (CHUNK, 2 * CHUNK)
+    assert rest.asked[:1] == [(done, done + CHUNK)][: done < COUNT]
+
+
+def test_what_is_finished_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sync, synced = os.fsync, []
+
+    def noted(file: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{file}").readlink().suffixes[0])
+        sync(file)
+
+    monkeypatch.setattr("equipoise.data.cache.os.fsync", noted)
+    build(tmp_path)
+    assert synced == [".part", ".json"]  # the pixels before the header that vouches for them
 
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from equipoise.config import Config, resolve
 from equipoise.deploy import apps
+from equipoise.deploy.card import COUNTS
 from equipoise.deploy.coordinator import coordinate, federated, plan
 from equipoise.deploy.policy import approved
 from equipoise.deploy.site import OURS
@@ -124,7 +125,7 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Tow
         stuff = material(config)
         names = sorted(holding.name for holding in stuff.holdings)
         ledger = make_ledger(config, make_host(config, stuff, place / "unused"), stuff)
-        each = {f"{row['question']}.{row['leaf']}" for row in ledger.rows() if row["kind"] == "each"} | {"evaluate.own"}
+        each = {f"{row['question']}.{row['leaf']}" for row in ledger.rows() if row["kind"] == "each"} | {COUNTS, "evaluate.own"}
         usual = {"small_cell": 0, "each": sorted(each), "methods": approved()}
         sites = {name: write_site(place / name, name, config, usual | (policy or {}).get(name, {})) for name in names}
         nodes = [Node(i + 2, name.encode(), "then", folder) for i, (name, folder) in enumerate(sites.items())]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,11 @@ def test_a_class_without_images_is_no_small_cell() -> None:
     policy = Policy(small_cell=4)
     release(policy, "ask", {"loss": Sum(torch.ones(3))})  # 9, 4 and 0 images
     assert policy.cells(torch.tensor([9, 3, 0])) == [9, None, 0]
+
+
+def test_counts_are_told_only_where_they_may_be() -> None:
+    assert Policy().cells(torch.tensor([9, 3, 0])) == [9, None, 0]
+    assert Policy(each=("evaluate.own",), small_cell=0).cells(torch.tensor([9, 3, 0])) == [None, None, None]
 
 
 def test_what_counts_as_told_by_class() -> None:
@@ -176,6 +182,16 @@ def test_a_policy_that_changes_during_a_run_counts_at_once(tiny: MakeConfig, tow
     there.wire.change = change
     there.go()
     assert "site-01" not in (there.run / "metrics.jsonl").read_text().splitlines()[1].partition('"bytes_up"')[0]
+
+
+def test_a_run_in_which_nobody_tells_what_it_has(tiny: MakeConfig, town: Any) -> None:
+    """Numbers of images are told, classes are not: to the same bits, and the coordinator's files have no counts."""
+    sites = ("site-00", "site-01", "site-02")
+    there = town(tiny("fca"), {site: {"each": ["evaluate.own"]} for site in sites})
+    assert there.go().state_hash == town(tiny("fca")).go().state_hash
+    cards = json.loads((there.run / "roster.json").read_bytes())
+    assert all(card["images"]["train"] > 0 for card in cards.values())
+    assert {n for card in cards.values() for counts in card["counts"].values() for n in counts} == {None}
 
 
 def test_without_enough_sites_the_run_does_not_begin(tiny: MakeConfig, town: Any) -> None:

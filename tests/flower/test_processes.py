@@ -119,6 +119,19 @@ def test_a_site_that_is_killed_and_comes_back_and_a_coordinator_that_is(tiny: Ma
     assert [row["sites"] for row in map(json.loads, (out / "metrics.jsonl").read_text().splitlines())] == [list(NAMES)] * 4
 
 
+def test_a_server_begins_no_run_by_itself(tiny: MakeConfig, tmp_path: Path) -> None:
+    """A run that a killed server had taken is not begun by the next: it waits to be handed in again."""
+    config = federated(tiny("fca")).with_engine(**PATIENT)
+    with stage(config, tmp_path / "town") as made:
+        made.open()
+        number = link.submit(made.coordinator, config, tmp_path / "run")
+        assert made.server is not None
+        made.kill(made.server)
+        made.open()
+        (run,) = link.standing(made.coordinator)["runs"]
+        assert (run["run"], run["status"], run["outcome"]) == (number, "finished", "stopped")
+
+
 def test_a_site_that_hangs_is_left_out_and_named(tiny: MakeConfig, tmp_path: Path) -> None:
     config = federated(tiny("fca", train={"rounds": 3}, evaluate={"every": 3}))
     config = config.with_engine(**PATIENT | {"deadline": 90.0}, retries=0)

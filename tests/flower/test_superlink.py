@@ -1,4 +1,4 @@
-"""The server's doors (from another machine there is only the one for sites), and processes that end with all they started."""
+"""The server's doors (from another machine there is only the one for sites) and its bell; processes that end with all they started."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from equipoise.deploy import processes
+from equipoise.deploy import processes, superlink
 from equipoise.deploy.superlink import SitesOnly
 
 
@@ -47,8 +47,129 @@ def test_sites_come_in_from_anywhere() -> None:
     assert status("", ("192.0.2.7", 5), kind="lifespan") == 200
 
 
+# The bell ------------------------------------------------------------------------------------------------------------
+
+
+class Server:
+    """An app behind the bell: pulls are answered with what was pushed. `log` has what reached it."""
+
+    def __init__(self, status: int = 200) -> None:
+        self.status, self.work, self.log = status, b"", list[str]()
+        self.bell = superlink.Bell(self.answer)
+
+    async def answer(self, scope: Any, receive: Any, send: Any) -> None:
+        heard = await receive()
+        self.log.append(scope["path"].rpartition("/")[2])
+        body = b""
+        if scope["path"].endswith("push-messages"):
+            self.work = heard["body"]
+        elif scope["path"].startswith("/v1/fleet/pull"):
+            assert heard == {"type": "http.request", "body": b"me", "more_body": False}
+            body, self.work = self.work, b""
+        await send({"type": "http.response.start", "status": self.status})
+        await send({"type": "http.response.body", "body": body})
+
+    async def call(self, path: str, body: bytes = b"me", gone: asyncio.Event | None = None) -> tuple[int, bytes] | None:
+        said, given = list[dict[str, Any]](), [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> dict[str, Any]:
+            if given:
+                return given.pop()
+            await (gone or asyncio.Event()).wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            said.append(message)
+
+        headers = [(b"content-length", str(len(body)).encode())]
+        await self.bell({"type": "http", "path": path, "headers": headers, "state": {}}, receive, send)
+        return (said[0]["status"], said[1]["body"]) if said else None
+
+
+def scene(play: Any) -> Any:
+    """Play a scene with an event loop; one that hangs is no answer."""
+
+    async def timed() -> Any:
+        return await asyncio.wait_for(play, 30)
+
+    return asyncio.run(timed())
+
+
+def test_a_site_waits_at_the_door_until_a_question_has_come_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(superlink, "HOLD", 20.0)
+    server = Server()
+
+    async def play() -> Any:
+        pull = asyncio.ensure_future(server.call("/v1/fleet/pull-messages"))
+        await asyncio.sleep(0.01)
+        assert server.log == ["pull-messages"] and not pull.done()
+        await server.call("/v1/runtime/push-messages", b"work")
+        for _ in range(3):
+            await asyncio.sleep(superlink.QUIET / 4)
+            await server.call("/v1/runtime/push-object")
+        assert not pull.done()
+        return await pull
+
+    assert scene(play()) == (200, b"work")
+    assert server.log == ["pull-messages", "push-messages", *["push-object"] * 3, "pull-messages"]
+
+
+def test_a_site_that_finds_work_or_an_error_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(superlink, "HOLD", 1000.0)
+    server = Server()
+    server.work = b"there"
+    assert scene(server.call("/v1/fleet/pull-messages")) == (200, b"there")
+    assert scene(Server(401).call("/v1/fleet/pull-messages")) == (401, b"")
+
+
+def test_a_site_waits_no_longer_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(superlink, "HOLD", 0.1)
+    server = Server()
+    assert scene(server.call("/v1/fleet/pull-messages")) == (200, b"")
+    assert server.log == ["pull-messages"] * 2
+
+
+def test_work_is_not_taken_for_a_site_that_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(superlink, "HOLD", 20.0)
+    server = Server()
+
+    async def play() -> Any:
+        gone = asyncio.Event()
+        pull = asyncio.ensure_future(server.call("/v1/fleet/pull-messages", gone=gone))
+        await asyncio.sleep(0.01)
+        gone.set()
+        await server.call("/v1/runtime/push-messages", b"work")
+        return await pull
+
+    assert scene(play()) is None
+    assert server.work == b"work" and server.log.count("pull-messages") == 1
+
+
+def test_the_coordinator_is_not_handed_half_an_answer() -> None:
+    server = Server()
+
+    async def play() -> list[str]:
+        await server.call("/v1/fleet/push-messages", b"answer")
+        pull = asyncio.ensure_future(server.call("/v1/runtime/pull-messages"))
+        await asyncio.sleep(superlink.QUIET / 2)
+        await server.call("/v1/fleet/push-object")
+        await pull
+        await server.call("/v1/runtime/pull-messages")  # and does not wait where nothing is on its way
+        return server.log
+
+    assert scene(play()) == ["push-messages", "push-object", "pull-messages", "pull-messages"]
+
+
+def test_only_a_short_question_for_work_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(superlink, "HOLD", 1000.0)
+    monkeypatch.setattr(superlink, "SMALL", 1)
+    assert scene(Server().call("/v1/fleet/pull-messages")) == (200, b"")
+
+
 def test_flower_has_the_doors_where_they_are_hung() -> None:
     """What the launcher leans on: a hook for middleware, and these paths."""
+    from flwr.proto import fleet_pb2
+    from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
     from flwr.superlink import extensions
     from flwr.superlink.main import _get_middleware
     from flwr.superlink.routers.control.router import router as control
@@ -59,6 +180,11 @@ def test_flower_has_the_doors_where_they_are_hung() -> None:
         patch.setattr(extensions, "get_middleware", lambda: ("first",))
         assert _get_middleware()[0] == "first"
     assert fleet.prefix + "/" == "/v1/fleet/" and control.prefix == "/v1/control"
+    for end in superlink.ENDS:
+        for call in (*superlink.PUSHES, superlink.PULL):
+            assert ("POST", f"/v1/{end}/{call}") in PROTOBUF_REQUEST_TYPES
+    assert fleet_pb2.PullMessagesResponse().SerializeToString() == b""  # no work has no bytes
+    assert superlink.HOLD < 30  # the SuperNode's patience with an answer
 
 
 def test_a_process_is_ended_with_all_that_it_started(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ with warnings.catch_warnings():
 
     from equipoise.cli.app import app, main
 
+from equipoise.deploy.card import Card
 from equipoise.deploy.policy import approved, read_policy
 from equipoise.deploy.site import read_site
 from equipoise.testing import write_federation
@@ -90,6 +91,8 @@ def test_check_shows_data_and_what_a_run_would_take(site: Path, tmp_path: Path, 
         code, out, _ = equipoise(capsys, "site", "check", site, file, "--json")
         found = json.loads(out)
         assert code == 0 and {row["leaf"] for row in found["leaves"]} >= {"delta", "pooled", "own"}
+        joining = {row["leaf"]: row["shape"] for row in found["leaves"] if row["question"] == "join"}
+        assert joining["counts"] == "3×3" and set(joining) == set(Card.model_fields)
         for sentence in sentences:
             assert any(sentence in text for text in found["refused"]), sentence
     assert approved(["fedsdc"])["fedsdc"] in json.dumps(

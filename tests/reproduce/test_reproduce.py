@@ -12,6 +12,7 @@ import pytest
 import tomli_w
 
 from equipoise.errors import ConfigError, DataError
+from equipoise.nets.registry import NETS
 from equipoise.reproduce import cost as costs
 from equipoise.reproduce import find, listing, prepare, read, reproduce
 from equipoise.reproduce.beside import value
@@ -128,7 +129,7 @@ def test_where_the_data_is_looked_for(tmp_path: Path) -> None:
 
 
 def test_the_list_has_rows_data_and_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(costs, "pace", lambda net, size, channels: 1e-3 if net == "small-cnn" else 1.0)
+    monkeypatch.setattr(costs, "pace", lambda net, size: 1e-3 if net == "small-cnn" else 1.0)
     found = {one["table"]: one for one in listing()}
     assert set(found) == set(names())
     fca = found["fca-table4"]
@@ -142,8 +143,12 @@ def test_the_list_has_rows_data_and_cost(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [one["table"] for one in listing(["fca-table4"])] == ["fca-table4"]
 
 
-def test_pace_is_measured() -> None:
-    assert 0 < costs.pace("small-cnn", 16, 1) < 1
+def test_pace_is_measured_once_and_known_of_every_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 0 < costs.pace("small-cnn", 16) < 1
+    assert costs.pace("small-cnn", 16) == costs.pace("small-cnn", 16)
+    monkeypatch.setattr(costs, "yardstick", lambda: 1e-6)
+    assert costs.pace("resnet18", 20) == pytest.approx(8.3 * 400e-6)
+    assert set(costs.EFFORT) == set(NETS)
 
 
 def test_a_recipe_of_ones_own(tmp_path: Path, phantom: Path) -> None:

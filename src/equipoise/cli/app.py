@@ -10,14 +10,14 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
 
-from equipoise.cli import flower
+from equipoise.cli import flower, new
 from equipoise.errors import INTERRUPTED, TERMINATED, ConfigError, DataError, EquipoiseError, RunsFailed, StorageError
 from equipoise.names import unknown
 
@@ -39,6 +39,7 @@ app = typer.Typer(
 data_app = typer.Typer(help="Look at data before training on it.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 flower.mount(app)
+new.mount(app)
 
 File = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The config of the run.")]
 Overrides = Annotated[
@@ -48,6 +49,7 @@ Model = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder, or a f
 Site = Annotated[str | None, typer.Option(metavar="NAME", help="The own predictor of this site, instead of the global one.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; only the result.")]
+Live = Annotated[bool, typer.Option("--live", help="A page that follows the run, from its start; open it in a browser.")]
 
 
 # The verbs -------------------------------------------------------------------------------------------------------------
@@ -81,6 +83,7 @@ def run(
     file: File,
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="The run folder. [default: runs/<file>-<method>-<seed>]")] = None,
+    live: Live = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -91,12 +94,15 @@ def run(
     from equipoise.config import read
 
     config = read(file, overrides or ())
-    _train(config, out or _default_folder(file, config), json, quiet)
+    _train(config, out or _default_folder(file, config), live, json, quiet)
 
 
 @app.command()
 def resume(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")], json: Json = False, quiet: Quiet = False
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")],
+    live: Live = False,
+    json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Go on with a run that was interrupted, to the same result bit for bit; a finished run is shown again."""
     from equipoise.config import read
@@ -104,7 +110,32 @@ def resume(
     path = folder / "config.toml"
     if not path.is_file():
         raise StorageError(f"{folder} is not a run folder: it has no config.toml")
-    _train(read(path), folder, json, quiet)
+    _train(read(path), folder, live, json, quiet)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder, finished or not, or that of a comparison.")],
+    live: Annotated[bool, typer.Option("--live", help="Follow a run that goes on, until it is finished or Ctrl-C.")] = False,
+    show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    json: Json = False,
+) -> None:
+    """Write the page of a run or a comparison: one file, without requests to any network.
+
+    Example: `equipoise report runs/fca --live --open`
+    """
+    from equipoise.cli.live import follow, write_page
+
+    page = write_page(folder)
+    if show:
+        import webbrowser
+
+        webbrowser.open(page.resolve().as_uri())
+    if live:
+        _note(f"{page} follows the run; Ctrl-C ends", json)
+        with _resumable(f"equipoise report {folder} --live"):
+            follow(folder)
+    _print_json({"report": str(page)}) if json else print(page)
 
 
 @app.command()
@@ -389,13 +420,17 @@ def version(json: Json = False) -> None:
 # What they share -------------------------------------------------------------------------------------------------------
 
 
-def _train(config: Config, folder: Path, json: bool, quiet: bool) -> None:
+def _train(config: Config, folder: Path, live: bool, json: bool, quiet: bool) -> None:
     from equipoise.cli import show
+    from equipoise.cli.live import following
     from equipoise.cli.progress import watching
     from equipoise.report import write_report
     from equipoise.running import run
 
-    with _resumable(f"equipoise resume {folder}"), watching(quiet or json) as watch:
+    with _resumable(f"equipoise resume {folder}"), watching(quiet or json) as watch, ExitStack() as stack:
+        if live:
+            _note(f"{folder / 'report.html'} follows the run", quiet or json)
+            watch = stack.enter_context(following(watch, folder))
         result: Result = run(config, folder, watch=watch)
         page = write_report(folder)
     if json:

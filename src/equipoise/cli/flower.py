@@ -183,7 +183,9 @@ def site_check(
     from equipoise.deploy.setting import check_site
 
     found = check_site(folder, file)
-    leaving = {} if found.ledger is None else {"leaves": found.ledger.rows(), "questions": totals(found.ledger)}
+    leaving: dict[str, Any] = {}
+    if found.ledger is not None:
+        leaving = {"leaves": found.joining + found.ledger.rows(), "questions": totals(found.ledger)}
     if json:
         _print({"checked": found.facts, **leaving, "refused": found.refused})
         return

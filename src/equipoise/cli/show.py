@@ -106,9 +106,12 @@ def compared(facts: dict[str, Any], folder: Path) -> None:
     console.print("Δ: difference in G bACC; p: two-sided, corrected for the number of arms")
     for reason in facts["left_out"]:
         console.print(f"left out  {escape(reason)}", soft_wrap=True)
+    for twin in facts["twins"]:
+        console.print(f"the same  {escape(twin)}", soft_wrap=True)
     for failure in facts["failures"]:
         console.print(f"failed    {escape(failure['run'])}: {escape(failure['error'])}", soft_wrap=True)
     console.print(f"tables    {folder / 'table.md'}, table.csv, table.tex; every figure: comparison.json", soft_wrap=True)
+    console.print(f"report    {folder / 'report.html'}", soft_wrap=True)
 
 
 def checked(facts: dict[str, str]) -> None:
@@ -140,6 +143,7 @@ def reproduced(facts: dict[str, Any], folder: Path) -> None:
     for remark in facts["remarks"]:
         console.print(f"- {escape(remark)}")
     console.print(f"per cent: ours (paper's) difference; with standard deviations: {escape(str(folder / 'reproduction.md'))}")
+    console.print(f"report  {escape(str(folder / 'report.html'))}", soft_wrap=True)
 
 
 def papers(found: list[dict[str, Any]]) -> None:
@@ -153,8 +157,9 @@ def papers(found: list[dict[str, Any]]) -> None:
         table.add_row(*map(escape, words), _rough(cost["full"]), _rough(cost["small"]))
     console.print(table)
     console.print(
-        "full, small: an estimate for one core (or the GPU) of this machine as busy as it is now, for all rows, seeds and folds, at "
-        "small scale one seed; from two timed steps of each network, without evaluation, augmentation and methods' own computing"
+        "full, small: an estimate for one core (or the GPU) of this machine with nothing else to do, for all rows, seeds and "
+        "folds, at small scale one seed; from the small network timed for a moment and what others cost beside it, without "
+        "evaluation, augmentation and methods' own computing"
     )
 
 

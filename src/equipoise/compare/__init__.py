@@ -4,6 +4,19 @@ from __future__ import annotations
 
 from equipoise.compare.plan import Arm, Job, Plan, arm_from, make_plan, numbers
 from equipoise.compare.pool import Failure, race
-from equipoise.compare.summary import compare, summarise
+from equipoise.compare.summary import compare, conclude, page, summarise
 
-__all__ = ["Arm", "Failure", "Job", "Plan", "arm_from", "compare", "make_plan", "numbers", "race", "summarise"]
+__all__ = [
+    "Arm",
+    "Failure",
+    "Job",
+    "Plan",
+    "arm_from",
+    "compare",
+    "conclude",
+    "make_plan",
+    "numbers",
+    "page",
+    "race",
+    "summarise",
+]

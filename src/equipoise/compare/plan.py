@@ -17,7 +17,7 @@ from equipoise.data import Progress
 from equipoise.errors import ConfigError, MethodError
 from equipoise.methods import METHODS, find
 from equipoise.names import unknown
-from equipoise.setup import cache_folder, fits
+from equipoise.setup import material
 
 ALL = "all"
 Changes = tuple[tuple[str, Any], ...]
@@ -220,7 +220,5 @@ def _distinct(arms: Sequence[Arm]) -> None:
 
 
 def _check(config: Config, progress: Progress | None) -> str:
-    """Read the data (from then on in the cache), refuse what does not fit it, and tell its task."""
-    samples = config.data.load(cache=cache_folder(), base=config.base, progress=progress)
-    fits(config, samples.task)
-    return samples.task
+    """Read the data (from then on in the cache) and divide it, refuse what does not fit it, and tell its task."""
+    return material(config, progress).samples.task

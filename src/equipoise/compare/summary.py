@@ -15,11 +15,13 @@ from equipoise.evaluate import blend
 from equipoise.evaluate.observer import SCORES, scalars
 from equipoise.evaluate.scores import read_scores
 from equipoise.evaluate.significance import Judged, bootstrap, holm, judge, paired_t, sign_flip
+from equipoise.report import Sheet, write_comparison
 from equipoise.report.table import Figure, Row, Table, comma_separated, latex, markdown
 from equipoise.running import Watch
 from equipoise.seeds import numpy_generator
 from equipoise.server.checkpoint import write_atomic
 
+FACTS = "comparison.json"
 LETTERS = {"generalisation": "G", "specialisation": "S", "average": "A"}
 NAMES = {
     "balanced_accuracy": "bACC",
@@ -45,21 +47,48 @@ patients; *t* (Student's) and *flip* (sign-flip permutation) go over runs and as
 
 
 def compare(plan: Plan, out: Path, processes: int | None = None, watch: Watch | None = None) -> dict[str, Any]:
-    """Run what is left to run, then write table.md, table.csv, table.tex and comparison.json into `out`; what the last holds."""
-    failures = race(plan, out, processes, watch)
+    """Run what is left to run, then write tables, comparison.json and the page into `out`; what comparison.json holds."""
+    return conclude(plan, out, race(plan, out, processes, watch))
+
+
+def conclude(plan: Plan, out: Path, failures: Sequence[Failure] = ()) -> dict[str, Any]:
+    """Write table.md, table.csv, table.tex, comparison.json and report.html of the runs that are there."""
     facts = summarise(plan, out, failures)
     shown = table_of(facts)
-    runs = f"{len(plan.seeds)} seed{'s' * (len(plan.seeds) > 1)}" + (f" × {plan.folds} folds" if plan.folds else "")
-    text = markdown(shown) + "\n" + NOTE.format(runs=runs, reference=plan.reference.label)
+    text = markdown(shown) + "\n" + note(facts)
+    text += "".join(f"\nNote: {twin}.\n" for twin in facts["twins"])
     text += "".join(f"\nFailed: {failure.run}: {failure.error}\n" for failure in failures)
     for name, content in {
         "table.md": text,
         "table.csv": comma_separated(shown),
         "table.tex": latex(shown),
-        "comparison.json": json.dumps(facts, indent=1) + "\n",
+        FACTS: json.dumps(facts, indent=1) + "\n",
     }.items():
         write_atomic(out / name, content.encode())
+    page(out)
     return facts
+
+
+def page(out: Path, first: Sequence[Sheet] = ()) -> Path:
+    """Write the page of the comparison in a folder; `first` stands before its table."""
+    facts = read_facts(out / FACTS)
+    return write_comparison(out, facts, [*first, Sheet("Result", table_of(facts), note(facts).replace("*", ""))])
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """What comparison.json (or reproduction.json) holds."""
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise StorageError(f"{path} is damaged: start the comparison again, which does not repeat its runs") from error
+
+
+def note(facts: Mapping[str, Any]) -> str:
+    """What the columns of the table mean."""
+    seeds, folds = len(facts["seeds"]), facts["folds"]
+    return NOTE.format(
+        runs=f"{seeds} seed{'s' * (seeds > 1)}" + (f" × {folds} folds" if folds else ""), reference=facts["reference"]
+    )
 
 
 def summarise(plan: Plan, out: Path, failures: Sequence[Failure] = ()) -> dict[str, Any]:
@@ -90,7 +119,21 @@ def summarise(plan: Plan, out: Path, failures: Sequence[Failure] = ()) -> dict[s
         "versus": _versus(plan, out, results),
         "failures": [asdict(failure) for failure in failures],
         "left_out": list(plan.left_out),
+        "twins": twins(arms),
     }
+
+
+def twins(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Arms whose runs all ended with the very figures of an earlier arm: an option, or a whole method, that did nothing."""
+    found, seen = [], dict[str, str]()
+    for label, arm in arms.items():
+        key = json.dumps([(row["seed"], row["fold"], row["metrics"]) for row in arm["runs"]], sort_keys=True)
+        if arm["runs"] and key in seen:
+            found.append(
+                f"{label} ended exactly as {seen[key]}: what sets it apart had no effect (a warm-up longer than the run?)"
+            )
+        seen.setdefault(key, label)
+    return found
 
 
 def table_of(facts: Mapping[str, Any]) -> Table:

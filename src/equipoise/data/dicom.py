@@ -53,6 +53,8 @@ def window(values: np.ndarray, centre: float, width: float) -> np.ndarray:
 
 def patient(head: bytes) -> str:
     """The patient's id in the first bytes (`HEADER` of them) of a DICOM file."""
+    if not is_dicom(head):
+        raise ValueError("it is not a DICOM file; download it again")
     return str(_read(head, pixels=False).get("PatientID", ""))
 
 

@@ -70,12 +70,12 @@ def decode_files(
         return [one(name) for name, _ in found[start : start + BATCH]]
 
     def make(start: int, stop: int) -> list[np.ndarray | str]:
-        with ThreadPoolExecutor(THREADS) as pool:
-            batches = pool.map(several, range(start, stop, BATCH))
-            return [image for batch in batches for image in batch]
+        batches = pool.map(several, range(start, stop, BATCH))
+        return [image for batch in batches for image in batch]
 
     recipe = {"files": list(found), "resize": resize, **options.look.recipe}
-    return decoded(cache, recipe, len(found), (size, size, channels), make, progress)
+    with ThreadPoolExecutor(THREADS) as pool:  # no thread starts before there is work
+        return decoded(cache, recipe, len(found), (size, size, channels), make, progress)
 
 
 def reason(error: Exception) -> str:

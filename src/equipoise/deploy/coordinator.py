@@ -20,40 +20,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 from torch import Tensor
 
 from equipoise import __version__
 from equipoise.config import Config, read
-from equipoise.data.samples import Samples, Task
+from equipoise.data.samples import Samples
+from equipoise.deploy.card import SPLITS, Card, rows
 from equipoise.deploy.site import OURS
 from equipoise.engine.flower.fleet import Fleet, Grid
 from equipoise.errors import ConfigError, EquipoiseError, SiteError, StorageError
-from equipoise.options import Options
 from equipoise.partition import Holding
 from equipoise.running import Result, Watch, claim, make_ledger, one_thread, train
 from equipoise.server import Journal
 from equipoise.server.checkpoint import write_atomic
 from equipoise.setup import Material, fits, make_host
-
-SPLITS = ("train", "validation", "test")
-
-
-class Part(Options):
-    """How many images a site has in one split; small cells are not told."""
-
-    images: int = Field(ge=0)
-    counts: tuple[int | None, ...]
-
-
-class Card(Options):
-    """What a site tells of its data when it joins."""
-
-    classes: tuple[str, ...] = Field(min_length=2)
-    task: Task
-    shape: tuple[int, int, int]
-    partial: bool
-    splits: dict[str, Part]
 
 
 @dataclass(frozen=True)
@@ -64,10 +45,10 @@ class Roster(Material):
 
     @property
     def sizes(self) -> dict[str, int]:
-        return {site: card.splits["train"].images for site, card in self.cards.items()}
+        return {site: card.images["train"] for site, card in self.cards.items()}
 
     def counts(self) -> Tensor:
-        return torch.tensor([[n or 0 for n in card.splits["train"].counts] for card in self.cards.values()]).sum(0)
+        return torch.tensor([[n or 0 for n in card.counts["train"]] for card in self.cards.values()]).sum(0)
 
     def census(self) -> dict[str, Any]:
         """What the report says of the data, in the form of `report.census`."""
@@ -77,15 +58,14 @@ class Roster(Material):
             "task": self.samples.task,
             "classes": list(self.samples.classes),
             "splits": list(SPLITS),
-            "images": sum(card.splits[split].images for card in self.cards.values() for split in SPLITS),
+            "images": sum(card.images[split] for card in self.cards.values() for split in SPLITS),
             **{"height": height, "width": width, "channels": channels},
             "train": counts,
             "imbalance": max(counts) / min(counts) if min(counts) else None,
             "groups": None,
             "sites": {
                 site: {
-                    split: {"images": part.images, "counts": [n or 0 for n in part.counts]}
-                    for split, part in card.splits.items()
+                    split: {"images": card.images[split], "counts": [n or 0 for n in card.counts[split]]} for split in SPLITS
                 }
                 for site, card in self.cards.items()
             },
@@ -127,7 +107,8 @@ def _coordinate(grid: Grid, folder: Path, watch: Watch) -> Result:
             fits(config, stuff.samples.task)
             host = make_host(config, stuff, folder / "unused")
             ledger = make_ledger(config, host, stuff)
-            write_atomic(folder / "ledger.json", json.dumps(ledger.rows(), indent=1).encode())
+            told = rows(stuff.samples.classes, stuff.samples.images.shape[1:]) + ledger.rows()
+            write_atomic(folder / "ledger.json", json.dumps(told, indent=1).encode())
             write_atomic(folder / "data.json", json.dumps(stuff.census(), indent=1).encode())
             watch("begin", {"sites": stuff.sizes, "classes": stuff.samples.classes, "rounds": config.train.rounds})
             return train(config, stuff, host, ledger, fleet, journal, folder, watch)
@@ -201,12 +182,15 @@ def roster(config: Config, folder: Path, fleet: Fleet, sites: tuple[str, ...]) -
 def _card(site: str, given: Any) -> Card:
     try:
         card = Card.model_validate(given)
+        if set(card.images) != set(SPLITS):
+            place = "images"
+        elif set(card.counts) != set(SPLITS) or {len(told) for told in card.counts.values()} != {len(card.classes)}:
+            place = "counts"
+        else:
+            return card
     except ValidationError as error:
         place = ".".join(map(str, error.errors(include_url=False)[0]["loc"]))
-        raise SiteError(f"site '{site}' does not say in order what it holds: '{place}'; it needs the same Equipoise") from None
-    if set(card.splits) != set(SPLITS) or any(len(part.counts) != len(card.classes) for part in card.splits.values()):
-        raise SiteError(f"site '{site}' does not say in order what it holds: 'splits'; it needs the same Equipoise")
-    return card
+    raise SiteError(f"site '{site}' does not say in order what it holds: '{place}'; it needs the same Equipoise")
 
 
 def _agree(cards: Mapping[str, Card]) -> None:

@@ -14,9 +14,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import httpx
 from flwr.common.constant import SubStatus
+from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
 from flwr.supercore.constant import TaskType
 from flwr.supercore.heartbeat import HeartbeatSender
@@ -31,11 +33,15 @@ from equipoise.deploy.site import Desk, read_site
 from equipoise.errors import ConfigError, SiteError
 
 HOME, LOG = "flower", "node.log"
-POLL = 0.1
+POLL, LAZY = 0.2, 1.0
+"""seconds between two looks for work: the longer there was none, the more"""
 UP = 120.0
 PATIENCE, AGAIN = 150.0, 10.0
 """a site that was cut off is still there in Flower's books for a minute, and is not let in twice"""
 UNKNOWN = "the coordinator does not list this site's key: send it the .pub file"
+ASTRAY = "Flower's SuperNode is out of step"
+DROPPED = (b"Ignoring message ", b"Failed to receive message ")
+"""what the SuperNode says of a message it drops on its way in"""
 CLAIM = "/flwr.proto.Runtime/AcquireTask"
 
 
@@ -67,6 +73,9 @@ def join(folder: Path, patience: float = PATIENCE) -> None:
     try:
         while True:
             reason = _once(desk, command, f"127.0.0.1:{port}", secret)
+            if reason == ASTRAY:
+                end = time.monotonic() + patience
+                continue
             if reason != UNKNOWN or time.monotonic() > end:
                 break
             time.sleep(AGAIN)
@@ -81,62 +90,105 @@ def join(folder: Path, patience: float = PATIENCE) -> None:
 
 
 def _once(desk: Desk, command: Sequence[str], address: str, secret: bytes) -> str:
-    """Serve as long as one SuperNode runs; why it ended."""
-    log = desk.folder / LOG
-    said = log.stat().st_size if log.exists() else 0
-    node = processes.start(command, desk.folder / HOME, log)
+    """Serve as long as one SuperNode runs and keeps in step; why it ended."""
+    log = Log(desk.folder / LOG)
+    node = processes.start(command, desk.folder / HOME, log.path)
     try:
         host, port = address.split(":")
         processes.wait_for_port(host, int(port), node, UP, "Flower's SuperNode")
         desk.journal.write("dialled", coordinator=desk.options.superlink)
-        serve(desk, address, secret, node)
+        serve(desk, address, secret, node, log)
     finally:
         processes.stop(node)
-    text = log.read_bytes()[said:].decode(errors="replace")
-    if "CERTIFICATE_VERIFY_FAILED" in text:
+    if log.astray():
+        return ASTRAY
+    if "CERTIFICATE_VERIFY_FAILED" in log.text():
         return f"the server is not one that {Path(desk.options.certificate).name} vouches for"
-    return UNKNOWN if "activate" in text else "Flower's SuperNode ended"
+    return UNKNOWN if "activate" in log.text() else "Flower's SuperNode ended"
+
+
+class Log:
+    """What the SuperNode has said since we started it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._start = self._read = path.stat().st_size if path.exists() else 0
+        self._tail, self._astray = b"", False
+
+    def text(self) -> str:
+        return self.path.read_bytes()[self._start :].decode(errors="replace")
+
+    def astray(self) -> bool:
+        """Whether the SuperNode has dropped a message on its way in, as when its run is stopped (a coordinator that was killed).
+
+        It keeps a part of it in its books, never tells us, and from then on sends with every message the answer to the one before.
+        """
+        with open(self.path, "rb") as file:
+            file.seek(self._read)
+            new = file.read()
+        self._read += len(new)
+        said = self._tail + new
+        self._astray = self._astray or any(word in said for word in DROPPED)
+        self._tail = said[-max(map(len, DROPPED)) :]
+        return self._astray
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def serve(desk: Desk, address: str, secret: bytes, node: subprocess.Popen[bytes]) -> None:
-    """Answer what the SuperNode holds for us, one message after the other, as long as it runs."""
+def serve(desk: Desk, address: str, secret: bytes, node: subprocess.Popen[bytes], log: Log) -> None:
+    """Answer what the SuperNode holds for us, one message after the other, as long as it runs and keeps in step."""
     claim = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={CLAIM})
-    tasks = _client(address, "SuperExec", claim)
+    tasks, idle = _client(address, "SuperExec", claim), time.monotonic()
     wanted = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
     try:
-        while node.poll() is None:
+        while node.poll() is None and not log.astray():
             try:
                 found = tasks.AcquireTask(wanted)
             except httpx.HTTPError:
                 found = None  # the SuperNode is starting or ending; the next turn shows which
             if found is not None and found.HasField("task") and found.token:
-                _answer(desk, _client(address, "flwr-clientapp", RuntimeTokenHttpInterceptor(found.token)))
+                _answer(desk, Task(_client(address, "flwr-clientapp", RuntimeTokenHttpInterceptor(found.token)), log))
+                idle = time.monotonic()
             else:
-                time.sleep(POLL)
+                time.sleep(min(LAZY, max(POLL, (time.monotonic() - idle) / 10)))
     finally:
         tasks.close()
 
 
-def _answer(desk: Desk, client: RuntimeHttpClient) -> None:
+class Task:
+    """A conversation with the SuperNode about one message. Tensors that are still on their way are waited for, unless they never come."""
+
+    def __init__(self, client: RuntimeHttpClient, log: Log) -> None:
+        self._client, self._log = client, log
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def PullObject(self, request: PullObjectRequest) -> PullObjectResponse:  # noqa: N802
+        found = self._client.PullObject(request)
+        if found.object_found and not found.object_available and self._log.astray():
+            raise RuntimeError("the run was stopped before the whole question was here")
+        return found
+
+
+def _answer(desk: Desk, task: Any) -> None:
     """One message, from the SuperNode and back to it."""
-    beat = HeartbeatSender(_alive(client))
+    beat = HeartbeatSender(_alive(task))
     beat.start()
     try:
-        message, context, _, _ = pull_task_input(client)
-        push_message(client, respond(message, desk), context)
-        push_task_output(client, context, SubStatus.COMPLETED, "")
-    except (httpx.HTTPError, RuntimeError) as error:
+        message, context, _, _ = pull_task_input(task)
+        push_message(task, respond(message, desk), context)
+        push_task_output(task, context, SubStatus.COMPLETED, "")
+    except Exception as error:  # whatever it is, it is about this message only
         desk.journal.write("lost", reason=f"{type(error).__name__}: {error}")
     finally:
         beat.stop()
-        client.close()
+        task.close()
 
 
-def _alive(client: RuntimeHttpClient) -> Callable[[], bool]:
+def _alive(client: Any) -> Callable[[], bool]:
     def send() -> bool:
         try:
             client.SendTaskHeartbeat(SendTaskHeartbeatRequest())

@@ -70,7 +70,7 @@ UP = 60.0
 
 
 def start(folder: Path, host: str, port: int) -> subprocess.Popen[bytes]:
-    """Start the SuperLink: TLS, sites by key, control from this machine only; then let in the listed sites."""
+    """Start the SuperLink: TLS, sites by key, control from this machine only; then let in the listed sites. Runs are handed in anew."""
     keys = folder / "keys"
     for name in ("ca.crt", "server.crt", "server.key"):
         if not (keys / name).is_file():
@@ -93,6 +93,7 @@ def start(folder: Path, host: str, port: int) -> subprocess.Popen[bytes]:
         processes.wait_for_port(inside, port, process, UP, "Flower's SuperLink")
         write_atomic(folder / "server.json", json.dumps({"address": f"{inside}:{port}", "process": process.pid}).encode())
         allow(folder, {site: read_public(path) for site, path in sites.items()})
+        stop(folder)  # runs that the last server left behind: they would all begin at once, and get in each other's way
     except BaseException:
         processes.stop(process)
         raise
@@ -154,13 +155,11 @@ def submit(folder: Path, config: Config, out: Path) -> int:
 
 def wait(folder: Path, out: Path, number: int, look: Callable[[], None], pause: float = 0.5) -> dict[str, Any]:
     """Wait for a run's end, calling `look` on the way; what it came to, or a `SiteError` that says why it stopped."""
-    while True:
-        with control(folder) as client:
-            run = client.ListRuns(ListRunsRequest(run_id=number)).run_dict[number]
-        look()
-        if run.status.status == "finished":
-            break
-        time.sleep(pause)
+    with control(folder) as client:
+        while (run := client.ListRuns(ListRunsRequest(run_id=number)).run_dict[number]).status.status != "finished":
+            look()
+            time.sleep(pause)
+    look()
     lines, _ = read_journal(out / "journal.jsonl")
     if run.status.sub_status == "completed" and (out / "result.json").exists():
         return json.loads((out / "result.json").read_bytes())

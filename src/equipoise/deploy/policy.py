@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 from torch import Tensor
 
+from equipoise.deploy.card import COUNTS
 from equipoise.errors import ConfigError, EquipoiseError
 from equipoise.exchange import decode_upload
 from equipoise.exchange.ledger import Entry, entries
@@ -38,8 +39,8 @@ class Policy(Options):
 
     small_cell: int = Field(default=SMALL_CELL, ge=0)
     """no answer is given class by class while a class has fewer images than this, unless it has none; 0 turns the rule off"""
-    each: tuple[str, ...] = ("evaluate.own",)
-    """leaves (question.leaf) the coordinator may read for this site alone"""
+    each: tuple[str, ...] = ("evaluate.own", COUNTS)
+    """leaves (question.leaf) the coordinator may read for this site alone; join.counts: our images per class, told when we join"""
     methods: dict[str, str] = Field(default_factory=dict)
     """approved methods: name = fingerprint of the files that define it"""
 
@@ -88,8 +89,9 @@ class Policy(Options):
             raise Refused(sentence)
 
     def cells(self, counts: Tensor) -> list[int | None]:
-        """Images per class as they may be told: None for a small cell."""
-        return [None if 0 < int(n) < self.small_cell else int(n) for n in counts]
+        """Images per class as they may be told: None for a small cell, and everywhere if they may not be told at all."""
+        told = COUNTS in self.each
+        return [int(n) if told and not 0 < int(n) < self.small_cell else None for n in counts]
 
 
 def by_class(entry: Entry, classes: int, parameters: Collection[str]) -> bool:

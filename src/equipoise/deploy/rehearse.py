@@ -18,6 +18,7 @@ import tomli_w
 
 from equipoise.config import Config
 from equipoise.deploy import link, processes
+from equipoise.deploy.card import COUNTS
 from equipoise.deploy.coordinator import federated
 from equipoise.deploy.keys import new_keys
 from equipoise.deploy.policy import fingerprint
@@ -52,6 +53,15 @@ class Stage:
         folder = self.site(name)
         command = [*CLI, "site", "join", str(folder), *options]
         self.sites[name] = processes.start(command, folder / "flower", folder / "join.log")
+
+    def join_all(self) -> None:
+        """Start every site."""
+        for name in sorted(path.name for path in (self.folder / "sites").iterdir()):
+            self.join(name)
+
+    def perform(self, config: Config, out: Path, look: Callable[[], None] = lambda: None, pause: float = 0.5) -> dict[str, Any]:
+        """Hand in a run and wait for its end; what it came to."""
+        return link.wait(self.coordinator, out, link.submit(self.coordinator, config, out), look, pause)
 
     def close(self) -> None:
         """End every process that was started here, and all that those have started."""
@@ -103,7 +113,7 @@ def allowed(config: Config) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         stuff = material(config)
         ledger = make_ledger(config, make_host(config, stuff, Path(folder)), stuff)
-    return sorted({f"{row['question']}.{row['leaf']}" for row in ledger.rows() if row["kind"] == "each"})
+    return sorted({COUNTS, *(f"{row['question']}.{row['leaf']}" for row in ledger.rows() if row["kind"] == "each")})
 
 
 def rehearse(config: Config, out: Path, look: Callable[[], None] = lambda: None) -> dict[str, Any]:
@@ -114,10 +124,8 @@ def rehearse(config: Config, out: Path, look: Callable[[], None] = lambda: None)
         begin = time.perf_counter()
         with stage(config, Path(place), {"each": allowed(config)}) as made:
             made.open()
-            for name in sorted(path.name for path in (Path(place) / "sites").iterdir()):
-                made.join(name)
-            number = link.submit(made.coordinator, config, out)
-            found = link.wait(made.coordinator, out, number, look)
+            made.join_all()
+            found = made.perform(config, out, look)
         seconds = time.perf_counter() - begin
         expected = run(replace(config, base=config.base), Path(place) / "simulation").state_hash
     return {

@@ -7,8 +7,10 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from equipoise.config import read
+from equipoise.deploy.card import rows
 from equipoise.deploy.keys import new_pair, read_public
 from equipoise.deploy.policy import Refused, approved, fingerprint, read_policy
 from equipoise.deploy.site import own_config, read_site, take_part
@@ -44,8 +46,8 @@ POLICY = """\
 small_cell = 5
 
 # What the coordinator may read for this site alone (question.leaf). Take "evaluate.own" out to keep our own test results here;
-# we are then left out of evaluation, not of training.
-each = ["evaluate.own"]
+# we are then left out of evaluation, not of training. Take "join.counts" out to tell how many images we have, but not of what.
+each = ["evaluate.own", "join.counts"]
 
 # Methods that may run here: name = fingerprint of its files, as `equipoise site check` shows it. A changed file is refused.
 [methods]
@@ -82,6 +84,8 @@ class Checked:
     """What was tried at a site; with a run's config, what would leave and which rules that breaks."""
 
     facts: dict[str, str]
+    joining: list[dict[str, Any]]
+    """the ledger's rows for joining, before any question"""
     ledger: Ledger | None
     refused: list[str]
 
@@ -116,4 +120,5 @@ def check_site(folder: Path, file: Path | None = None) -> Checked:
             refused.append(f"{error}; its fingerprint is {fingerprint(type(config.method))}")
         for line in ledger.lines:
             refused += policy.objections(line.question, line.up, **joined.facts, read=("train",))
-    return Checked(facts, ledger, list(dict.fromkeys(refused)))
+    joining = rows(samples.classes, samples.images.shape[1:], policy.each)
+    return Checked(facts, joining, ledger, list(dict.fromkeys(refused)))

@@ -283,10 +283,8 @@ class Desk:
             "task": samples.task,
             "shape": list(samples.images.shape[1:]),
             "partial": joined.stuff.holdings[0].labelled is not None,
-            "splits": {
-                split: {"images": len(dict.__getitem__(joined.splits, split)), "counts": self.policy.cells(counts)}
-                for split, counts in joined.counts.items()
-            },
+            "images": {split: len(dict.__getitem__(joined.splits, split)) for split in joined.counts},
+            "counts": {split: self.policy.cells(counts) for split, counts in joined.counts.items()},
         }
 
     @staticmethod

@@ -1,27 +1,46 @@
-"""Flower's SuperLink with its doors shut: `python -m equipoise.deploy.superlink …` takes the arguments of `flower-superlink`.
+"""Flower's SuperLink with its doors shut and a bell: `python -m equipoise.deploy.superlink …` takes the arguments of `flower-superlink`.
 
 Flower serves three things at one port: what sites need, what its own processes need, and the control of runs. The last two ask for
 no key. Here they answer the machine itself only; from elsewhere there is nothing but the door for sites, which their keys open.
+
+A SuperNode that finds no work comes back three seconds later. Here it is kept waiting for some seconds instead, and let in the
+moment a question has come whole; and the coordinator is not handed an answer whose tensors are still on their way, for which it
+would have to come back as well. That takes most of the waiting out of a question, and changes nothing of what is said.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 Scope = MutableMapping[str, Any]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Said = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Said]]
+Send = Callable[[Said], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
 OPEN = "/v1/fleet/"
+ENDS = {"runtime": "fleet", "fleet": "runtime"}
+"""who pushes for whom: the coordinator's process comes in at /v1/runtime, the sites at /v1/fleet"""
+PUSHES, PULL = ("push-messages", "push-object"), "pull-messages"
+HOLD = 5.0
+"""how long a site may wait for work: less than the patience with which the server is stopped"""
+GRACE = 1.0
+"""how long the coordinator may wait for an answer that is on its way"""
+QUIET = 0.05
+"""a message and its tensors are pushed one after the other; after this pause it is whole"""
+SMALL = 4096
+"""a question for work has a few bytes; what is longer is none"""
 
 
 class SitesOnly:
     """Turns away whoever comes from another machine for anything but the sites' door."""
 
-    def __init__(self, app: Callable[[Scope, Any, Send], Awaitable[None]]) -> None:
+    def __init__(self, app: App) -> None:
         self.app = app
 
-    async def __call__(self, scope: Scope, receive: Any, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not scope["path"].startswith(OPEN) and not _here(scope.get("client")):
             await send({"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]})
             await send({"type": "http.response.body", "body": b"only from the coordinator's own machine"})
@@ -36,13 +55,120 @@ def _here(client: Any) -> bool:
         return False
 
 
+class Post:
+    """What is being pushed from one end, and the bell that rings when it is whole."""
+
+    def __init__(self) -> None:
+        self.coming = 0
+        self.bell = asyncio.Event()
+        self._soon: asyncio.TimerHandle | None = None
+
+    @property
+    def whole(self) -> bool:
+        return not self.coming and self._soon is None
+
+    async def carry(self, work: Awaitable[None]) -> None:
+        """One push."""
+        if self._soon:
+            self._soon.cancel()
+            self._soon = None
+        self.coming += 1
+        try:
+            await work
+        finally:
+            self.coming -= 1
+            if not self.coming:
+                self._soon = asyncio.get_running_loop().call_later(QUIET, self._ring)
+
+    def _ring(self) -> None:
+        self._soon = None
+        self.bell.set()
+        self.bell = asyncio.Event()
+
+
+class Bell:
+    """Lets whoever comes for messages wait until there are some that are whole."""
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+        self.posts = {end: Post() for end in ENDS}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        end, _, call = str(scope.get("path", "")).removeprefix("/v1/").partition("/")
+        if scope["type"] != "http" or end not in ENDS:
+            await self.app(scope, receive, send)
+        elif call in PUSHES:
+            await self.posts[end].carry(self.app(scope, receive, send))
+        elif call == PULL and end == "runtime":
+            post = self.posts[ENDS[end]]
+            if not post.whole:
+                await _either(GRACE, post.bell.wait())
+            await self.app(scope, receive, send)
+        elif call == PULL and _length(scope) <= SMALL:
+            await self._hold(scope, receive, send, self.posts[ENDS[end]])
+        else:
+            await self.app(scope, receive, send)
+
+    async def _hold(self, scope: Scope, receive: Receive, send: Send, post: Post) -> None:
+        """Ask the app for this site's work until there is some, or time is up. The app looks at the site's key each time."""
+        asked, more = list[Said](), True
+        while more:
+            asked.append(await receive())
+            more = bool(asked[-1].get("more_body"))
+        clock = asyncio.get_running_loop().time
+        gone, end = asyncio.ensure_future(receive()), clock() + HOLD
+        try:
+            while True:
+                bell = post.bell
+                if post.whole or clock() >= end:
+                    said = await self._ask(scope, asked, gone)
+                    if clock() >= end or said[0].get("status") != 200 or any(one.get("body") for one in said):
+                        for one in said:
+                            await send(one)
+                        return
+                await _either(max(QUIET, end - clock()), bell.wait(), gone)
+                if gone.done():  # work that is handed to nobody would be lost
+                    return
+        finally:
+            gone.cancel()
+
+    async def _ask(self, scope: Scope, asked: list[Said], gone: asyncio.Future[Said]) -> list[Said]:
+        """What the app says to a request that was read already."""
+        given, said = list(asked), list[Said]()
+
+        async def receive() -> Said:
+            return given.pop(0) if given else await asyncio.shield(gone)
+
+        async def send(one: Said) -> None:
+            said.append(one)
+
+        await self.app({**scope, "state": dict(scope.get("state", {}))}, receive, send)
+        return said
+
+
+async def _either(seconds: float, *things: Any) -> None:
+    """Wait until one of these is there, at most so long; those that are not ours to end go on."""
+    tasks = [asyncio.ensure_future(thing) for thing in things]
+    await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    for task, thing in zip(tasks, things, strict=True):
+        if task is not thing:
+            task.cancel()
+
+
+def _length(scope: Scope) -> int:
+    """The bytes a request says it has; without a word, more than any."""
+    found = dict(scope.get("headers", ())).get(b"content-length", b"")
+    return int(found) if found.isdigit() else SMALL + 1
+
+
 def main() -> None:
-    """Start the SuperLink behind `SitesOnly`."""
+    """Start the SuperLink behind `SitesOnly` and `Bell`."""
     from flwr.superlink import extensions
     from flwr.superlink.cli.flower_superlink import flower_superlink
     from starlette.middleware import Middleware
 
-    extensions.get_middleware = lambda: (Middleware(SitesOnly),)  # Flower's own hook; the outermost layer
+    # Flower's own hook, outermost first.
+    extensions.get_middleware = lambda: (Middleware(SitesOnly), Middleware(Bell))
     flower_superlink()
 
 

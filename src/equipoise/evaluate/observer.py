@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,11 @@ from equipoise.server.checkpoint import write_atomic
 from equipoise.tree import Tree
 
 METRICS = "metrics.jsonl"
+TIMING = "timing.jsonl"
+"""seconds per round, apart from the metrics: those are the same whenever a run is repeated"""
 SCORES = "scores"
+COUNTS = ("confusion", "binary", "calibration")
+"""the statistics that are kept as they are, where no scores are"""
 
 
 class Evaluation:
@@ -46,6 +51,7 @@ class Evaluation:
         self.tell = tell or (lambda row: None)
         self.shots = shot_groups(counts, options.shots)
         self.history: list[dict[str, Any]] = []
+        self._since = time.perf_counter()
 
     # The loop's view of us ---------------------------------------------------------------------------------------------
 
@@ -54,16 +60,14 @@ class Evaluation:
 
     def observe(self, done: int, server: Tree, ask: Exchange, facts: Mapping[str, Any]) -> None:
         row: dict[str, Any] = {"round": done, **facts}
+        begun, before = time.perf_counter(), self._since
         if self._due(done):
             row |= self._evaluate(done, server, ask)
+        self._since = time.perf_counter()
         self.history.append(row)
-        try:
-            with open(self.path, "a") as file:
-                file.write(json.dumps(row) + "\n")
-        except OSError as error:
-            raise StorageError(
-                f"{self.path} cannot be written: {error.strerror}; free disk space, then `equipoise resume`"
-            ) from error
+        _append(self.path, row)
+        times = {"train": round(begun - before, 3), "evaluate": round(self._since - begun, 3)}
+        _append(self.path.with_name(TIMING), {"round": done, **times})
         keep_scores(self.path.parent / SCORES, self._candidates())
         self.tell(row)
 
@@ -172,6 +176,9 @@ class Evaluation:
                 for name in names
             }
             result[split] = self._summary(roles, sites)
+            if split == "test":
+                first = next(iter(pooled[split].values()))
+                result[split]["counts"] = {name: first[name].tolist() for name in COUNTS if name in first}
         return result
 
     @staticmethod
@@ -184,6 +191,14 @@ class Evaluation:
             name: scalars(blend(list(found.values()))) for name, found in sites.items()
         }
         return summary
+
+
+def _append(path: Path, row: Mapping[str, Any]) -> None:
+    try:
+        with open(path, "a") as file:
+            file.write(json.dumps(row) + "\n")
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}; free disk space, then `equipoise resume`") from error
 
 
 def scalars(metrics: Mapping[str, Any]) -> dict[str, Any]:

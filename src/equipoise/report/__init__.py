@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from equipoise.report.folder import census, read_run, standing
-from equipoise.report.page import write_comparison, write_report
+from equipoise.report.page import Sheet, write_comparison, write_report
 
-__all__ = ["census", "read_run", "standing", "write_comparison", "write_report"]
+__all__ = ["Sheet", "census", "read_run", "standing", "write_comparison", "write_report"]

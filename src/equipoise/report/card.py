@@ -5,25 +5,23 @@ Counts are told in steps and never below `SMALL`, and no rate of so few images i
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 
 import torch
 
 from equipoise import __version__
 from equipoise.data.sets import SETS
-from equipoise.evaluate.observer import SCORES
-from equipoise.evaluate.scores import Scores, read_scores
-from equipoise.evaluate.significance import interval, judge, wilson
-from equipoise.report.folder import FIGURES, Run, by_size, objective_name, percent
+from equipoise.evaluate.significance import wilson
+from equipoise.report.folder import FIGURES, SMALL, Run, by_size, objective_name, percent
 from equipoise.report.table import escaped
-from equipoise.seeds import numpy_generator
 from equipoise.server.checkpoint import write_atomic
 from equipoise.site.measure import FIXED_POINT, tallies
 
 CARD = "model-card.md"
-SMALL = 10
 STEPS = (SMALL, 50, 100, 500, 1_000, 5_000, 10_000, 50_000, 100_000)
 POOR, RARE, UNCALIBRATED = 0.5, 50, 0.1
 """what the limits speak of: recall below, training images below, calibration error above"""
@@ -39,17 +37,36 @@ def write_card(run: Run) -> Path:
 def card(run: Run) -> str:
     """The whole card."""
     title = f"# Model card: {escaped(run.config['method']['name'])} on {escaped(run.data_name)}"
-    scores = read_scores(run.folder / SCORES, run.result["selected_rounds"])
     sections = {
         "Model": _model(run),
         "Data": _data(run),
-        "Performance": _performance(run, scores),
-        "Calibration": _calibration(run, scores),
+        "Performance": _performance(run),
+        "Calibration": _calibration(run),
         "Limits": (f"- {text}" for text in _limits(run)),
         "Identity": _identity(run),
     }
     parts = [f"## {name}\n\n" + "\n".join(lines) for name, lines in sections.items()]
     return "\n\n".join([title, *parts]) + "\n"
+
+
+def blocks(text: str) -> Iterator[tuple[str, list[list[str]]]]:
+    """A card taken apart for a page: ("h2", …), ("table", …), ("list", …) or ("text", …), each with its rows of plain cells."""
+    for kind, lines in groupby(text.splitlines(), _kind):
+        if kind == "table":
+            rows = [[_plain(cell) for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+            yield kind, [rows[0], *rows[2:]]
+        elif kind:
+            yield kind, [[_plain(line.lstrip("#- "))] for line in lines]
+
+
+def _kind(line: str) -> str:
+    starts = {"# ": "h1", "## ": "h2", "|": "table", "- ": "list"}
+    return next((kind for start, kind in starts.items() if line.startswith(start)), "text" if line else "")
+
+
+def _plain(cell: str) -> str:
+    """What `escaped` was given."""
+    return re.sub(r"\\(.)", r"\1", cell.strip())
 
 
 def bucket(count: int) -> str:
@@ -104,19 +121,17 @@ def _data(run: Run) -> Iterator[str]:
     yield from _table(("class", "training images" if data["task"] == "single" else "training images that have it"), rows)
 
 
-def _performance(run: Run, scores: Scores | None) -> Iterator[str]:
+def _performance(run: Run) -> Iterator[str]:
     test, data = run.test, run.data
     if test is None:
         yield "No round was tested."
         return
     everyone, own = test["generalisation"], test["specialisation"]
-    reach = {}
-    if scores is not None:
-        reach["balanced_accuracy"] = interval(judge(scores), numpy_generator(0, "card"))
+    reach = {"balanced_accuracy": run.reach}
     yield "Global: one model on the test images of all sites together. Own: each site's own predictor on its own test images, mean"
     yield "over sites. In brackets the 95 % interval over test images" + (
         " (bootstrap; Wilson's for recall)."
-        if scores is not None
+        if run.reach is not None
         else " (Wilson's, for recall; the others need the scores of single images, which stay at the sites)."
     )
     yield ""
@@ -140,11 +155,12 @@ def _performance(run: Run, scores: Scores | None) -> Iterator[str]:
     yield from _table(("site", "balanced accuracy, own predictor"), told_sites)
 
 
-def _calibration(run: Run, scores: Scores | None) -> Iterator[str]:
+def _calibration(run: Run) -> Iterator[str]:
     if run.test is None:
         yield "No round was tested."
         return
     yield f"Expected calibration error of the global predictor: {percent(run.test['generalisation']['ece'])}."
+    scores = run.scores
     if scores is None:
         return
     counts = [tallies(page, scores.labels, task=scores.task)["calibration"] for page in scores.logits]

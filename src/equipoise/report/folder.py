@@ -6,17 +6,21 @@ import json
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from equipoise.errors import StorageError
+from equipoise.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
+    from equipoise.evaluate.scores import Scores
     from equipoise.setup import Material
 
 SPLITS = ("train", "validation", "test")
+SMALL = 10
+"""fewer images than this are too few to judge by, and on a card too few to tell"""
 FIGURES = {
     "balanced_accuracy": "balanced accuracy",
     "accuracy": "accuracy",
@@ -32,12 +36,13 @@ FIGURES = {
 
 @dataclass(frozen=True)
 class Run:
-    """All a page needs to know of one run."""
+    """All a page needs to know of one run, finished or going on."""
 
     folder: Path
     config: dict[str, Any]
     config_text: str
     result: dict[str, Any]
+    """as in result.json; of a run that goes on, what it would be if this were the end, without a state"""
     history: list[dict[str, Any]]
     ledger: list[dict[str, Any]]
     journal: list[dict[str, Any]]
@@ -48,29 +53,79 @@ class Run:
         return self.config["data"].get("name") or self.config["data"]["kind"]
 
     @property
+    def method(self) -> str:
+        return self.config["method"]["name"]
+
+    @property
     def test(self) -> dict[str, Any] | None:
         """Metrics on the test sets of the selected round, if any round was evaluated."""
         return self.result["metrics"].get("test")
 
+    @property
+    def finished(self) -> bool:
+        return self.result["state_hash"] is not None
+
+    @property
+    def done(self) -> int:
+        """Rounds done."""
+        return self.history[-1]["round"] if self.history else 0
+
+    @cached_property
+    def scores(self) -> Scores | None:
+        """How the global predictor scores every test image, where that was kept."""
+        from equipoise.evaluate.observer import SCORES
+        from equipoise.evaluate.scores import read_scores
+
+        return read_scores(self.folder / SCORES, self.result["selected_rounds"])
+
+    @cached_property
+    def reach(self) -> tuple[float, float] | None:
+        """The 95 % interval of the global predictor's balanced accuracy over test images, where there are scores."""
+        from equipoise.evaluate.significance import interval, judge
+        from equipoise.seeds import numpy_generator
+
+        return None if self.scores is None else interval(judge(self.scores), numpy_generator(0, "card"))
+
 
 def read_run(folder: Path) -> Run:
-    """The run in a folder; `StorageError` when it is not whole."""
+    """The run in a folder, as far as it got; `StorageError` when the folder holds none, or a damaged one."""
     from equipoise.server.journal import read as read_journal
 
+    finished = (folder / "result.json").is_file()
     try:
         text = (folder / "config.toml").read_text()
         config = tomllib.loads(text)
-        result = json.loads((folder / "result.json").read_bytes())
-        ledger = json.loads((folder / "ledger.json").read_bytes())
-        lines = (folder / "metrics.jsonl").read_text().splitlines()
-        history = [json.loads(line) for line in lines]
+        ledger = json.loads(_text(folder / "ledger.json", finished) or "[]")
+        lines = _text(folder / "metrics.jsonl", finished).splitlines(keepends=True)
+        history = [json.loads(line) for line in lines if finished or line.endswith("\n")]  # the last may be half written
+        data = _data(folder)
+        result = json.loads((folder / "result.json").read_bytes()) if finished else _so_far(config, history, data)
     except FileNotFoundError as error:
         name = Path(error.filename).name
+        if name == "config.toml":
+            raise StorageError(f"{folder} is not a run folder: it has no {name}") from error
         raise StorageError(f"{folder} has no {name}: finish the run with `equipoise resume {folder}`") from error
     except (OSError, ValueError) as error:
         raise StorageError(f"{folder} is damaged ({error}): restore it, or start the run anew") from error
     journal, _ = read_journal(folder / "journal.jsonl")
-    return Run(folder, config, text, result, history, ledger, journal, _data(folder))
+    return Run(folder, config, text, result, history, ledger, journal, data)
+
+
+def _text(path: Path, needed: bool) -> str:
+    """What a file holds; nothing where a run that goes on has not written it yet."""
+    return path.read_text() if needed or path.exists() else ""
+
+
+def _so_far(config: dict[str, Any], history: Sequence[dict[str, Any]], data: dict[str, Any]) -> dict[str, Any]:
+    """The result if this were the end."""
+    from equipoise.evaluate.protocol import select
+
+    tested = [row for row in history if "test" in row]
+    try:
+        rounds, metrics = select(tested, config["evaluate"]["select"], key="generalisation.balanced_accuracy")
+    except ConfigError:  # nothing to select from yet
+        rounds, metrics = [], {}
+    return {"selected_rounds": rounds, "metrics": metrics, "classes": data["classes"], "state_hash": None}
 
 
 def _data(folder: Path) -> dict[str, Any]:
@@ -85,13 +140,18 @@ def _data(folder: Path) -> dict[str, Any]:
             return json.loads(path.read_bytes())
         except ValueError as error:
             raise StorageError(f"{path} is damaged: delete it, then `equipoise resume {folder}`") from error
+    if (folder / "federation.json").is_file():
+        raise StorageError(f"{folder}: the sites have not said what they hold yet; try again when the first round is done")
     facts = census(material(read(folder / "config.toml")))
     write_atomic(path, json.dumps(facts, indent=1).encode())
     return facts
 
 
 def census(stuff: Material) -> dict[str, Any]:
-    """Who holds what: images and class counts (positives, for multi-label) per site and split."""
+    """Who holds what: images and class counts (positives, for multi-label) per site and split.
+
+    A site that labels only some of the classes has `labelled`, true or false for each.
+    """
     samples = stuff.samples
     width = len(samples.classes)
 
@@ -104,6 +164,9 @@ def census(stuff: Material) -> dict[str, Any]:
         name: {split: {"images": len(rows), "counts": counts(rows)} for split, rows in splits.items()}
         for name, splits in parts.items()
     }
+    for holding in stuff.holdings:
+        if holding.labelled is not None:
+            sites[holding.name]["labelled"] = holding.labelled.tolist()
     train = [sum(site["train"]["counts"][i] for site in sites.values()) for i in range(width)]
     _, height, across, channels = samples.images.shape
     return {

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from equipoise import __version__
-from equipoise.report.card import write_card
-from equipoise.report.chart import Series, lines
-from equipoise.report.folder import FIGURES, Run, by_size, objective_name, percent, read_run, size, standing
+from equipoise.evaluate.significance import wilson
+from equipoise.methods import METHODS
+from equipoise.report import words
+from equipoise.report.card import blocks, write_card
+from equipoise.report.figures import Figure as Drawing
+from equipoise.report.figures import comparison_figures, run_figures
+from equipoise.report.folder import FIGURES, SMALL, Run, by_size, objective_name, percent, read_run, size
+from equipoise.report.table import Figure, Row, Table
 from equipoise.server.checkpoint import write_atomic
 
 PAGE = "report.html"
+REFRESH = 5
+"""seconds after which a live page looks at its file again"""
 
 VIEWS = {
     "generalisation": "the global predictor on the union of all test sets",
@@ -24,51 +35,73 @@ VIEWS = {
     "average": "the mean of the two",
 }
 
+RUN = {
+    "convergence": ("convergence", "loss"),
+    "classes": ("recall", "confusion", "reliability", "features"),
+    "sites": ("contribution", "rescue"),
+    "data": ("distribution",),
+    "privacy": ("ledger", "bytes"),
+    "more": (),
+}
+COMPARISON = {"data": ("distribution",), "result": ()}
+"""where figures stand, by their keys; one that is not named stands in the last place"""
 
-def write_report(folder: Path) -> Path:
-    """The page of a finished run, into its folder, with the model card beside it."""
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table with its heading and what its columns mean."""
+
+    title: str
+    table: Table
+    note: str
+
+
+def write_report(folder: Path, live: bool = False) -> Path:
+    """The page of a run, finished or not, into its folder; of a finished one with the model card beside it.
+
+    A `live` page looks at its file again every few seconds, for as long as the run is not finished.
+    """
     run = read_run(folder)
-    card = write_card(run)
+    card = write_card(run).read_text() if run.finished else ""
     return _write(
         folder,
         "run.html.j2",
         run=run,
+        live=live and not run.finished,
+        short=words.in_short(run),
+        method=changed_options(run),
         config=tomli_w.dumps({key: value for key, value in run.config.items() if key != "base"}),
         objective=objective_name(run),
-        started=_started(run),
+        times={name: _time(line) for name, line in _ends(run).items()},
+        stopped=run.journal[-1]["reason"] if run.journal and run.journal[-1]["event"] == "stopped" else None,
         cards=_cards(run),
-        card=card.read_text(),
-        charts=[
-            lines("balanced accuracy over rounds", _accuracy(run), percent=True),
-            lines("training loss over rounds", _losses(run)),
-        ],
+        card=list(blocks(card)),
+        places=placed(run_figures(run), RUN),
+        classes=_classes(run),
         absences=absences(run.journal),
         traffic={key: sum(row[key] for row in run.history) for key in ("bytes_up", "bytes_down")},
         fingerprint=next((line["data"] for line in run.journal if "data" in line), None),
     )
 
 
-def write_comparison(rows: Sequence[tuple[str, Path]], folder: Path) -> Path:
-    """A page that puts runs on the same data side by side: (title, run folder) each, into `folder`."""
-    runs = [(title, read_run(place)) for title, place in rows]
-    standings = [(title, standing(run)) for title, run in runs]
-    curves = {
-        view: lines(
-            f"{view}: balanced accuracy over rounds",
-            [Series(title, _curve(run, "test", view)) for title, run in runs],
-            percent=True,
-        )
-        for view in ("generalisation", "specialisation")
-    }
+def write_comparison(folder: Path, facts: Mapping[str, Any], sheets: Sequence[Sheet]) -> Path:
+    """The page of a comparison, into its folder: `facts` as in comparison.json, and the tables that come first."""
+    every = [(label, one["runs"]) for label, one in facts["arms"].items()]
+    arms = [(label, [read_run(folder / row["folder"]) for row in rows]) for label, rows in every if rows]
+    first = arms[0][1][0] if arms else None
+    after = [] if first is None else [_recalls(first, every), _sites(first, arms)]
     return _write(
         folder,
         "comparison.html.j2",
-        runs=runs,
-        run=runs[0][1],
-        standings=standings,
-        best={key: _best([one[key] for _, one in standings]) for key in standings[0][1]},
-        links={title: place.relative_to(folder).as_posix() + f"/{PAGE}" for title, place in rows},
-        curves=curves,
+        facts=facts,
+        run=first,
+        live=False,
+        short=words.compared(facts, arms),
+        sheets=sheets,
+        after=after,
+        places=placed(comparison_figures(arms), COMPARISON),
+        links={label: f"{rows[0]['folder']}/{PAGE}" for label, rows in every if len(rows) == facts["runs"] == 1},
+        page=PAGE,
     )
 
 
@@ -80,11 +113,30 @@ def _write(folder: Path, template: str, **facts: Any) -> Path:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    pages.filters |= {"percent": percent, "size": size, "share": _share}
-    facts |= {"by_size": by_size, "figures": FIGURES, "views": VIEWS, "version": __version__}
+    assert pages.loader is not None
+    script = Markup(pages.loader.get_source(pages, "page.js")[0])
+    # Only this very script may run, so that no name or label in the data can bring one of its own.
+    allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    pages.filters |= {"percent": percent, "size": size, "share": _share, "cell": _cell, "prose": _prose}
+    facts |= {
+        "by_size": by_size,
+        "metrics": FIGURES,
+        "views": VIEWS,
+        "version": __version__,
+        "refresh": REFRESH,
+        "small": SMALL,
+    }
+    facts |= {"script": script, "allowed": allowed}
     path = folder / PAGE
     write_atomic(path, pages.get_template(template).render(facts).encode())
     return path
+
+
+def placed(figures: Sequence[Drawing], places: Mapping[str, Sequence[str]]) -> dict[str, list[Drawing]]:
+    """The figures of each place."""
+    last = list(places)[-1]
+    homes = {key: place for place, keys in places.items() for key in keys}
+    return {place: [figure for figure in figures if homes.get(figure.key, last) == place] for place in places}
 
 
 def _share(value: float | None) -> str:
@@ -92,12 +144,38 @@ def _share(value: float | None) -> str:
     return "0" if value is None else f"{100 * min(1.0, max(0.0, value)):.1f}"
 
 
-def _best(values: Sequence[float | None]) -> float | None:
-    return max((value for value in values if value is not None), default=None)
+def _prose(text: str) -> Markup:
+    """A sentence, with `commands` as such."""
+    return Markup("").join(Markup("<code>{}</code>" if i % 2 else "{}").format(part) for i, part in enumerate(text.split("`")))
 
 
-def _started(run: Run) -> str:
-    return datetime.fromtimestamp(run.journal[0]["time"], UTC).strftime("%Y-%m-%d %H:%M UTC") if run.journal else "unknown"
+def _cell(value: str | float | None) -> str:
+    """A cell of a figure's table."""
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
+    return "–" if value is None else f"{value:,}" if isinstance(value, int) else value
+
+
+# One run ---------------------------------------------------------------------------------------------------------------
+
+
+def changed_options(run: Run) -> str:
+    """The method, and those of its options that are not as they are by default; all of them for a method of one's own."""
+    given = {key: value for key, value in run.config["method"].items() if key != "name"}
+    if run.method in METHODS:
+        usual = METHODS[run.method].model_validate({}).model_dump(mode="json", exclude_none=True)
+        given = {key: value for key, value in given.items() if usual.get(key) != value}
+    return ", ".join([run.method, *(f"{key} = {value}" for key, value in given.items())])
+
+
+def _ends(run: Run) -> dict[str, Mapping[str, Any]]:
+    """The first line of the journal, and the last of a round."""
+    rounds = [line for line in run.journal if line["event"] == "committed"]
+    return {"started": run.journal[0] if run.journal else {}, "last": rounds[-1] if rounds else {}}
+
+
+def _time(line: Mapping[str, Any]) -> str:
+    return datetime.fromtimestamp(line["time"], UTC).strftime("%Y-%m-%d %H:%M UTC") if line else "unknown"
 
 
 def _cards(run: Run) -> list[tuple[str, str, str]]:
@@ -121,22 +199,17 @@ def _cards(run: Run) -> list[tuple[str, str, str]]:
     ]
 
 
-def _curve(run: Run, split: str, view: str) -> list[tuple[int, float | None]]:
-    return [(row["round"], row[split][view]["balanced_accuracy"]) for row in run.history if split in row]
-
-
-def _accuracy(run: Run) -> list[Series]:
-    return [
-        Series("test, global", _curve(run, "test", "generalisation")),
-        Series("test, own", _curve(run, "test", "specialisation")),
-        Series("validation, global", _curve(run, "validation", "generalisation")),
-    ]
-
-
-def _losses(run: Run) -> list[Series]:
-    """Every mean loss the sites reported, by question."""
-    names = dict.fromkeys(key for row in run.history for key in row if key.endswith(".loss"))
-    return [Series(name.replace(".", ": "), [(row["round"], row.get(name)) for row in run.history]) for name in names]
+def _classes(run: Run) -> list[dict[str, Any]]:
+    """The classes from the most frequent to the rarest: training and test images, recall and its 95 % interval (Wilson's)."""
+    if run.test is None:
+        return []
+    everyone, rows = run.test["generalisation"], []
+    for i in by_size(run.data["train"]):
+        count, recall = int(everyone["support"][i] or 0), everyone["recall"][i]
+        low, high = wilson(recall, count) if count and recall is not None else (None, None)
+        name, train = run.data["classes"][i], run.data["train"][i]
+        rows.append({"name": name, "train": train, "test": count, "recall": recall, "low": low, "high": high})
+    return rows
 
 
 def absences(journal: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -166,3 +239,31 @@ def _spans(numbers: Sequence[int]) -> str:
         else:
             spans.append([n, n])
     return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in spans)
+
+
+# Several runs ----------------------------------------------------------------------------------------------------------
+
+
+def _recalls(first: Run, every: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> Sheet:
+    """Recall of every class, from the most frequent to the rarest."""
+    order = by_size(first.data["train"])
+    rows = [
+        Row(label, tuple(Figure.of([row["recall"][i] for row in rows if row["recall"]]) for i in order))
+        for label, rows in every
+    ]
+    heads = tuple(f"{first.data['classes'][i]} ({first.data['train'][i]:,})" for i in order)
+    note = "The global predictor on the union of all test sets; from the most frequent class to the rarest, training images in brackets."
+    return Sheet("Recall per class", Table(heads, tuple(rows)), note)
+
+
+def _sites(first: Run, arms: words.Arms) -> Sheet:
+    """What each site's own predictor reaches on its own test set."""
+    sites = list(first.data["sites"])
+    rows = []
+    for label, runs in arms:
+        tests = [run.test["sites"] if run.test else {} for run in runs]
+        cells = tuple(Figure.of([(test.get(site) or {}).get("balanced_accuracy") for test in tests]) for site in sites)
+        rows.append(Row(label, cells))
+    heads = tuple(f"{site} ({first.data['sites'][site]['train']['images']:,})" for site in sites)
+    note = "Balanced accuracy of each site's own predictor on its own test set; training images in brackets."
+    return Sheet("What each site gets", Table(heads, tuple(rows)), f"{note} {words.DRAWN}" if words.drawn(arms) else note)

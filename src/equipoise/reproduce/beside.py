@@ -9,12 +9,15 @@ from statistics import mean
 from typing import Any
 
 from equipoise.compare import Plan, compare
-from equipoise.compare.summary import results_of
+from equipoise.compare import page as comparison_page
+from equipoise.compare.summary import read_facts, results_of
+from equipoise.report import Sheet
 from equipoise.report.table import Figure, Row, Table, comma_separated, latex, markdown
 from equipoise.reproduce.plan import Task
 from equipoise.running import Watch
 from equipoise.server.checkpoint import write_atomic
 
+FACTS = "reproduction.json"
 NOTE = """\
 Per cent, mean ± standard deviation over {runs}; paper: as published, with the standard deviation where there is one; Δ: ours minus
 the paper's. {source}.
@@ -37,10 +40,19 @@ def reproduce(task: Task, out: Path, processes: int | None = None, watch: Watch 
         "reproduction.md": text,
         "reproduction.csv": comma_separated(_numbers(facts)),
         "reproduction.tex": latex(shown),
-        "reproduction.json": json.dumps(facts, indent=1) + "\n",
+        FACTS: json.dumps(facts, indent=1) + "\n",
     }.items():
         write_atomic(out / name, content.encode())
+    page(out)
     return facts
+
+
+def page(out: Path) -> Path:
+    """Write the page of the table in a folder: that of the comparison, with the paper's numbers first."""
+    facts = read_facts(out / FACTS)
+    note = f"Per cent, mean ± standard deviation; paper: as published; Δ: ours minus the paper's. {facts['source']}."
+    note += "".join(f" {remark.rstrip('.')}." for remark in facts["remarks"])
+    return comparison_page(out, [Sheet(f"Beside the paper: {facts['title']}", sheet(facts), note)])
 
 
 def summarise(task: Task, out: Path) -> dict[str, Any]:

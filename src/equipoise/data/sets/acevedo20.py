@@ -38,7 +38,6 @@ class Acevedo20(FolderSet):
         papers="FedSDC",
     )
     parts = ("PBC_dataset_normal_DIB",)
-    folders = {name: name for name in COUNTS}
 
     kind: Literal["acevedo20"] = "acevedo20"
 

@@ -6,9 +6,11 @@ hospital's own CSV file.
 
 from __future__ import annotations
 
+import zipfile
+import zlib
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -94,24 +96,27 @@ class SetData(DataOptions):
 class FolderSet(SetData):
     """A set with one folder per class, however deep; other folders are left alone."""
 
-    folders: ClassVar[Mapping[str, str]]
-    """folder → class"""
+    folders: ClassVar[Mapping[str, str]] = {}
+    """folder → class, where the folders are not named as the classes"""
 
     def rows(self, download: Download) -> Iterator[Row | Bad]:
-        held = {name: folder for name in download.images if (folder := self._folder(name)) is not None}
-        for folder in self.folders:
+        folders = self.folders or {name: name for name in self.classes}
+        held = {name: folder for name in download.images if (folder := _innermost(name, folders)) is not None}
+        for folder in folders:
             if folder not in held.values():
-                raise download.lacks(folder, "folder")
+                raise download.lacks(folder, "folder", folders)
         for number, (name, folder) in enumerate(held.items()):
             id = f"{folder}/{PurePosixPath(name).name}"
-            yield Row(number, name, id, self.folders[folder], name, attributes=self.attributes(name))
+            yield Row(number, name, id, folders[folder], name, attributes=self.attributes(name))
 
     def attributes(self, name: str) -> dict[str, str]:
         """What the name of a file tells beyond its class."""
         return {}
 
-    def _folder(self, name: str) -> str | None:
-        return next((part for part in reversed(name.split("/")[:-1]) if part in self.folders), None)
+
+def _innermost(name: str, folders: Container[str]) -> str | None:
+    """The deepest of some folders that a file lies in."""
+    return next((part for part in reversed(name.split("/")[:-1]) if part in folders), None)
 
 
 class Download:
@@ -131,10 +136,17 @@ class Download:
             raise self.lacks(names[0], "file")
         return min(found, key=lambda place: (place.count("/"), place))
 
+    def read(self, place: str, size: int = -1) -> bytes:
+        """The content of a file, or its first `size` bytes."""
+        try:
+            return self.files.read(place, size)
+        except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            raise DataError(f"{self.root / place} cannot be read: {error}; download it again") from error
+
     def table(self, *names: str, columns: Iterable[str], delimiter: str = ",") -> Iterator[tuple[int, str, dict[str, str]]]:
         """(number, place, fields) of every row of an official table, found by any of its names."""
         place = self.find(*names)
-        data = self.files.read(place)
+        data = self.read(place)
         if b"\t" in data.partition(b"\n")[0]:
             delimiter = "\t"
         for number, fields in read_table(data, f"{self.root / place}", columns, delimiter):
@@ -155,15 +167,17 @@ class Download:
                 found.setdefault(PurePosixPath(name).stem, name)
         return found
 
-    def lacks(self, name: str, what: str) -> DataError:
-        """One sentence about an official file or folder that is not there, and what to do."""
+    def lacks(self, name: str, what: str, official: Container[str] = ()) -> DataError:
+        """One sentence about an official file or folder that is not there, and what to do; no `official` name is a slip for it."""
         entries = {part for place in self.names for part in place.split("/")}
         packed = next((f"{name}{ending}" for ending in PACKED if f"{name}{ending}" in entries), None)
-        near = nearest(name, sorted(entries - {name}))
+        suffix = PurePosixPath(name).suffix
+        alike = {one.lower(): one for one in entries - {name} if PurePosixPath(one).suffix == suffix and one not in official}
+        near = alike.get(nearest(name, sorted(alike)) or "")
         fix = f"take it from {self.facts.home}"
         if packed is not None:
             fix = f"unpack {packed}"
-        elif near is not None and PurePosixPath(near).suffix == PurePosixPath(name).suffix:
+        elif near is not None:
             fix = f"rename '{near}' if it is that {what}, or {fix}"
         return DataError(f"{self.root} has no {what} '{name}', which {self.facts.title} needs: {fix}")
 

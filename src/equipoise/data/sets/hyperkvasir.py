@@ -59,7 +59,6 @@ class HyperKvasir(FolderSet):
         papers="Fed-MAS",
     )
     parts = ("labeled-images", "hyper-kvasir-labeled-images")
-    folders = {name: name for name in COUNTS}
 
     kind: Literal["hyperkvasir"] = "hyperkvasir"
     folds: Literal[2, 5] = 5
@@ -80,13 +79,16 @@ class HyperKvasir(FolderSet):
         table = f"{self.folds}_fold_split.csv"
         columns = ("file-name", "split-index")
         folds = {
-            fields["file-name"]: fields["split-index"] for _, _, fields in download.table(table, columns=columns, delimiter=";")
+            fields["file-name"]: (number, place, fields["split-index"])
+            for number, place, fields in download.table(table, columns=columns, delimiter=";")
         }
         for row in super().rows(download):
-            index = None if isinstance(row, Bad) else folds.get(PurePosixPath(row.file).name)
+            found = None if isinstance(row, Bad) else folds.pop(PurePosixPath(row.file).name, None)
             if isinstance(row, Bad):
                 yield row
-            elif index is None:
+            elif found is None:
                 yield Bad(row.number, f"{row.place}: {table} does not name it")
             else:
-                yield replace(row, split="test" if index == str(self.fold) else "train")
+                yield replace(row, split="test" if found[2] == str(self.fold) else "train")
+        for file, (number, place, _) in folds.items():
+            yield Bad(number, f"{place}: file '{file}' is not in {download.root.name}")

@@ -44,6 +44,5 @@ class Matek19(FolderSet):
         papers="FedSDC",
     )
     parts = ("AML-Cytomorphology_LMU",)
-    folders = {name: name for name in COUNTS}
 
     kind: Literal["matek19"] = "matek19"

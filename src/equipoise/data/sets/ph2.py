@@ -13,6 +13,7 @@ from typing import Literal
 
 from equipoise.data.rows import Bad, Row
 from equipoise.data.sets.base import Counts, Download, Facts, SetData
+from equipoise.errors import DataError
 
 CLASSES = ("common nevus", "atypical nevus", "melanoma")
 """in the order of the numbers in the table"""
@@ -37,11 +38,13 @@ class Ph2(SetData):
 
     def rows(self, download: Download) -> Iterator[Row | Bad]:
         places = download.below(IMAGES)
-        lines = download.files.read(download.find(TABLE)).decode("utf-8", "replace").splitlines()
-        for number, line in enumerate(lines, start=1):
-            cells = [cell.strip() for cell in line.split("||")]
-            if len(cells) < 4 or not cells[1].startswith("IMD"):
-                continue  # headings and the legend below the table
+        table = download.find(TABLE)
+        lines = download.read(table).decode("utf-8", "replace").splitlines()
+        parts = {number: [cell.strip() for cell in line.split("||")] for number, line in enumerate(lines, start=1)}
+        held = {number: cells for number, cells in parts.items() if len(cells) > 3 and cells[1].startswith("IMD")}
+        if not held:  # the other lines are headings and the legend below the table
+            raise DataError(f"{download.root / table} has no line '|| IMD… ||' about an image: download it again")
+        for number, cells in held.items():
             name, place = cells[1], f"{TABLE} line {number}"
             if cells[3] not in ("0", "1", "2"):
                 yield Bad(number, f"{place}: clinical diagnosis '{cells[3]}' of {name} is not 0, 1 or 2")

@@ -79,7 +79,11 @@ class RsnaIch(SetData):
             kept += healthy[: self.healthy]
         for number, name in enumerate(kept):
             types, file = held[name], places.get(name, f"{name}.dcm")
-            group = patient(download.files.read(file, HEADER)) if self.patients and name in places else None
+            try:
+                group = patient(download.read(file, HEADER)) if self.patients and name in places else None
+            except ValueError as error:
+                yield Bad(number, f"slice {name}: image '{file}' is broken: {error}")
+                continue
             yield Row(number, f"slice {name}", name, types if self.multi else types[0], file, group=group)
 
     def _folder(self, download: Download) -> str:

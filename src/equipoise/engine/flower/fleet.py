@@ -22,6 +22,8 @@ from equipoise.exchange.codec import CodecError
 Tell = Callable[..., None]
 """told of what goes wrong: tell(event, site=…, reason=…), as a journal's `write`"""
 ECHOED = ("run", "ticket", "site", "round", "question")
+LOOK = 1.0
+"""seconds between two looks at who is online"""
 
 
 class Node(Protocol):
@@ -122,53 +124,66 @@ class Fleet:
     ) -> Iterator[tuple[str, dict[str, Any], dict[str, bytes]]]:
         """Good answers as they come. A site has `patience` seconds to come online, and from then on until the deadline."""
         owed = {site: Owed(due=time.monotonic() + patience) for site in sites}
-        looked = float("-inf")
+        looked, began = float("-inf"), time.monotonic()
         while owed:
-            if time.monotonic() - looked >= 1.0:
+            if time.monotonic() - looked >= LOOK:
                 online, looked = self.online(), time.monotonic()
-                for site, debt in list(owed.items()):
-                    if site in online and (not debt.sent or online[site].last_activated_at != debt.since):
-                        self._send(site, debt, online[site], kind, letter, round)
+                back = [site for site in owed if site in online and self._wants(owed[site], online[site])]
+                self._send(back, owed, online, kind, letter, round)
             for reply in list(self.grid.pull_messages([number for debt in owed.values() for number in debt.sent])):
                 answered = self._read(reply, owed, round)
                 if answered is not None:
                     del owed[answered[0]]
                     yield answered
-            for site, debt in list(owed.items()):
-                spent = debt.tries > self.retries
-                if time.monotonic() < debt.due and (debt.sent or not spent):
-                    continue
-                if site in online and not spent:
-                    self._send(site, debt, online[site], kind, letter, round)
-                else:
-                    if debt.sent or not spent:  # otherwise its last failure was told already
-                        what = f"no answer within {self.deadline:g} s" if debt.tries else f"not online within {patience:g} s"
-                        self.tell("silent", site=site, round=round, tries=debt.tries, reason=what)
-                    del owed[site]
-            if owed:
-                time.sleep(self.poll)
+            late = [site for site, debt in owed.items() if not self._may_wait(debt)]
+            again = [site for site in late if site in online and owed[site].tries <= self.retries]
+            self._send(again, owed, online, kind, letter, round)
+            for site in [site for site in late if site not in again]:
+                debt = owed.pop(site)
+                if debt.sent or debt.tries <= self.retries:  # otherwise its last failure was told already
+                    what = f"no answer within {self.deadline:g} s" if debt.tries else f"not online within {patience:g} s"
+                    self.tell("silent", site=site, round=round, tries=debt.tries, reason=what)
+            if owed:  # a look costs Flower's server some work: seldom enough that it is a tenth of the wait at most
+                time.sleep(min(LOOK, max(self.poll, (time.monotonic() - began) / 10)))
+
+    def _wants(self, debt: Owed, node: Node) -> bool:
+        """Whether a site that is online has nothing of ours to answer, or was started anew since it had; and may be asked."""
+        return debt.tries <= self.retries and (not debt.sent or node.last_activated_at != debt.since)
+
+    def _may_wait(self, debt: Owed) -> bool:
+        """Whether there is still something to wait for."""
+        return time.monotonic() < debt.due and (bool(debt.sent) or debt.tries <= self.retries)
 
     def _send(
         self,
-        site: str,
-        debt: Owed,
-        node: Node,
+        sites: Sequence[str],
+        owed: Mapping[str, Owed],
+        online: Mapping[str, Node],
         kind: str,
         letter: Callable[[str, int], tuple[dict[str, Any], RecordDict]],
         round: int,
     ) -> None:
-        if debt.tries > self.retries:
-            return  # started anew once too often: what it was sent may still be answered
-        self._ticket = max(self._ticket + 1, time.time_ns())
-        call, content = letter(site, self._ticket)
-        message = Message(content, node.node_id, kind, group_id=str(round), ttl=self.deadline + 60)
-        (number,) = self.grid.push_messages([message])
-        if number is None:
-            raise SiteError(f"Flower did not take the message for site '{site}': is it too large, or the server's disk full?")
-        debt.sent[number] = call
-        debt.tries, debt.due, debt.since = debt.tries + 1, time.monotonic() + self.deadline, node.last_activated_at
-        if debt.tries > 1:
-            self.tell("asked again", site=site, round=round, question=call["question"], tries=debt.tries)
+        """Ask sites, all at once: what their messages have in common goes to Flower's server once."""
+        if not sites:
+            return
+        calls, messages = list[dict[str, Any]](), list[Message]()
+        for site in sites:
+            self._ticket = max(self._ticket + 1, time.time_ns())
+            call, content = letter(site, self._ticket)
+            calls.append(call)
+            messages.append(Message(content, online[site].node_id, kind, group_id=str(round), ttl=self.deadline + 60))
+        numbers = [*self.grid.push_messages(messages), *([None] * len(sites))]
+        for site, call, number in zip(sites, calls, numbers, strict=False):
+            if number is None:
+                raise SiteError(
+                    f"Flower did not take the message for site '{site}': is it too large, or the server's disk full?"
+                )
+            debt = owed[site]
+            debt.sent[number] = call
+            debt.tries, debt.due = debt.tries + 1, time.monotonic() + self.deadline
+            debt.since = online[site].last_activated_at
+            if debt.tries > 1:
+                self.tell("asked again", site=site, round=round, question=call["question"], tries=debt.tries)
 
     def _read(self, reply: Message, owed: dict[str, Owed], round: int) -> tuple[str, dict[str, Any], dict[str, bytes]] | None:
         """A good answer; of any other it is told what is wrong, and its site is asked again at the next look, if it has tries left."""

@@ -1,0 +1,175 @@
+"""Figures of the sites: who holds what, how much each counts in the aggregate, what each gains by joining."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from statistics import mean
+from typing import Any
+
+from equipoise.methods import METHODS, Method
+from equipoise.report import table
+from equipoise.report.chart import Series
+from equipoise.report.figure import Arms, Cell, Figure, json_lines, left_out, lined, rate, whole
+from equipoise.report.folder import Run, by_size, percent
+from equipoise.report.plots import RIGHT, WRONG, Bar, Part, bars, bubbles
+
+LINES = 6
+"""sites a line chart shows at most, the largest; the others are taken together"""
+
+
+def distribution(data: dict[str, Any]) -> Iterator[Figure]:
+    """Class by site, area by training images."""
+    order, sites = by_size(data["train"]), data["sites"]
+    if not sites or not order:
+        return
+
+    def count(i: int, site: str) -> int | None:
+        labelled = sites[site].get("labelled")
+        return None if labelled is not None and not labelled[i] else sites[site]["train"]["counts"][i]
+
+    def hover(row: int, column: int) -> str:
+        name, site = data["classes"][order[row]], list(sites)[column]
+        found = count(order[row], site)
+        return f"{site} does not label {name}" if found is None else f"{site}: {found:,} {name}"
+
+    counts = [[count(i, site) for site in sites] for i in order]
+    sums = [sum(n for n in row if n is not None) for row in counts]
+    rows = [Bar(data["classes"][i], note=f"{total:,}") for i, total in zip(order, sums, strict=True)]
+    partial = any(n is None for row in counts for n in row)
+    yield Figure(
+        "distribution",
+        "Who holds what",
+        bubbles("training images of each class at each site", rows, list(sites), counts, hover, "not labelled there"),
+        "Training images of each class (the number under its name, all sites together) at each site; the area of a circle is the "
+        "count, and there is none where the site has none."
+        + (" A cross: the site does not label the class." if partial else ""),
+        ("class", *sites),
+        tuple((data["classes"][i], *row) for i, row in zip(order, counts, strict=True)),
+    )
+
+
+def contribution(run: Run) -> Iterator[Figure]:
+    """Every site's share in the aggregate, and Fed-MAS's rescue factor."""
+    factors = notes(run, "rescue_factor")
+    if factors:
+        shares = {
+            x: {site: n / sum(row.values()) for site, n in row.items()} for x, row in factors.items() if sum(row.values())
+        }
+        about = "Weight of each site's change in the mean: its rescue factor over the sum of all."
+        yield from lined("contribution", "Share of each site in the aggregate", _by_site(run, shares, sum), about, percent=True)
+        about = "How far a site's classes are from the shared self-supervised view, before and in training; noted at the sites."
+        yield from lined("rescue", "Rescue factor of each site", _by_site(run, factors, mean), about)
+        return
+    if not _by_samples(run):
+        return
+    images = {site: held["train"]["images"] for site, held in run.data["sites"].items()}
+    rows = [{site: images[site] for site in row["sites"]} for row in run.history if row["sites"]]
+    totals = [sum(row.values()) for row in rows]
+    if not rows or not all(totals):
+        return
+    share = {site: mean(row.get(site, 0) / total for row, total in zip(rows, totals, strict=True)) for site in images}
+    order = sorted(images, key=lambda site: -share[site])
+    told = {site: f"{site}: {percent(share[site])}, {images[site]:,} training images" for site in order}
+    yield Figure(
+        "contribution",
+        "Share of each site in the aggregate",
+        bars(
+            "weight of each site in the mean",
+            [Bar(site, (Part(share[site], told[site]),), percent(share[site])) for site in order],
+            whole,
+        ),
+        "Weight of each site's change in the mean: its training images over those of all sites that took part; mean over rounds.",
+        ("site", "training images", "share, %"),
+        tuple((site, images[site], rate(share[site])) for site in order),
+    )
+
+
+def _by_samples(run: Run) -> bool:
+    """Whether sites are weighted by their training images, for sure: the method answers `train` as the base does."""
+    method = METHODS.get(run.method)
+    means = any(row["question"] == "train" and row["leaf"] == "delta" and row["kind"] == "mean" for row in run.ledger)
+    return method is not None and method.train is Method.train and means
+
+
+def notes(run: Run, name: str) -> dict[int, dict[str, float]]:
+    """What the sites of a simulation noted of themselves, by round (counted from 1) and site."""
+    found: dict[int, dict[str, float]] = {row["round"]: {} for row in run.history}
+    for site in run.data["sites"]:
+        for line in json_lines(run, f"sites/{site}/notes.jsonl"):
+            if name in line and line["round"] + 1 in found:
+                found[line["round"] + 1][site] = line[name]  # a round that was repeated after a crash: its last note
+    return {x: row for x, row in found.items() if row}
+
+
+def _by_site(run: Run, rows: dict[int, dict[str, float]], together: Callable[[list[float]], float]) -> list[Series]:
+    """A line per site from the largest on; the smallest of many as one."""
+    sites = run.data["sites"]
+    order = sorted(sites, key=lambda site: -sites[site]["train"]["images"])
+    few = order if len(order) <= LINES else order[: LINES - 1]
+    series = [Series(site, [(x, row.get(site)) for x, row in rows.items()]) for site in few]
+    if len(few) < len(order):
+        rest = {x: [row[site] for site in order[len(few) :] if site in row] for x, row in rows.items()}
+        named = f"the other {len(order) - len(few)}" + (" together" if together is sum else ", mean")
+        series.append(Series(named, [(x, together(values) if values else None) for x, values in rest.items()]))
+    return series
+
+
+def gains(arms: Arms, shown: Arms) -> Iterator[Figure]:
+    """What every site's own predictor gains over training alone, and over FedAvg."""
+    for method in ("local", "fedavg"):
+        standard = next(((title, runs) for title, runs in arms if runs[0].method == method), None)
+        if standard is None:
+            continue
+        text = "training alone" if method == "local" else standard[0]
+        rows, cells = [], list[tuple[Cell, ...]]()
+        for title, runs in shown:
+            gained = {} if title == standard[0] else site_gains(runs, standard[1])
+            rows += [Bar(title, heading=True)] if gained else []
+            for site, (images, values) in gained.items():
+                gain = table.Figure.of(values)
+                assert gain is not None
+                hover = f"{title} at {site} ({images:,} training images): {_signed(gain.mean)} points" + (
+                    "" if gain.std is None else f" ± {100 * gain.std:.1f} over {len(values)} runs"
+                )
+                rows.append(Bar(site, (Part(gain.mean, hover, RIGHT if gain.mean >= 0 else WRONG),), _signed(gain.mean)))
+                cells.append((title, site, images, rate(gain.mean), None if gain.std is None else rate(gain.std)))
+        if rows:
+            yield Figure(
+                f"gain-{method}",
+                f"What each site gains over {text}",
+                bars(f"gain in balanced accuracy over {text}", rows, lambda x: f"{100 * x:+.3g}" if x else "0"),
+                f"Balanced accuracy of each site's own predictor on its own test set, less that of {standard[0]}, in points; mean "
+                "over runs; sites from the largest to the smallest." + left_out(shown, len(arms)),
+                ("method", "site", "training images", "gain, points", "±"),
+                tuple(cells),
+            )
+
+
+def site_gains(runs: Sequence[Run], standard: Sequence[Run]) -> dict[str, tuple[int, list[float]]]:
+    """By site, from the largest on: training images, and own balanced accuracy less the standard's in every run both have."""
+    others = {_draw(run): run for run in standard}
+    found: dict[str, list[float]] = {}
+    images: dict[str, list[int]] = {}
+    for run in runs:
+        other = others.get(_draw(run))
+        if other is None or run.test is None or other.test is None:
+            continue
+        for site, metrics in run.test["sites"].items():
+            one, two = ((reached or {}).get("balanced_accuracy") for reached in (metrics, other.test["sites"].get(site)))
+            if one is not None and two is not None:
+                found.setdefault(site, []).append(one - two)
+                images.setdefault(site, []).append(run.data["sites"][site]["train"]["images"])
+    order = sorted(found, key=lambda site: -mean(images[site]))
+    return {site: (round(mean(images[site])), found[site]) for site in order}
+
+
+def _draw(run: Run) -> tuple[Any, Any]:
+    """What two runs must share to be compared: seed and fold."""
+    split = run.config["data"].get("split")
+    return run.config["train"]["seed"], split.get("fold") if isinstance(split, dict) else None
+
+
+def _signed(value: float) -> str:
+    """A difference in points; nothing has no sign."""
+    points = round(100 * value, 1)
+    return f"{points:+.1f}" if points else "0.0"

@@ -1,0 +1,278 @@
+"""What the figures say, in sentences for people who read no metrics: each with the question it answers.
+
+Every sentence follows from the numbers of the run. What rests on few images is said to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import mean
+from typing import Any
+
+from equipoise.report.figures import site_gains
+from equipoise.report.folder import SMALL, Run, percent
+from equipoise.report.table import Figure
+
+ALONE = "local"
+"""the method of training alone, which joining is compared with"""
+FEW = 100
+"""test images in all, below which a figure is said to rest on few"""
+CHANCE = 0.05
+DRAWN = "Sites are drawn anew with every seed, so a site's figure is a mean over several that share a name."
+
+Answer = tuple[str, str]
+"""a question and its answer"""
+
+
+# One run ---------------------------------------------------------------------------------------------------------------
+
+
+def in_short(run: Run) -> list[Answer]:
+    """What was trained, on whose data, how good it is, for which classes, at which sites, and who gains by joining."""
+    answers = [("What was trained", _trained(run)), ("On whose data", whose(run))]
+    if run.test is None:
+        return [*answers, ("How good", "Not known. No round was evaluated, so there are no figures.")]
+    return [
+        *answers,
+        ("How good", _good(run, run.test)),
+        ("For which classes", _classes(run, run.test)),
+        ("At which sites", _sites(run, run.test)),
+        ("Who gains by joining", _gain(run)),
+    ]
+
+
+def _trained(run: Run) -> str:
+    net, data, train = run.config["net"], run.data, run.config["train"]
+    task = "name the one class of an image out of" if data["task"] == "single" else "find, in any image, any of"
+    start = "pretrained weights" if net.get("weights") else "a random start"
+    sites = many(len(data["sites"]), "site")
+    network = f"{net['name']} network"
+    how = (
+        f"Each of {sites} trained a {network} of its own, with nothing exchanged,"
+        if run.method == ALONE
+        else f"One {network} was trained with {run.method} at {sites}, whose images stayed where they are,"
+    )
+    done = f"{run.done} of {train['rounds']}" if not run.finished else f"{train['rounds']}"
+    return f"{how} to {task} {len(data['classes'])}: {listed(data['classes'])}. From {start}, {done} rounds."
+
+
+def whose(run: Run) -> str:
+    """Who holds how much, and how unequal the classes are."""
+    data = run.data
+    sites = {name: held["train"]["images"] for name, held in data["sites"].items()}
+    counts = {split: sum(held[split]["images"] for held in data["sites"].values()) for split in data["splits"]}
+    parts = [f"{count:,} for {'training' if split == 'train' else split}" for split, count in counts.items() if count]
+    most, least = max(sites, key=lambda name: sites[name]), min(sites, key=lambda name: sites[name])
+    text = f"{run.data_name}, {data['images']:,} images: {listed(parts)}."
+    if len(sites) > 1:
+        text += f" {most} trains on the most ({sites[most]:,}), {least} on the fewest ({sites[least]:,})."
+    absent = [name for name, count in zip(data["classes"], data["train"], strict=True) if not count]
+    if absent:
+        return f"{text} No site has a training image of {listed(absent)}."
+    top, low = (pick(data["train"]) for pick in (max, min))
+    names = [data["classes"][data["train"].index(n)] for n in (top, low)]
+    return f"{text} For one training image of {names[1]} ({low:,} in all) there are {top / low:.1f} of {names[0]} ({top:,})."
+
+
+def _good(run: Run, test: Mapping[str, Any]) -> str:
+    everyone, classes = test["generalisation"], len(run.data["classes"])
+    images = held_out(run)
+    who = "the sites' models reach on average" if run.method == ALONE else "the global model reaches"
+    far = "" if run.reach is None else f" (95 % interval {100 * run.reach[0]:.1f} to {100 * run.reach[1]:.1f})"
+    if run.data["task"] == "single":
+        meaning, chance = "the share of images it names rightly, every class counting the same", 1 / classes
+    else:
+        meaning, chance = "the mean of sensitivity and specificity, every finding counting the same", 0.5
+    text = (
+        f"On the {images:,} test images of all sites together {who} a balanced accuracy of "
+        f"{percent(everyone['balanced_accuracy'])}{far}: {meaning}. Guessing would reach {percent(chance)}."
+    )
+    if run.reach is not None and run.reach[0] <= chance:
+        text += " That it is no better than guessing cannot be ruled out."
+    if images < FEW:
+        text += f" {images} test images are few: others could give another figure."
+    if not run.finished:
+        text += " The run goes on, so this is not its result."
+    return text
+
+
+def _classes(run: Run, test: Mapping[str, Any]) -> str:
+    everyone = test["generalisation"]
+    found = list(zip(run.data["classes"], everyone["recall"], (int(n or 0) for n in everyone["support"]), strict=True))
+    judged = sorted((recall, name, n) for name, recall, n in found if n >= SMALL and recall is not None)
+    few = [f"{name} ({n})" for name, _, n in found if n < SMALL]
+    text = f"No class has {SMALL} test images."
+    if judged:
+        (low, worst, n_low), (top, best, n_top) = judged[0], judged[-1]
+        verb = "recognised" if run.data["task"] == "single" else "found"
+        text = f"Best {verb} is {best}, {percent(top)} of {n_top:,} test images"
+        text += f"; least {worst}, {percent(low)} of {n_low:,}." if len(judged) > 1 else "."
+    if few:
+        text += f" With fewer than {SMALL} test images nothing can be said of {listed(few)}."
+    if run.data["task"] == "multi":
+        text += " This does not count false alarms; a figure below does."
+    return text
+
+
+def _sites(run: Run, test: Mapping[str, Any]) -> str:
+    found = sorted(
+        (one["balanced_accuracy"], site, held_out(run, site))
+        for site, one in test["sites"].items()
+        if one["balanced_accuracy"] is not None
+    )
+    judged = [one for one in found if one[2] >= SMALL]
+    few = [f"{site} ({n})" for _, site, n in found if n < SMALL]
+    text = f"No site has {SMALL} test images."
+    if judged:
+        (low, worst, n_low), (top, best, n_top) = judged[0], judged[-1]
+        text = f"Judged by its own test images, each site's own predictor reaches from {percent(low)} at {worst} ({n_low:,} images) "
+        text += f"to {percent(top)} at {best} ({n_top:,})."
+    if few:
+        text += f" With fewer than {SMALL} test images nothing can be said of {listed(few)}."
+    return text
+
+
+def _gain(run: Run) -> str:
+    if run.method == ALONE:
+        return "Nobody joined: this is the training alone that joining is compared with."
+    return (
+        "One run does not tell: it takes the same training without joining. "
+        f"`equipoise compare FILE.toml --methods {ALONE},{run.method}` shows it for every site."
+    )
+
+
+# Several runs ----------------------------------------------------------------------------------------------------------
+
+Arms = Sequence[tuple[str, Sequence[Run]]]
+"""title and runs of each arm"""
+
+
+def compared(facts: Mapping[str, Any], arms: Arms) -> list[Answer]:
+    """What was compared, what is best, whether that may be chance, and who gains by joining."""
+    arms = [(label, runs) for label, runs in arms if runs]
+    if not arms:
+        return [("What was compared", "Nothing: every run failed.")]
+    run = arms[0][1][0]
+    over = f"seed{'s' * (len(facts['seeds']) > 1)} {listed([str(seed) for seed in facts['seeds']])}"
+    over += f" and {facts['folds']} folds each" if facts["folds"] else ""
+    what = f"{listed([label for label, _ in arms])} on the same images, each trained {times(facts['runs'])} ({over})."
+    answers = [("What was compared", what), ("On whose data", whose(run))]
+    figures = {
+        label: Figure(**one["figures"]["generalisation"]["balanced_accuracy"])
+        for label, one in facts["arms"].items()
+        if one["figures"]["generalisation"]["balanced_accuracy"] is not None
+    }
+    if figures:
+        answers += [("How good", _best(figures, arms)), ("More than chance?", _chance(facts, figures))]
+        answers += [("For the rare classes", text)] if (text := _rare(facts, run)) else []
+    return [*answers, ("Who gains by joining", _gains(arms))]
+
+
+def _best(figures: Mapping[str, Figure], arms: Arms) -> str:
+    order = sorted(figures, key=lambda label: -figures[label].mean)
+    first = order[0]
+    text = f"{first} is best on the test images of all sites together: balanced accuracy {figures[first]} %"
+    text += f", before {order[1]} with {figures[order[1]]} %." if len(order) > 1 else "."
+    images = mean(held_out(run) for _, runs in arms for run in runs)
+    if images < FEW:
+        text += f" {images:.0f} test images are few: others could give another order."
+    return text
+
+
+def _chance(facts: Mapping[str, Any], figures: Mapping[str, Figure]) -> str:
+    """The best against the reference; if the reference is the best, the runner-up against it."""
+    reference, order = facts["reference"], sorted(figures, key=lambda label: -figures[label].mean)
+    rivals = [label for label in order if label in facts["versus"]]
+    if not rivals:
+        return f"There is nothing to set against {reference}."
+    label = rivals[0]
+    one = facts["versus"][label]
+    more = "above" if one["difference"] >= 0 else "below"
+    text = f"{label} is {100 * abs(one['difference']):.1f} points {more} {reference}. "
+    images, runs = one["holm"]["images"], one["holm"]["t"]
+    if images is not None:
+        text += f"For these models on other such patients, {_verdict(images)}. "
+    if runs is None:
+        return f"{text}One run each says nothing about how training again would turn out."
+    return f"{text}For the methods trained again, {_verdict(runs)}, over {many(len(one['differences']), 'run')} of each."
+
+
+def _verdict(p: float) -> str:
+    told = "< 0.001" if p < 0.001 else f"= {p:.3f}"
+    return f"that is {'more than chance explains' if p < CHANCE else 'not more than chance may explain'} (p {told})"
+
+
+def _rare(facts: Mapping[str, Any], run: Run) -> str:
+    found = {
+        label: Figure(**one["figures"]["generalisation"]["tail"])
+        for label, one in facts["arms"].items()
+        if one["figures"]["generalisation"]["tail"] is not None
+    }
+    if not found:
+        return ""
+    best = max(found, key=lambda label: found[label].mean)
+    text = f"Of the rarest third of the classes {best} recognises the most: {found[best]} %, every class counting the same"
+    reference = facts["reference"]
+    text += f"; {reference} {found[reference]} %." if reference in found and reference != best else "."
+    few = [
+        name
+        for name, n in zip(run.data["classes"], (run.test or {}).get("generalisation", {}).get("support", []), strict=False)
+        if int(n or 0) < SMALL
+    ]
+    return text + (f" Fewer than {SMALL} test images have {listed(few)}." if few else "")
+
+
+def _gains(arms: Arms) -> str:
+    alone = next((runs for _, runs in arms if runs[0].method == ALONE), None)
+    others = [(label, runs) for label, runs in arms if runs[0].method != ALONE]
+    if alone is None or not others:
+        return f"Not known: nobody trained alone and with others. Add {ALONE} to the methods to see it for every site."
+    first = others[0][1][0]
+    few = [site for site in first.data["sites"] if held_out(first, site) < SMALL]
+    scored = {
+        label: {site: mean(each) for site, (_, each) in site_gains(runs, alone).items() if site not in few}
+        for label, runs in others
+    }
+    label = max(scored, key=lambda name: mean(scored[name].values()) if scored[name] else -1.0)
+    found = scored[label]
+    text = f"No site has {SMALL} test images."
+    if found:
+        winners, top = sum(gain > 0 for gain in found.values()), max(found, key=lambda site: found[site])
+        text = f"With {label}, {winners} of {many(len(found), 'site')} recognise their own patients better than after training alone"
+        text += f", {top} most of all ({_points(found[top])})." if winners else "."
+        losers = [f"{site} ({_points(gain)})" for site, gain in found.items() if gain <= 0]
+        text += f" No gain for {listed(losers)}." if losers else ""
+        text += f" With fewer than {SMALL} test images nothing can be said of {listed(few)}." if few else ""
+    return text + (f" {DRAWN}" if drawn(arms) else "")
+
+
+def drawn(arms: Arms) -> bool:
+    """Whether a site's name means another site in another run."""
+    runs = [run for _, each in arms for run in each]
+    return runs[0].config["partition"]["kind"] != "column" and len({run.config["train"]["seed"] for run in runs}) > 1
+
+
+# Pieces ----------------------------------------------------------------------------------------------------------------
+
+
+def held_out(run: Run, site: str | None = None) -> int:
+    """Test images, at one site or in all."""
+    return sum(held["test"]["images"] for name, held in run.data["sites"].items() if site in (None, name))
+
+
+def many(count: int, noun: str) -> str:
+    """1 site, 3 sites."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+def times(count: int) -> str:
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")
+
+
+def listed(names: Sequence[str]) -> str:
+    """a, b and c"""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _points(gain: float) -> str:
+    return f"{100 * gain:+.1f} points"

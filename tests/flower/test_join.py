@@ -1,0 +1,94 @@
+"""A site's process beside its SuperNode: a question that never comes whole does not hold up those after it."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
+from flwr.supercore.inflatable.inflatable_utils import pull_objects
+from flwr.supernode import start_client_internal
+
+from equipoise.deploy.join import DROPPED, Log, Task
+
+LINES = (
+    b"INFO :      Run ID 12 is not in `RUNNING` status. Ignoring message f1cc55d9.\n",
+    b"ERROR :     Failed to receive message f1cc55d9: cut off\n",
+)
+FINE = (
+    b"INFO :      Run ID 12 is not in `RUNNING` status. Ignoring reply message f1cc55d9.\nINFO :      Received successfully\n"
+)
+
+
+@dataclass
+class SuperNode:
+    """Has an object after so many looks; after `drops` looks it says that it never will."""
+
+    log: Path
+    looks: int = 10**9
+    drops: int = 10**9
+    closed: bool = False
+    pulled: list[str] = field(default_factory=list)
+
+    def PullObject(self, request: PullObjectRequest) -> PullObjectResponse:  # noqa: N802
+        self.pulled.append(request.object_id)
+        there = len(self.pulled) > self.looks
+        if len(self.pulled) == self.drops:
+            write(self.log, LINES[0])
+        return PullObjectResponse(object_found=True, object_available=there, object_content=b"whole" if there else b"")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def write(path: Path, data: bytes) -> None:
+    with open(path, "ab") as file:
+        file.write(data)
+
+
+def pull(task: Any) -> dict[str, bytes]:
+    """As Flower pulls a message, with less patience between two looks."""
+    fetch = make_pull_object_fn_protobuf(task.PullObject, Node(node_id=1), 1)
+    return pull_objects(["a"], fetch, initial_backoff=0.001, backoff_cap=0.001, max_tries_per_object=200)
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_supernode_that_drops_a_message_is_noticed(line: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "node.log"
+    write(path, line)  # an earlier one's
+    log = Log(path)
+    write(path, FINE)
+    assert not log.astray() and log.text() == FINE.decode()
+    for i in range(0, len(line), 7):  # however it comes out
+        assert not log.astray() or any(word in line[:i] for word in DROPPED)
+        write(path, line[i : i + 7])
+    assert log.astray()
+    write(path, FINE)
+    assert log.astray()
+
+
+def test_flower_says_it_in_these_words() -> None:
+    source = inspect.getsource(start_client_internal)
+    assert all(word.decode() in source for word in DROPPED)
+
+
+def test_a_question_on_its_way_is_waited_for(tmp_path: Path) -> None:
+    write(tmp_path / "node.log", FINE)
+    node: Any = SuperNode(tmp_path / "node.log", looks=5)
+    task = Task(node, Log(tmp_path / "node.log"))
+    assert pull(task) == {"a": b"whole"} and len(node.pulled) == 6
+    task.close()
+    assert node.closed
+
+
+def test_a_question_that_never_comes_whole_is_given_up(tmp_path: Path) -> None:
+    write(tmp_path / "node.log", FINE)
+    node: Any = SuperNode(tmp_path / "node.log", drops=3)
+    with pytest.raises(RuntimeError, match="the run was stopped before the whole question was here"):
+        pull(Task(node, Log(tmp_path / "node.log")))
+    assert len(node.pulled) == 3
