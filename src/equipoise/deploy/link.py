@@ -155,11 +155,20 @@ def submit(folder: Path, config: Config, out: Path) -> int:
 
 def wait(folder: Path, out: Path, number: int, look: Callable[[], None], pause: float = 0.5) -> dict[str, Any]:
     """Wait for a run's end, calling `look` on the way; what it came to, or a `SiteError` that says why it stopped."""
-    with control(folder) as client:
-        while (run := client.ListRuns(ListRunsRequest(run_id=number)).run_dict[number]).status.status != "finished":
+    heard = time.monotonic()
+    while True:
+        try:
+            with control(folder) as client:
+                run = client.ListRuns(ListRunsRequest(run_id=number)).run_dict[number]
+            heard = time.monotonic()
+        except SiteError:
+            if time.monotonic() - heard > UP:  # one that is busy may miss a call; the run goes on meanwhile
+                raise
+        else:
             look()
-            time.sleep(pause)
-    look()
+            if run.status.status == "finished":
+                break
+        time.sleep(pause)
     lines, _ = read_journal(out / "journal.jsonl")
     if run.status.sub_status == "completed" and (out / "result.json").exists():
         return json.loads((out / "result.json").read_bytes())

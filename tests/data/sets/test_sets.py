@@ -157,7 +157,7 @@ def test_isic_labels_must_be_exactly_one(make: Make, load: Load) -> None:
     with pytest.raises(DataError, match=r"GroundTruth\.csv row 3: 2 of the classes are 1 where exactly one must be"):
         load("isic2019", root)
     path.write_text(path.read_text().replace(",SCC,", ",SSC,"))
-    with pytest.raises(DataError, match=r"GroundTruth\.csv: unknown column 'SCC': valid: AK, "):
+    with pytest.raises(DataError, match=r"GroundTruth\.csv: unknown column 'SCC': did you mean 'SSC'\? valid: AK, "):
         load("isic2019", root)
 
 

@@ -1,0 +1,51 @@
+"""The coordinator's end of Flower's control: waiting for a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from equipoise.deploy import link
+from equipoise.errors import SiteError
+
+
+def server(monkeypatch: pytest.MonkeyPatch, said: list[str | None]) -> None:
+    """A server whose run is in these states, one after the other; None: it misses the call."""
+
+    def answer(request: Any) -> Any:
+        status = said.pop(0)
+        assert status is not None
+        outcome = SimpleNamespace(status=status, sub_status="completed", details="")
+        return SimpleNamespace(run_dict={request.run_id: SimpleNamespace(status=outcome)})
+
+    @contextmanager
+    def control(folder: Path) -> Iterator[Any]:
+        if said[0] is None:
+            if len(said) > 1:
+                said.pop(0)
+            raise SiteError("does not answer")
+        yield SimpleNamespace(ListRuns=answer)
+
+    monkeypatch.setattr(link, "control", control)
+
+
+def test_a_call_that_is_missed_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text(json.dumps({"state_hash": "abc"}))
+    (tmp_path / "journal.jsonl").touch()
+    server(monkeypatch, ["running", None, None, "running", "finished"])
+    seen: list[int] = []
+    assert link.wait(tmp_path, tmp_path, 7, lambda: seen.append(1), pause=0.001) == {"state_hash": "abc"}
+    assert len(seen) == 3
+
+
+def test_a_server_that_is_gone_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(link, "UP", 0.05)
+    server(monkeypatch, ["running", None])
+    with pytest.raises(SiteError, match="does not answer"):
+        link.wait(tmp_path, tmp_path, 7, lambda: None, pause=0.001)
