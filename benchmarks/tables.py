@@ -53,6 +53,7 @@ FCA_LIST: dict[str, tuple[str, ...]] = {
     "FedRS": ("method.name=fedrs", *BSM),
     "FedLC": ("method.name=fedlc", *BSM),
     "BalanceFL": ("method.name=balancefl", *BSM),
+    "BalanceFL, cross-entropy": ("method.name=balancefl",),
     "FedRep": ("method.name=fedrep", "method.preset=fca", *BSM),
     "FedBABU": ("method.name=fedbabu", *BSM),
     "FCA": SINGLE["FCA"],

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
 from flwr.proto.node_pb2 import Node
@@ -19,6 +20,7 @@ from equipoise.deploy.join import DROPPED, Log, Task
 LINES = (
     b"INFO :      Run ID 12 is not in `RUNNING` status. Ignoring message f1cc55d9.\n",
     b"ERROR :     Failed to receive message f1cc55d9: cut off\n",
+    b"ERROR :     Server error '500 Internal Server Error' for url 'https://127.0.0.1:8000/v1/fleet/pull-messages'\n",
 )
 FINE = (
     b"INFO :      Run ID 12 is not in `RUNNING` status. Ignoring reply message f1cc55d9.\nINFO :      Received successfully\n"
@@ -74,7 +76,11 @@ def test_a_supernode_that_drops_a_message_is_noticed(line: bytes, tmp_path: Path
 
 def test_flower_says_it_in_these_words() -> None:
     source = inspect.getsource(start_client_internal)
-    assert all(word.decode() in source for word in DROPPED)
+    assert all(word.decode() in source for word in DROPPED if word.endswith(b"message "))
+    for code in (500, 404):
+        with pytest.raises(httpx.HTTPStatusError) as caught:
+            httpx.Response(code, request=httpx.Request("POST", "https://a/b")).raise_for_status()
+        assert str(caught.value).encode().startswith(DROPPED)
 
 
 def test_a_question_on_its_way_is_waited_for(tmp_path: Path) -> None:

@@ -8,7 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from flwr.supercore.retry.http_retry import _RETRYABLE_STATUS_CODES
 
 from equipoise.deploy import processes, superlink
 from equipoise.deploy.superlink import SitesOnly
@@ -158,6 +160,13 @@ def test_the_coordinator_is_not_handed_half_an_answer() -> None:
         return server.log
 
     assert scene(play()) == ["push-messages", "push-object", "pull-messages", "pull-messages"]
+
+
+@pytest.mark.parametrize("call", ["fleet/pull-messages", "fleet/push-object", "runtime/pull-messages", "runtime/get-nodes"])
+def test_flower_that_trips_says_come_again(call: str) -> None:
+    """Its programs give up at a 500 and come again after a 503."""
+    assert scene(Server(500).call(f"/v1/{call}")) == (503, b"")
+    assert httpx.codes.SERVICE_UNAVAILABLE in _RETRYABLE_STATUS_CODES
 
 
 def test_only_a_short_question_for_work_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,8 +40,8 @@ PATIENCE, AGAIN = 150.0, 10.0
 """a site that was cut off is still there in Flower's books for a minute, and is not let in twice"""
 UNKNOWN = "the coordinator does not list this site's key: send it the .pub file"
 ASTRAY = "Flower's SuperNode is out of step"
-DROPPED = (b"Ignoring message ", b"Failed to receive message ")
-"""what the SuperNode says of a message it drops on its way in"""
+DROPPED = (b"Ignoring message ", b"Failed to receive message ", b"Server error '", b"Client error '")
+"""what the SuperNode says of a message it drops on its way in, and before it stops to work without ending"""
 CLAIM = "/flwr.proto.Runtime/AcquireTask"
 
 
@@ -98,13 +98,14 @@ def _once(desk: Desk, command: Sequence[str], address: str, secret: bytes) -> st
         processes.wait_for_port(host, int(port), node, UP, "Flower's SuperNode")
         desk.journal.write("dialled", coordinator=desk.options.superlink)
         serve(desk, address, secret, node, log)
+        runs = node.poll() is None
     finally:
         processes.stop(node)
-    if log.astray():
-        return ASTRAY
     if "CERTIFICATE_VERIFY_FAILED" in log.text():
         return f"the server is not one that {Path(desk.options.certificate).name} vouches for"
-    return UNKNOWN if "activate" in log.text() else "Flower's SuperNode ended"
+    if "activate" in log.text():
+        return UNKNOWN
+    return ASTRAY if runs else "Flower's SuperNode ended"
 
 
 class Log:
@@ -119,9 +120,11 @@ class Log:
         return self.path.read_bytes()[self._start :].decode(errors="replace")
 
     def astray(self) -> bool:
-        """Whether the SuperNode has dropped a message on its way in, as when its run is stopped (a coordinator that was killed).
+        """Whether the SuperNode is of no more use, though it runs.
 
-        It keeps a part of it in its books, never tells us, and from then on sends with every message the answer to the one before.
+        A message that it drops on its way in, as when a run is stopped (a coordinator that was killed), is still in its books: it
+        never tells us, and from then on sends with every message the answer to the one before. And an error of the server ends its
+        work, but not its process.
         """
         with open(self.path, "rb") as file:
             file.seek(self._read)

@@ -5,7 +5,8 @@ no key. Here they answer the machine itself only; from elsewhere there is nothin
 
 A SuperNode that finds no work comes back three seconds later. Here it is kept waiting for some seconds instead, and let in the
 moment a question has come whole; and the coordinator is not handed an answer whose tensors are still on their way, for which it
-would have to come back as well. That takes most of the waiting out of a question, and changes nothing of what is said.
+would have to come back as well. That takes most of the waiting out of a question, and changes nothing of what is said. And where
+Flower trips over itself (its database is locked, say) the answer is "later" and not "error", at which its programs would give up.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ GRACE = 1.0
 """how long the coordinator may wait for an answer that is on its way"""
 QUIET = 0.05
 """a message and its tensors are pushed one after the other; after this pause it is whole"""
+TRIPPED, LATER = 500, 503
 SMALL = 4096
 """a question for work has a few bytes; what is longer is none"""
 
@@ -92,12 +94,15 @@ class Bell:
     def __init__(self, app: App) -> None:
         self.app = app
         self.posts = {end: Post() for end in ENDS}
+        self._turn = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         end, _, call = str(scope.get("path", "")).removeprefix("/v1/").partition("/")
         if scope["type"] != "http" or end not in ENDS:
             await self.app(scope, receive, send)
-        elif call in PUSHES:
+            return
+        send = _later(send)
+        if call in PUSHES:
             await self.posts[end].carry(self.app(scope, receive, send))
         elif call == PULL and end == "runtime":
             post = self.posts[ENDS[end]]
@@ -142,8 +147,18 @@ class Bell:
         async def send(one: Said) -> None:
             said.append(one)
 
-        await self.app({**scope, "state": dict(scope.get("state", {}))}, receive, send)
+        async with self._turn:  # the bell wakes all at once, and the database serves one at a time
+            await self.app({**scope, "state": dict(scope.get("state", {}))}, receive, send)
         return said
+
+
+def _later(send: Send) -> Send:
+    """The same, with "come again" in place of "something broke"."""
+
+    async def say(one: Said) -> None:
+        await send({**one, "status": LATER} if one.get("status") == TRIPPED else one)
+
+    return say
 
 
 async def _either(seconds: float, *things: Any) -> None:
