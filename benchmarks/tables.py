@@ -171,7 +171,7 @@ def table(name: str, seeds: int, jobs: int) -> None:
     order = sorted(range(len(classes)), key=lambda c: -first["support"][c])
     lines += [
         "",
-        f"Recall per class ({'positives at 0.5, ' if multi else ''}test images in brackets), most frequent first:",
+        f"Recall per class ({'positives at 0.5, ' if multi else ''}test images in brackets):",
         "",
     ]
     lines += [
