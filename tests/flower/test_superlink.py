@@ -147,6 +147,24 @@ def test_work_is_not_taken_for_a_site_that_has_left(monkeypatch: pytest.MonkeyPa
     assert server.work == b"work" and server.log.count("pull-messages") == 1
 
 
+def test_who_queues_for_too_long_comes_again_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is slow serves some and sends the others away: none of them waits until it has left."""
+    monkeypatch.setattr(superlink, "HOLD", 0.3)
+    server, answer = Server(), Server.answer
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(0.2)
+        await answer(server, scope, receive, send)
+
+    server.bell.app = slow
+
+    async def play() -> Any:
+        return await asyncio.gather(*(server.call("/v1/fleet/pull-messages") for _ in range(6)))
+
+    found = scene(play())
+    assert {status for status, _ in found} == {200, 503} and len(server.log) < 6
+
+
 def test_the_coordinator_is_not_handed_half_an_answer() -> None:
     server = Server()
 

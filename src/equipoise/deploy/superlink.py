@@ -122,18 +122,30 @@ class Bell:
             more = bool(asked[-1].get("more_body"))
         clock = asyncio.get_running_loop().time
         gone, end = asyncio.ensure_future(receive()), clock() + HOLD
+        said: list[Said] = [{"type": "http.response.start", "status": LATER}, {"type": "http.response.body", "body": b""}]
         try:
             while True:
                 bell = post.bell
                 if post.whole or clock() >= end:
-                    said = await self._ask(scope, asked, gone)
+                    try:
+                        # The bell wakes all at once, and the database serves one at a time. Who is in the queue for too long must
+                        # not be served: it may leave meanwhile, and work that is handed to nobody is lost.
+                        await asyncio.wait_for(self._turn.acquire(), max(QUIET, end - clock()))
+                    except TimeoutError:
+                        break
+                    try:
+                        if gone.done():
+                            return
+                        said = await self._ask(scope, asked, gone)
+                    finally:
+                        self._turn.release()
                     if clock() >= end or said[0].get("status") != 200 or any(one.get("body") for one in said):
-                        for one in said:
-                            await send(one)
-                        return
+                        break
                 await _either(max(QUIET, end - clock()), bell.wait(), gone)
-                if gone.done():  # work that is handed to nobody would be lost
+                if gone.done():
                     return
+            for one in said:
+                await send(one)
         finally:
             gone.cancel()
 
@@ -147,8 +159,7 @@ class Bell:
         async def send(one: Said) -> None:
             said.append(one)
 
-        async with self._turn:  # the bell wakes all at once, and the database serves one at a time
-            await self.app({**scope, "state": dict(scope.get("state", {}))}, receive, send)
+        await self.app({**scope, "state": dict(scope.get("state", {}))}, receive, send)
         return said
 
 
