@@ -45,7 +45,7 @@ def test_a_call_that_is_missed_is_made_again(monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_a_server_that_is_gone_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(link, "UP", 0.05)
+    monkeypatch.setattr(link, "MUTE", 0.05)
     server(monkeypatch, ["running", None])
     with pytest.raises(SiteError, match="does not answer"):
         link.wait(tmp_path, tmp_path, 7, lambda: None, pause=0.001)

@@ -35,7 +35,7 @@ from equipoise.errors import ConfigError, SiteError
 HOME, LOG = "flower", "node.log"
 POLL, LAZY = 0.2, 1.0
 """seconds between two looks for work: the longer there was none, the more"""
-UP = 120.0
+UP = 300.0
 PATIENCE, AGAIN = 150.0, 10.0
 """a site that was cut off is still there in Flower's books for a minute, and is not let in twice"""
 UNKNOWN = "the coordinator does not list this site's key: send it the .pub file"

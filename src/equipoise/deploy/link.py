@@ -66,7 +66,10 @@ clientapp = "equipoise_run.apps:client"
 folder = {folder}
 """
 CODE = '"""The apps of an Equipoise run."""\n\nfrom equipoise.deploy.apps import client, server\n\n__all__ = ["client", "server"]\n'
-UP = 60.0
+UP = 300.0
+"""seconds a server may take to listen: on a busy machine Flower is slow to start, and one that has ended is noticed at once"""
+MUTE = 120.0
+"""seconds a server may miss calls before it is taken for gone"""
 
 
 def start(folder: Path, host: str, port: int) -> subprocess.Popen[bytes]:
@@ -162,7 +165,7 @@ def wait(folder: Path, out: Path, number: int, look: Callable[[], None], pause: 
                 run = client.ListRuns(ListRunsRequest(run_id=number)).run_dict[number]
             heard = time.monotonic()
         except SiteError:
-            if time.monotonic() - heard > UP:  # one that is busy may miss a call; the run goes on meanwhile
+            if time.monotonic() - heard > MUTE:  # one that is busy may miss a call; the run goes on meanwhile
                 raise
         else:
             look()
