@@ -32,7 +32,7 @@ browser:  ## Chromium, for the tests of the report pages: installed where it is 
 test: $(VENV)/.dev lint browser  ## every check, and every test but those of test-hospitals
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not hospitals"
 
-test-hospitals: $(VENV)/.dev  ## kills, rogue sites and strangers among real Flower processes: a quarter of an hour, mostly waiting
+test-hospitals: $(VENV)/.dev  ## real Flower processes on this machine, with TLS and keys: a quarter of an hour, mostly waiting
 	$(BIN)/python -m pytest -n 0 -m hospitals
 
 quick: $(VENV)/.dev browser  ## the tests that take seconds

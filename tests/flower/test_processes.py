@@ -33,9 +33,7 @@ from equipoise.server import Checkpoints
 from equipoise.server.journal import read as read_journal
 from equipoise.testing import raw
 
-pytestmark = pytest.mark.slow
-hospitals = pytest.mark.hospitals
-"""left to `make test-hospitals`"""
+pytestmark = [pytest.mark.slow, pytest.mark.hospitals]
 MakeConfig = Callable[..., Config]
 Rows = Callable[[Path], list[dict[str, Any]]]
 MARK = "EQUIPOISE_TEST_OF"
@@ -101,7 +99,6 @@ def until(out: Path, rounds: int) -> None:
     raise AssertionError(f"round {rounds} is not done after half an hour")
 
 
-@hospitals
 def test_a_site_that_is_killed_and_comes_back_and_a_coordinator_that_is(tiny: MakeConfig, tmp_path: Path) -> None:
     config = federated(tiny("fca", train={"rounds": 4})).with_engine(**PATIENT, retries=2)
     expected, out = run(config, tmp_path / "here").state_hash, tmp_path / "run"
@@ -122,7 +119,6 @@ def test_a_site_that_is_killed_and_comes_back_and_a_coordinator_that_is(tiny: Ma
     assert [row["sites"] for row in map(json.loads, (out / "metrics.jsonl").read_text().splitlines())] == [list(NAMES)] * 4
 
 
-@hospitals
 def test_a_server_begins_no_run_by_itself(tiny: MakeConfig, tmp_path: Path) -> None:
     """A run that a killed server had taken is not begun by the next: it waits to be handed in again."""
     config = federated(tiny("fca")).with_engine(**PATIENT)
@@ -136,7 +132,6 @@ def test_a_server_begins_no_run_by_itself(tiny: MakeConfig, tmp_path: Path) -> N
         assert (run["run"], run["status"], run["outcome"]) == (number, "finished", "stopped")
 
 
-@hospitals
 def test_a_site_that_hangs_is_left_out_and_named(tiny: MakeConfig, tmp_path: Path) -> None:
     config = federated(tiny("fca", train={"rounds": 3}, evaluate={"every": 3}))
     config = config.with_engine(**PATIENT | {"deadline": 90.0}, retries=0)
@@ -152,7 +147,6 @@ def test_a_site_that_hangs_is_left_out_and_named(tiny: MakeConfig, tmp_path: Pat
     assert sites[0] == sites[2] == list(NAMES) and sites[1] == ["site-00", "site-02"]
 
 
-@hospitals
 def test_strangers_stay_outside_and_the_coordinator_has_nothing_of_the_data(tmp_path: Path) -> None:
     """A site that trusts another authority, one whose key is not listed; the third goes on alone, and keeps to itself what it must."""
     # Personal heads of their own from the start: as copies of the federated head they stay close to it in one round.
@@ -202,7 +196,6 @@ def act(made: Stage, name: str, part: str) -> None:
     made.sites[name] = processes.start(command, folder / "flower", folder / "join.log")
 
 
-@hospitals
 def test_a_rogue_site_is_turned_away_whatever_it_sends(
     tiny: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,7 +216,6 @@ def test_a_rogue_site_is_turned_away_whatever_it_sends(
     assert found["state_hash"] == lost.state_hash
 
 
-@hospitals
 def test_sites_that_are_cut_off_before_during_and_after_their_answer(
     tiny: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
