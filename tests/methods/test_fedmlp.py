@@ -451,4 +451,5 @@ def test_site_notes_whether_it_tags_at_least_one(make: Make, tmp_path: Path) -> 
     run(make(EAGER | {"negative_share": 0.005}), tmp_path / "run")
     for site in SITES:
         lines = [json.loads(line) for line in (tmp_path / "run" / "sites" / site / "notes.jsonl").read_text().splitlines()]
-        assert lines == [{"round": r, "question": "train", "at_least_one": 1.0} for r in (1, 2)]
+        assert [line["round"] for line in lines if line.get("at_least_one") == 1.0] == [1, 2]
+        assert "at_least_one" not in lines[0]  # nothing is tagged while warming up

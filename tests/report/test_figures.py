@@ -73,7 +73,7 @@ def test_every_run_has_the_figures_it_has_data_for(drawn) -> None:
     assert set(drawn["fedavg"]) == set(drawn["counted"]) == common | {"contribution", "features"}
     assert set(drawn["local"]) == common  # no global model, nothing is aggregated
     assert set(drawn["fedmas"]) == common | {"contribution", "rescue", "features"}
-    assert set(drawn["fedmlp"]) == common | {"features"}
+    assert set(drawn["fedmlp"]) == common | {"contribution", "features"}
 
 
 def test_a_comparison_has_its_figures(compared) -> None:
@@ -314,7 +314,7 @@ def test_many_sites_are_taken_together(runs, tmp_path: Path) -> None:
     sites = {f"s{i}": {"train": {"images": 100 - i, "counts": [0] * 8}} for i in range(9)}
     for i, site in enumerate(sites):
         (tmp_path / "sites" / site).mkdir(parents=True)
-        (tmp_path / "sites" / site / "notes.jsonl").write_text(f'{{"round": 0, "rescue_factor": {i + 1}}}\n')
+        (tmp_path / "sites" / site / "notes.jsonl").write_text(f'{{"round": 0, "weight": {i + 1}, "rescue_factor": {i + 1}}}\n')
     many = replace(one, folder=tmp_path, data={**one.data, "sites": sites}, result={**one.result, "selected_rounds": []})
     found = {figure.key: figure for figure in run_figures(many)}
     assert found["rescue"].rows == ((1, 1.0, 2.0, 3.0, 4.0, 5.0, 7.5),)
@@ -322,16 +322,24 @@ def test_many_sites_are_taken_together(runs, tmp_path: Path) -> None:
     assert found["contribution"].rows[0][1:] == pytest.approx([100 * n / 45 for n in (1, 2, 3, 4, 5, 30)], rel=1e-3)
 
 
-def test_fedavg_weighs_sites_by_images_in_the_rounds_they_took_part(runs) -> None:
-    one = runs["fedavg"]
-    first, second, *_ = sites = list(one.data["sites"])
-    history = [{**one.history[0], "sites": [first, second]}, {**one.history[1], "sites": [first]}]
-    images = [one.data["sites"][site]["train"]["images"] for site in (first, second)]
-    figure = next(f for f in run_figures(replace(one, history=history)) if f.key == "contribution")
-    found = {row[0]: row[2] for row in figure.rows}
-    assert found[first] == pytest.approx(100 * (images[0] / sum(images) + 1) / 2, abs=0.051)
-    assert found[second] == pytest.approx(100 * (images[1] / sum(images)) / 2, abs=0.051)
-    assert {found[site] for site in sites[2:]} == {0.0}
+@pytest.mark.parametrize("name", ["fedavg", "counted"])
+def test_fedavg_weighs_sites_by_their_images(runs, drawn, name: str) -> None:
+    images = {site: held["train"]["images"] for site, held in runs[name].data["sites"].items()}
+    found = columns(drawn[name]["contribution"])
+    assert len(found["round"]) == len(runs[name].history)
+    for site, n in images.items():
+        assert found[f"{site}, %"] == pytest.approx([100 * n / sum(images.values())] * len(found["round"]), rel=1e-3)
+
+
+def test_a_site_that_sat_out_has_no_share_of_that_round(runs, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(runs["fedavg"].folder, tmp_path / "copy"))
+    away, *others = runs["fedavg"].data["sites"]
+    path = copy / "sites" / away / "notes.jsonl"
+    path.write_text("".join(line for line in path.read_text().splitlines(keepends=True) if json.loads(line)["round"] != 1))
+    figure = next(f for f in run_figures(replace(runs["fedavg"], folder=copy)) if f.key == "contribution")
+    found = columns(figure)
+    assert found[f"{away}, %"][0] > 0 and found[f"{away}, %"][1] in (None, 0.0)
+    assert sum(found[f"{site}, %"][1] for site in others) == pytest.approx(100, rel=1e-2)
 
 
 def test_gains_are_paired_differences_of_the_sites_own_predictors(runs, compared) -> None:

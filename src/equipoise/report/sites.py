@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import mean
 from typing import Any
 
-from equipoise.methods import METHODS, Method
 from equipoise.report import table
 from equipoise.report.chart import Series
-from equipoise.report.figure import Arms, Cell, Figure, json_lines, left_out, lined, rate, whole
-from equipoise.report.folder import Run, by_size, percent
+from equipoise.report.figure import Arms, Cell, Figure, json_lines, left_out, lined, rate
+from equipoise.report.folder import Run, by_size
 from equipoise.report.plots import RIGHT, WRONG, Bar, Part, bars, bubbles
 
 LINES = 6
@@ -49,46 +48,15 @@ def distribution(data: dict[str, Any]) -> Iterator[Figure]:
 
 
 def contribution(run: Run) -> Iterator[Figure]:
-    """Every site's share in the aggregate, and Fed-MAS's rescue factor."""
-    factors = notes(run, "rescue_factor")
-    if factors:
-        shares = {
-            x: {site: n / sum(row.values()) for site, n in row.items()} for x, row in factors.items() if sum(row.values())
-        }
-        about = "Weight of each site's change in the mean: its rescue factor over the sum of all."
-        yield from lined("contribution", "Share of each site in the aggregate", _by_site(run, shares, sum), about, percent=True)
-        about = "How far a site's classes are from the shared self-supervised view, before and in training; noted at the sites."
-        yield from lined("rescue", "Rescue factor of each site", _by_site(run, factors, mean), about)
-        return
-    if not _by_samples(run):
-        return
-    images = {site: held["train"]["images"] for site, held in run.data["sites"].items()}
-    rows = [{site: images[site] for site in row["sites"]} for row in run.history if row["sites"]]
-    totals = [sum(row.values()) for row in rows]
-    if not rows or not all(totals):
-        return
-    share = {site: mean(row.get(site, 0) / total for row, total in zip(rows, totals, strict=True)) for site in images}
-    order = sorted(images, key=lambda site: -share[site])
-    told = {site: f"{site}: {percent(share[site])}, {images[site]:,} training images" for site in order}
-    yield Figure(
-        "contribution",
-        "Share of each site in the aggregate",
-        bars(
-            "weight of each site in the mean",
-            [Bar(site, (Part(share[site], told[site]),), percent(share[site])) for site in order],
-            whole,
-        ),
-        "Weight of each site's change in the mean: its training images over those of all sites that took part; mean over rounds.",
-        ("site", "training images", "share, %"),
-        tuple((site, images[site], rate(share[site])) for site in order),
+    """Every site's share in the aggregate, and Fed-MAS's rescue factor; both are noted at the sites, and only a simulation sees them."""
+    totals = {x: (row, sum(row.values())) for x, row in notes(run, "weight").items()}
+    shares = {x: {site: n / total for site, n in row.items()} for x, (row, total) in totals.items() if total}
+    about = (
+        "Weight of each site's change in the mean over the sum of all weights: training images, or what the method has instead."
     )
-
-
-def _by_samples(run: Run) -> bool:
-    """Whether sites are weighted by their training images, for sure: the method answers `train` as the base does."""
-    method = METHODS.get(run.method)
-    means = any(row["question"] == "train" and row["leaf"] == "delta" and row["kind"] == "mean" for row in run.ledger)
-    return method is not None and method.train is Method.train and means
+    yield from lined("contribution", "Share of each site in the aggregate", _by_site(run, shares, sum), about, percent=True)
+    about = "How far a site's classes are from the shared self-supervised view, before and in training."
+    yield from lined("rescue", "Rescue factor of each site", _by_site(run, notes(run, "rescue_factor"), mean), about)
 
 
 def notes(run: Run, name: str) -> dict[int, dict[str, float]]:

@@ -172,8 +172,9 @@ class Download:
         entries = {part for place in self.names for part in place.split("/")}
         packed = next((f"{name}{ending}" for ending in PACKED if f"{name}{ending}" in entries), None)
         suffix = PurePosixPath(name).suffix
-        alike = {one.lower(): one for one in entries - {name} if PurePosixPath(one).suffix == suffix and one not in official}
-        near = alike.get(nearest(name, sorted(alike)) or "")
+        near = nearest(
+            name, sorted(one for one in entries - {name} if PurePosixPath(one).suffix == suffix and one not in official)
+        )
         fix = f"take it from {self.facts.home}"
         if packed is not None:
             fix = f"unpack {packed}"
