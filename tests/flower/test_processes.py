@@ -27,13 +27,14 @@ from equipoise.config import Config, resolve
 from equipoise.deploy import link, processes
 from equipoise.deploy.coordinator import federated
 from equipoise.deploy.keys import new_keys, new_pair
+from equipoise.deploy.policy import approved
 from equipoise.deploy.rehearse import Stage, allowed, rehearse, stage
 from equipoise.running import run
 from equipoise.server import Checkpoints
 from equipoise.server.journal import read as read_journal
 from equipoise.testing import raw
 
-pytestmark = [pytest.mark.slow, pytest.mark.hospitals]
+pytestmark = pytest.mark.slow
 MakeConfig = Callable[..., Config]
 Rows = Callable[[Path], list[dict[str, Any]]]
 MARK = "EQUIPOISE_TEST_OF"
@@ -69,10 +70,23 @@ def events(folder: Path, event: str) -> list[dict[str, Any]]:
     return [line for line in read_journal(folder / "journal.jsonl")[0] if line["event"] == event]
 
 
-@pytest.mark.parametrize("method", ["fca", "fediic", "fedsdc"])
-def test_a_rehearsal_gives_the_bits_of_the_simulation(method: str, tiny: MakeConfig, rows: Rows, tmp_path: Path) -> None:
-    """Private state, two questions, leaves that are read site by site."""
-    config = tiny(method).with_engine(**PATIENT)
+def test_three_methods_give_the_bits_of_the_simulation(tiny: MakeConfig, rows: Rows, tmp_path: Path) -> None:
+    """Private state, two questions, leaves that are read site by site: one federation for all three, on every run of the tests."""
+    small: dict[str, Any] = {"partition": {"sites": 2}, "evaluate": {"every": 2}}
+    plays = {method: federated(tiny(method, **small)).with_engine(**PATIENT) for method in ("fca", "fediic", "fedsdc")}
+    each = sorted({leaf for config in plays.values() for leaf in allowed(config)})
+    with stage(plays["fca"], tmp_path / "town", {"each": each, "methods": approved()}) as made:
+        made.open()
+        made.join_all()
+        for method, config in plays.items():
+            found = made.perform(config, tmp_path / method)
+            assert found["state_hash"] == run(config, tmp_path / f"{method}-here").state_hash
+            assert rows(tmp_path / method) == rows(tmp_path / f"{method}-here")
+
+
+@pytest.mark.hospitals
+def test_a_rehearsal_gives_the_bits_of_the_simulation(tiny: MakeConfig, rows: Rows, tmp_path: Path) -> None:
+    config = tiny("fca").with_engine(**PATIENT)
     found = rehearse(config, tmp_path / "run")
     assert found["same"] and found["state_hash"] == found["simulation_hash"]
     run(federated(config), tmp_path / "here")
@@ -99,6 +113,7 @@ def until(out: Path, rounds: int) -> None:
     raise AssertionError(f"round {rounds} is not done after half an hour")
 
 
+@pytest.mark.hospitals
 def test_a_site_that_is_killed_and_comes_back_and_a_coordinator_that_is(tiny: MakeConfig, tmp_path: Path) -> None:
     config = federated(tiny("fca", train={"rounds": 4})).with_engine(**PATIENT, retries=2)
     expected, out = run(config, tmp_path / "here").state_hash, tmp_path / "run"
@@ -119,6 +134,7 @@ def test_a_site_that_is_killed_and_comes_back_and_a_coordinator_that_is(tiny: Ma
     assert [row["sites"] for row in map(json.loads, (out / "metrics.jsonl").read_text().splitlines())] == [list(NAMES)] * 4
 
 
+@pytest.mark.hospitals
 def test_a_server_begins_no_run_by_itself(tiny: MakeConfig, tmp_path: Path) -> None:
     """A run that a killed server had taken is not begun by the next: it waits to be handed in again."""
     config = federated(tiny("fca")).with_engine(**PATIENT)
@@ -132,6 +148,7 @@ def test_a_server_begins_no_run_by_itself(tiny: MakeConfig, tmp_path: Path) -> N
         assert (run["run"], run["status"], run["outcome"]) == (number, "finished", "stopped")
 
 
+@pytest.mark.hospitals
 def test_a_site_that_hangs_is_left_out_and_named(tiny: MakeConfig, tmp_path: Path) -> None:
     config = federated(tiny("fca", train={"rounds": 3}, evaluate={"every": 3}))
     config = config.with_engine(**PATIENT | {"deadline": 90.0}, retries=0)
@@ -147,6 +164,7 @@ def test_a_site_that_hangs_is_left_out_and_named(tiny: MakeConfig, tmp_path: Pat
     assert sites[0] == sites[2] == list(NAMES) and sites[1] == ["site-00", "site-02"]
 
 
+@pytest.mark.hospitals
 def test_strangers_stay_outside_and_the_coordinator_has_nothing_of_the_data(tmp_path: Path) -> None:
     """A site that trusts another authority, one whose key is not listed; the third goes on alone, and keeps to itself what it must."""
     # Personal heads of their own from the start: as copies of the federated head they stay close to it in one round.
@@ -196,6 +214,7 @@ def act(made: Stage, name: str, part: str) -> None:
     made.sites[name] = processes.start(command, folder / "flower", folder / "join.log")
 
 
+@pytest.mark.hospitals
 def test_a_rogue_site_is_turned_away_whatever_it_sends(
     tiny: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,6 +235,7 @@ def test_a_rogue_site_is_turned_away_whatever_it_sends(
     assert found["state_hash"] == lost.state_hash
 
 
+@pytest.mark.hospitals
 def test_sites_that_are_cut_off_before_during_and_after_their_answer(
     tiny: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -138,7 +138,13 @@ def test_submit_refuses_what_only_a_simulation_can_do(tmp_path: Path, capsys: py
 
 def test_without_flower_it_names_the_extra(tmp_path: Path) -> None:
     """`import equipoise` and the other verbs work; these say what to install."""
-    words = (("version",), ("keys", "new", str(tmp_path)), ("status", str(tmp_path)), ("rehearse", "x.toml"), ("site", "join", "."))
+    words = (
+        ("version",),
+        ("keys", "new", str(tmp_path)),
+        ("status", str(tmp_path)),
+        ("rehearse", "x.toml"),
+        ("site", "join", "."),
+    )
     program = (
         "import sys, json, importlib.util as u; real = u.find_spec\n"
         "u.find_spec = lambda name, *more: None if name == 'flwr' else real(name, *more)\n"
