@@ -6,6 +6,7 @@ Each ends with no process left behind. `benchmarks/flower.py` has more of the sa
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import secrets
@@ -82,6 +83,11 @@ def test_three_methods_give_the_bits_of_the_simulation(tiny: MakeConfig, rows: R
             found = made.perform(config, tmp_path / method)
             assert found["state_hash"] == run(config, tmp_path / f"{method}-here").state_hash
             assert rows(tmp_path / method) == rows(tmp_path / f"{method}-here")
+        plain = http.client.HTTPConnection("127.0.0.1", made.port, timeout=300)
+        plain.request("GET", "/v1/fleet/")
+        with pytest.raises((http.client.HTTPException, OSError)):  # nothing is said in plain text, on loopback or elsewhere
+            plain.getresponse()
+        assert len(link.standing(made.coordinator)["runs"]) == len(plays)
 
 
 @pytest.mark.hospitals
