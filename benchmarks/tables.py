@@ -80,7 +80,7 @@ FEDMLP_LIST: dict[str, tuple[str, ...]] = {
     "FedFixMatch": ("method.name=fedfixmatch", TWO, WEIGHTED),
     "FedIRM": ("method.name=fedirm", "method.warmup=15", TWO, WEIGHTED),
     "CBAFed": ("method.name=cbafed", "method.warmup=15", WEIGHTED),
-    "FedLSR": ("method.name=fedlsr", TWO),
+    "FedLSR": ("method.name=fedlsr", TWO, 'train.objective={ name = "bce", missing = "negative", pos_weight = true }'),
     "FedNoRo": ("method.name=fednoro",),
     "FedMLP": MLP,
 }

@@ -44,15 +44,15 @@ def test_method(check: Callable[[], None]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["fca", "fediic", "fedmas", "fedsdc", "creff", "fednoro"])
 def test_four_workers_give_what_one_process_gives(method: str) -> None:
-    """More workers than sites, for that matter."""
+    """More workers than sites, for methods with everything that could differ; the rule 'pool' has two workers for all."""
     bench = Bench(method, OPTIONS.get(method))
     assert bench.ordinary.difference(bench.run(bench.config().with_engine(kind="pool", workers=4))) is None
 
 
 BOTH = [name for name, cls in METHODS.items() if {"single", "multi"} <= set(cls.tasks)]
-TASK_MATTERS = ("same_seed", "ledger", "missing_class", "one_sample", "neutral", "overfits")
+TASK_MATTERS = ("ledger", "missing_class", "one_sample", "neutral", "overfits")
 
 
 @pytest.mark.slow
