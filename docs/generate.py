@@ -355,8 +355,8 @@ def result_tables() -> dict[str, str]:
     raise SystemExit("benchmarks/tables.py has no TABLES: name the tables in docs/generate.py anew")
 
 
-def measured(column: str, multi: bool = False) -> str:
-    """One column of every table that has been made, side by side; `multi`: all columns of those with several labels per image."""
+def measured(*wanted: str, multi: bool = False) -> str:
+    """Columns of every table that has been made, side by side; `multi`: of those with several labels per image."""
     found: dict[str, dict[str, dict[str, str]]] = {}
     for name in result_tables():
         path = DOCS / "results" / f"{name}.md"
@@ -368,15 +368,10 @@ def measured(column: str, multi: bool = False) -> str:
     if not found:
         return "Not measured yet."
     labels = dict.fromkeys(label for cells in found.values() for label in cells)
-    if multi:
-        columns = [(name, key) for name, cells in found.items() for key in next(iter(cells.values()))]
-        heads = [f"{key} of [{name}](results/{name}.md)" if len(found) > 1 else key for name, key in columns]
-    else:
-        columns = [(name, column) for name in found]
-        heads = [f"[{name}](results/{name}.md)" for name in found]
+    columns = [(name, key) for name in found for key in wanted]
+    heads = [f"{f'{key}, ' if len(wanted) > 1 else ''}[{name}](results/{name}.md)" for name, key in columns]
     rows = ((label, *(found[name].get(label, {}).get(key, "") for name, key in columns)) for label in labels)
-    text = table(("method", *heads), rows)
-    return text + (f"\n\nThe whole table: [{min(found)}](results/{min(found)}.md)." if multi and len(found) == 1 else "")
+    return table(("method", *heads), rows)
 
 
 def first_table(text: str) -> dict[str, dict[str, str]]:
@@ -505,7 +500,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "choosing.md": {
         "measured-global": lambda: measured("G bACC"),
         "measured-own": lambda: measured("S bACC"),
-        "measured-multi": lambda: measured("", multi=True),
+        "measured-multi": lambda: measured("G bACC", "G AUC", multi=True),
     },
     "cli.md": {"verbs": verbs},
     "exit-codes.md": {"exit-codes": exit_codes},
