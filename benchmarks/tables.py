@@ -75,7 +75,7 @@ WEIGHTED = 'train.objective={ name = "bce", pos_weight = true }'
 FEDMLP_LIST: dict[str, tuple[str, ...]] = {
     "FedAvg (missing = 0)": MULTI["FedAvg (missing = 0)"],
     "FedAvg-PL": ("method.name=fedavg-pl",),
-    "FedAvg-PL, positives weighted": ("method.name=fedavg-pl", "method.preset=fedmlp"),
+    "FedAvg-PL, weighted": ("method.name=fedavg-pl", "method.preset=fedmlp"),
     "RSCFed": ("method.name=rscfed", TWO, WEIGHTED),
     "FedFixMatch": ("method.name=fedfixmatch", TWO, WEIGHTED),
     "FedIRM": ("method.name=fedirm", "method.warmup=15", TWO, WEIGHTED),
