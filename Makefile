@@ -32,13 +32,13 @@ browser:  ## Chromium, for the tests of the report pages: installed where it is 
 	  echo "no Chromium here: the tests that open the report pages are skipped, and say so"
 
 test: $(VENV)/.dev lint browser  ## every check, and every test but those of test-hospitals
-	$(BIN)/python -m pytest -n 4 --dist worksteal -m "not hospitals"
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not hospitals"
 
 test-hospitals: $(VENV)/.dev  ## real Flower processes on this machine, with TLS and keys: a quarter of an hour, mostly waiting
 	$(BIN)/python -m pytest -n 0 -m hospitals
 
 quick: $(VENV)/.dev browser  ## the tests that take seconds
-	$(BIN)/python -m pytest -n 4 --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check src tests benchmarks docs

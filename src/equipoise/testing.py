@@ -34,6 +34,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -234,7 +235,6 @@ class Bench:
         self.folder = Path(tempfile.mkdtemp(prefix="equipoise-check-"))
         weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         self._count = 0
-        self._ordinary: Trace | None = None
 
     def method(self, **changes: Any) -> Method:
         """The method with the options under test."""
@@ -302,9 +302,20 @@ class Bench:
     @property
     def ordinary(self) -> Trace:
         """The run that most checks compare with, made once."""
-        if self._ordinary is None:
-            self._ordinary = self.run(self.config())
-        return self._ordinary
+        return self._made[0]
+
+    @property
+    def changed(self) -> list[str]:
+        """What that run changed of the method, object or class."""
+        return self._made[1]
+
+    @cached_property
+    def _made(self) -> tuple[Trace, list[str]]:
+        config = self.config()
+        before = _snapshot(config.method)
+        trace = self.run(config)
+        after = _snapshot(config.method)
+        return trace, [name for name in before | after if before.get(name) != after.get(name)]
 
     def sound(self, sites: Mapping[str, Sequence[int]]) -> None:
         """A run over these sites ends with finite numbers, and no answer was turned away."""
@@ -390,12 +401,7 @@ def check_frozen(bench: Bench) -> None:
         except (ValidationError, ValueError, AttributeError, TypeError):
             continue
         expect(False, f"'{name}' can be assigned after the method was made")
-    config = bench.config()
-    before = _snapshot(config.method)
-    bench.run(config)
-    after = _snapshot(config.method)
-    changed = [name for name in before | after if before.get(name) != after.get(name)]
-    expect(not changed, f"a run changes '{changed[0] if changed else ''}' of the method")
+    expect(not bench.changed, f"a run changes '{bench.changed[0] if bench.changed else ''}' of the method")
 
 
 def _snapshot(method: Method) -> dict[str, str]:
@@ -576,19 +582,21 @@ def check_neutral(bench: Bench) -> None:
 
 def check_global_rng(bench: Bench) -> None:
     """A run neither moves nor reads the global generators of torch, numpy and Python."""
-    isolated, before = hosts.isolated, _global_states()
+    isolated, straight = hosts.isolated, bench.ordinary
 
     def elsewhere(seed: int, device: torch.device) -> AbstractContextManager[None]:
         return isolated(seed + 1, device)
 
     # Inside a question torch's generator is seeded, for dropout layers. Without dropout no seed may make a difference.
-    with mock.patch.object(torch.nn.functional, "dropout", lambda x, *_: x):
-        first = bench.run(bench.config())
+    with mock.patch.object(torch.nn.functional, "dropout", side_effect=lambda x, *_, **__: x) as dropout:
+        before = _global_states()
         with mock.patch.object(hosts, "isolated", elsewhere):
-            second = bench.run(bench.config())
-    moved = [name for name, state in _global_states().items() if state != before[name]]
+            other = bench.run(bench.config())
+        moved = [name for name, state in _global_states().items() if state != before[name]]
+        if dropout.called:
+            straight = bench.run(bench.config())
     expect(not moved, f"a run draws from the global generator of {moved[0] if moved else ''}")
-    _same(first, second, "a site draws from torch's global generator; use loc.generator(…)")
+    _same(straight, other, "a site draws from torch's global generator; use loc.generator(…)")
 
 
 def _global_states() -> dict[str, Any]:

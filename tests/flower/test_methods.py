@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.methods.test_conformance import OPTIONS
 
 from equipoise.config import Config
 from equipoise.methods import METHODS
@@ -20,9 +21,9 @@ Rows = Callable[[Path], list[dict[str, Any]]]
 
 def tiny_for(tiny: MakeConfig, name: str) -> Config:
     task = METHODS[name].tasks[0]
-    if task == "single":
-        return tiny(name)
-    return tiny(name, data={"kind": "phantom", "scale": 0.004, "image_size": 16, "task": "multi"}, partition={"missing": 2})
+    sections: dict[str, dict[str, Any]] = {"data": {"task": task}, "evaluate": {"every": 2}}
+    config = tiny(name, **sections, partition={"missing": 2} if task == "multi" else {})
+    return replace(config, method=METHODS[name](**OPTIONS.get(name, {})))
 
 
 QUICK = ("fca", "fediic", "fedsdc")

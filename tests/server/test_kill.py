@@ -72,7 +72,7 @@ def test_killed_at_random_moments_and_resumed(tiny: MakeConfig, rows: Rows, tmp_
     duration = time.monotonic() - begin
     path, draw = write(config, tmp_path / "config.toml"), random.Random(0)
     reached: list[int] = []
-    for _ in range(4):
+    for _ in range(3):
         # Each kill hits the same run further on, until it is done.
         child = subprocess.Popen([sys.executable, "-c", CHILD, str(path), str(tmp_path / "killed")], stdout=subprocess.PIPE)
         assert child.stdout is not None
