@@ -30,6 +30,7 @@ from equipoise.nets import NetOptions
 from equipoise.partition import PartitionOptions
 from equipoise.site import TrainOptions
 from equipoise.site.views import VIEWS
+from equipoise.text import parse_toml
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -124,7 +125,7 @@ def merged(base: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
 def _toml(path: Path) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
-            return tomllib.load(file)
+            return parse_toml(file.read().decode())
     except FileNotFoundError:
         raise ConfigError(f"there is no config file {path}") from None
     except IsADirectoryError:
@@ -147,7 +148,7 @@ def setting(text: str) -> tuple[str, Any]:
     if not equals or not all(path.strip().split(".")):
         raise ConfigError(f"'{text}' is not of the form section.key=value")
     try:
-        return path.strip(), tomllib.loads(f"value = {value}")["value"]
+        return path.strip(), parse_toml(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return path.strip(), value.strip()
 

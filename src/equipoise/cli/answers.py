@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.errors import StorageError
+from equipoise.text import cell
 from equipoise.use import Prediction, Predictor
 
 JOIN = ";"
@@ -19,11 +20,11 @@ def table(model: Predictor, rows: Sequence[Prediction]) -> str:
     """CSV: file, predicted class (or classes), one probability per class. Images that could not be read have no row."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["file", "predicted", *(f"p_{name}" for name in model.facts.classes)])
+    writer.writerow(["file", "predicted", *(cell(f"p_{name}") for name in model.facts.classes)])
     for row in rows:
         if row.probabilities is not None:
             chances = (f"{p:.6f}" for p in row.probabilities)
-            writer.writerow([row.file, JOIN.join(model.decide(row.probabilities)), *chances])
+            writer.writerow([cell(row.file), cell(JOIN.join(model.decide(row.probabilities))), *chances])
     return text.getvalue()
 
 

@@ -20,6 +20,7 @@ import typer
 from equipoise.cli import flower, new
 from equipoise.errors import INTERRUPTED, TERMINATED, ConfigError, DataError, EquipoiseError, RunsFailed, StorageError
 from equipoise.names import unknown
+from equipoise.text import printable
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -524,4 +525,4 @@ def _refusal(error: Exception) -> tuple[str, int]:
 def _say(sentence: str) -> None:
     """One red sentence on standard error."""
     red, plain = ("\033[31m", "\033[0m") if sys.stderr.isatty() and "NO_COLOR" not in os.environ else ("", "")
-    print(f"{red}{sentence}{plain}", file=sys.stderr)
+    print(f"{red}{printable(sentence)}{plain}", file=sys.stderr)

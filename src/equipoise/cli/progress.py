@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from equipoise.cli.console import Terminal
 from equipoise.report.folder import percent
 
 Watch = Callable[[str, dict[str, Any]], None]
@@ -98,7 +98,7 @@ def _progress() -> Progress:
         BarColumn(None),
         TextColumn("{task.percentage:3.0f} %  {task.fields[left]} left"),
     )
-    return Progress(*columns, console=Console(stderr=True), transient=True)
+    return Progress(*columns, console=Terminal(stderr=True), transient=True)
 
 
 @contextmanager

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import box
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from equipoise.cli.console import terminal
 from equipoise.report.folder import FIGURES, by_size, percent, size
 
 if TYPE_CHECKING:
@@ -26,10 +26,6 @@ COMPARED = {
 """columns of the comparison; the first three are balanced accuracy"""
 
 
-def _console() -> Console:
-    return Console(highlight=False)
-
-
 def _table(*columns: str, title: str | None = None, right: int = 1) -> Table:
     """A table whose columns from number `right` on are numbers."""
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
@@ -40,7 +36,7 @@ def _table(*columns: str, title: str | None = None, right: int = 1) -> Table:
 
 def result(found: Result, page: Path) -> None:
     """The metrics of a run: the two protocols, recall per class, and where the rest is."""
-    console = _console()
+    console = terminal()
     test = found.metrics.get("test")
     if test is not None:
         views = ("generalisation", "specialisation", "average")
@@ -70,7 +66,7 @@ def comparison(rows: list[dict[str, Any]], page: Path) -> None:
     for row in rows:
         cells = (f"[bold]{percent(row[key])}[/]" if row[key] == best[key] else percent(row[key]) for key in COMPARED)
         table.add_row(escape(row["method"]), *cells)
-    console = _console()
+    console = terminal()
     console.print(table)
     console.print("general: one model on the test images of all hospitals; special: each hospital's own on its own")
     console.print(f"report  {page}", soft_wrap=True)
@@ -80,7 +76,7 @@ def compared(facts: dict[str, Any], folder: Path) -> None:
     """The table of a comparison, the best of each column bold and the second underlined, and the tests beneath."""
     from equipoise.compare.summary import table_of
 
-    console, found = _console(), table_of(facts)
+    console, found = terminal(), table_of(facts)
     marks = {"best": "[bold]{}[/]", "second": "[underline]{}[/]", "": "{}"}
 
     def figures(short: bool) -> Table:
@@ -120,7 +116,7 @@ def checked(facts: dict[str, str]) -> None:
     for name, text in facts.items():
         table.add_row(f"[green]✓[/] {name}", escape(text))
     table.show_header = False
-    console = _console()
+    console = terminal()
     console.print(table)
     console.print("nothing was trained; the run can start")
 
@@ -129,7 +125,7 @@ def reproduced(facts: dict[str, Any], folder: Path) -> None:
     """Ours, the paper's in brackets, the difference; then what is not as in the paper."""
     from equipoise.reproduce import texts
 
-    console = _console()
+    console = terminal()
     table = _table("", *facts["columns"], "runs")
     table.columns[0].no_wrap = True
     for label, row in facts["rows"].items():
@@ -148,7 +144,7 @@ def reproduced(facts: dict[str, Any], folder: Path) -> None:
 
 def papers(found: list[dict[str, Any]]) -> None:
     """One row per table of the papers."""
-    console = _console()
+    console = terminal()
     table = _table("table", "what", "rows", "data", "full", "small", right=4)
     table.columns[0].no_wrap = True
     for one in found:
@@ -181,12 +177,12 @@ def methods(facts: list[dict[str, Any]]) -> None:
     for one in facts:
         defaults = ", ".join(f"{field['name']}={field['default']}" for field in one["fields"])
         table.add_row(*map(escape, (one["name"], one["paper"], ", ".join(one["tasks"]), one["leaves"], defaults)))
-    _console().print(table)
+    terminal().print(table)
 
 
 def method(one: dict[str, Any]) -> None:
     """One method in full."""
-    console = _console()
+    console = terminal()
     console.print(escape(one["text"]), end="\n\n", soft_wrap=True)
     console.print(f"labels: {', '.join(one['tasks'])}   stays at the site: {escape(', '.join(one['private']) or 'nothing')}")
     if one["recommends"]:
@@ -205,7 +201,7 @@ def method(one: dict[str, Any]) -> None:
 
 def ledger(facts: dict[str, Any]) -> None:
     """What leaves, and how much of it."""
-    console = _console()
+    console = terminal()
     table = _table("question", "from round", "leaf", "kind", "shape", "who can read it", "bytes up", right=6)
     for row in facts["leaves"]:
         amount = f"{row['bytes']:,}" + (" × n" if row["varies"] else "")
@@ -223,7 +219,7 @@ def ledger(facts: dict[str, Any]) -> None:
 
 def census(facts: dict[str, Any]) -> None:
     """Class × site, split by split."""
-    console = _console()
+    console = terminal()
     classes = facts["classes"]
     order = by_size(facts["train"])
     for split in facts["splits"]:
@@ -252,7 +248,7 @@ def census(facts: dict[str, Any]) -> None:
 
 def evaluated(facts: dict[str, Any]) -> None:
     """The metrics of a model on new data, in all and for every site of it."""
-    console, found = _console(), facts["metrics"]
+    console, found = terminal(), facts["metrics"]
     table = _table("", f"{facts['images']:,} images")
     for key, title in FIGURES.items():
         table.add_row(title, percent(found[key]))
@@ -278,7 +274,7 @@ def sets(facts: list[dict[str, Any]]) -> None:
     for one in facts:
         words = (one["name"], one["title"], one["licence"])
         table.add_row(*map(escape, words), str(len(one["classes"])), f"{one['images']:,}", str(len(one["sites"]) or 1))
-    console = _console()
+    console = terminal()
     console.print(table)
     console.print(
         "`equipoise data check NAME ROOT` compares a download with what was published; --json shows layouts and sources"
@@ -287,7 +283,7 @@ def sets(facts: list[dict[str, Any]]) -> None:
 
 def checked_set(facts: dict[str, Any]) -> None:
     """Found beside published, then what is wrong."""
-    console = _console()
+    console = terminal()
     table = _table(escape(facts["title"]), "found", "published")
     for part in ("classes", "sites"):
         for name, one in facts[part].items():

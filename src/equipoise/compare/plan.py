@@ -18,6 +18,7 @@ from equipoise.errors import ConfigError, MethodError
 from equipoise.methods import METHODS, find
 from equipoise.names import unknown
 from equipoise.setup import material
+from equipoise.text import parse_toml
 
 ALL = "all"
 Changes = tuple[tuple[str, Any], ...]
@@ -204,7 +205,7 @@ def _axis(text: str) -> tuple[str, list[Any]]:
     if not equals or "." not in path or not values.strip():
         raise ConfigError(f"--grid: '{text}' is not of the form section.key=value,value")
     try:
-        return path.strip(), tomllib.loads(f"values = [{values}]")["values"]
+        return path.strip(), parse_toml(f"values = [{values}]")["values"]
     except tomllib.TOMLDecodeError:
         return path.strip(), [setting(f"{path}={value}")[1] for value in values.split(",")]
 

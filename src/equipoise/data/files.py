@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import lzma
 import os
 import zipfile
+import zlib
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from equipoise.errors import DataError
+
+DAMAGED = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError)
+"""what a zip archive raises when its content is not what its directory says"""
+LARGEST = 2**29
+"""bytes of the largest image file that is read"""
+PLAUSIBLE = 2**26
+"""bytes an archive's entry may unpack to however well it is compressed"""
+DENSEST = 200
+"""how many times its compressed size a larger entry may unpack to; images shrink to a third at best, zeros to a thousandth"""
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp", ".gif", ".dcm")
 
@@ -49,7 +60,10 @@ class Folder:
         return f"{facts.st_size} {facts.st_mtime_ns}"
 
     def read(self, name: str, size: int = -1) -> bytes:
-        with (self.root / name).open("rb") as file:
+        path = self.root / name
+        if size < 0:
+            _readable(name, path.stat().st_size)
+        with path.open("rb") as file:
             return file.read(size)
 
 
@@ -68,7 +82,11 @@ class Zip:
         return None if entry is None else f"{entry.file_size} {entry.CRC:08x}"
 
     def read(self, name: str, size: int = -1) -> bytes:
-        with self.archive.open(name) as file:
+        entry = self.entries[name]
+        unbloated(entry, name)
+        if size < 0:
+            _readable(name, entry.file_size)
+        with self.archive.open(entry) as file:
             return file.read(size)
 
 
@@ -134,7 +152,26 @@ def open_zip(path: Path, what: str) -> Iterator[zipfile.ZipFile]:
     except (zipfile.BadZipFile, OSError) as error:
         raise DataError(f"{path} cannot be opened as {what}: {error}; check that it was copied whole") from error
     with archive:
-        yield archive
+        if any(entry.flag_bits & 1 for entry in archive.infolist()):
+            raise DataError(f"{path} is protected by a password: unpack it first")
+        try:
+            yield archive
+        except DAMAGED as error:
+            raise DataError(f"{path} is damaged: {error}; check that it was copied whole") from error
+
+
+def unbloated(entry: zipfile.ZipInfo, where: str) -> None:
+    """Refuse an entry that would fill memory or disk from next to nothing."""
+    if entry.file_size > max(PLAUSIBLE, DENSEST * entry.compress_size):
+        raise DataError(
+            f"{where} unpacks from {entry.compress_size:,} to {entry.file_size:,} bytes, which no images do: "
+            "make the archive again from the original files"
+        )
+
+
+def _readable(name: str, size: int) -> None:
+    if size > LARGEST:
+        raise ValueError(f"it has {size:,} bytes and the most for one image is {LARGEST:,}; save it smaller")
 
 
 def find(files: Files, name: str) -> tuple[str, str] | None:

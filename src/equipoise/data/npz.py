@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from equipoise.data.cache import decoded
-from equipoise.data.files import open_zip
+from equipoise.data.files import open_zip, unbloated
 from equipoise.data.images import fit
 from equipoise.data.options import SPLITS, DataOptions, Progress
 from equipoise.data.rows import Bad, Row, samples
@@ -20,6 +21,9 @@ from equipoise.errors import DataError
 from equipoise.names import unknown
 
 PARTS = ("train", "val", "test")
+
+MOST_VALUES = 2**28
+"""values of the largest image that is read"""
 
 
 class NpzData(DataOptions):
@@ -39,7 +43,9 @@ class NpzData(DataOptions):
             if not parts:
                 inside = ", ".join(name.removesuffix(".npy") for name in archive.namelist()) or "nothing"
                 raise DataError(f"{path} has no train_images, val_images or test_images but {inside}: rename arrays")
-            labels = _labels(path, parts)
+            labels = {part: _labels(archive, path, part) for part in parts}
+            if len({values.shape[1] for values in labels.values()}) > 1:
+                raise DataError(f"{path}: the label arrays have different numbers of columns: make them equal")
             single = all(values.shape[1] == 1 for values in labels.values())
             classes = self._classes(path, labels, single)
             rows: list[Row] = []
@@ -93,12 +99,7 @@ class _Stack:
     def __init__(self, file: IO[bytes], info: zipfile.ZipInfo, path: Path, count: int) -> None:
         name = info.filename.removesuffix(".npy")
         self.info, self._file = info, file
-        try:
-            version = np.lib.format.read_magic(self._file)
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, by_column, dtype = read(self._file)
-        except (ValueError, zipfile.BadZipFile) as error:
-            raise DataError(f"{path}: {name} is not a numpy array: {error}; save the file again") from error
+        shape, by_column, dtype = _head(file, info, path)
         size = " x ".join(map(str, shape))
         if len(shape) == 5 or (len(shape) == 4 and shape[3] not in (1, 3)):
             raise DataError(f"{path}: {name} ({size}) holds 3-D volumes and only 2-D images can be used: save slices")
@@ -106,6 +107,8 @@ class _Stack:
             raise DataError(f"{path}: {name} is {dtype} ({size}): convert it to uint8 [N, H, W] or [N, H, W, 3]")
         if by_column:
             raise DataError(f"{path}: {name} is stored by column: save numpy.ascontiguousarray of it")
+        if math.prod(shape[1:]) > MOST_VALUES:
+            raise DataError(f"{path}: {name} ({size}) holds images too large to be read: save them smaller")
         if shape[0] != count:
             raise DataError(f"{path}: {name} has {shape[0]} images and {count} labels: make them equal")
         self._shape = shape[1:3] if len(shape) == 3 or shape[3] == 1 else shape[1:]
@@ -118,24 +121,36 @@ class _Stack:
         return np.frombuffer(self._file.read(length), np.uint8).reshape(self._shape)
 
 
-def _labels(path: Path, parts: list[str]) -> dict[str, np.ndarray]:
-    """The labels of each part as [N, columns] of numbers."""
-    labels = {}
-    with np.load(path, allow_pickle=False) as arrays:
-        for part in parts:
-            name = f"{part}_labels"
-            if name not in arrays:
-                raise DataError(f"{path}: {unknown('array', name, arrays.files)}")
-            try:
-                values = arrays[name]
-            except ValueError as error:
-                raise DataError(f"{path}: {name} cannot be read: {error}; save it as an array of integers") from error
-            if values.ndim not in (1, 2) or values.dtype.kind not in "iub":
-                raise DataError(f"{path}: {name} is {values.dtype} {values.shape}: make it integers [N, 1] or [N, C]")
-            labels[part] = values.reshape(len(values), -1) if values.ndim == 2 else values[:, None]
-    if len({values.shape[1] for values in labels.values()}) > 1:
-        raise DataError(f"{path}: the label arrays have different numbers of columns: make them equal")
-    return labels
+def _head(file: IO[bytes], info: zipfile.ZipInfo, path: Path) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Shape, order and type of an array, from its first bytes; nothing of it is read before these are known to be true."""
+    name = info.filename.removesuffix(".npy")
+    unbloated(info, f"{path}: {name}")
+    try:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, by_column, dtype = read(file)
+    except (ValueError, OSError) as error:
+        raise DataError(f"{path}: {name} is not a numpy array: {error}; save the file again") from error
+    if not dtype.hasobject and math.prod(shape) * dtype.itemsize != info.file_size - file.tell():
+        raise DataError(f"{path}: {name} does not hold what it says ({dtype} {shape}): save the file again")
+    return shape, by_column, dtype
+
+
+def _labels(archive: zipfile.ZipFile, path: Path, part: str) -> np.ndarray:
+    """The labels of one part as [N, columns] of numbers."""
+    name = f"{part}_labels"
+    if f"{name}.npy" not in archive.namelist():
+        raise DataError(f"{path}: {unknown('array', name, [one.removesuffix('.npy') for one in archive.namelist()])}")
+    info = archive.getinfo(f"{name}.npy")
+    with archive.open(info) as file:
+        shape, by_column, dtype = _head(file, info, path)
+        if len(shape) not in (1, 2) or dtype.kind not in "iub":
+            raise DataError(f"{path}: {name} is {dtype} {shape}: make it integers [N, 1] or [N, C]")
+        try:
+            values = np.frombuffer(file.read(), dtype).reshape(shape, order="F" if by_column else "C")
+        except (ValueError, OSError) as error:
+            raise DataError(f"{path}: {name} cannot be read: {error}; save it again") from error
+    return values if values.ndim == 2 else values[:, None]
 
 
 def _wrong(values: list[int], classes: tuple[str, ...], single: bool) -> str | None:

@@ -16,6 +16,7 @@ from equipoise.data.options import DataOptions, Progress
 from equipoise.data.samples import Samples, Task, fingerprint
 from equipoise.errors import DataError
 from equipoise.names import unknown
+from equipoise.text import strange
 
 SHOWN = 20
 """Bad rows named in one error; the rest are counted."""
@@ -77,6 +78,9 @@ def checked(
             continue
         try:
             label = encoded(row.label, classes)
+            for name in (row.id, row.site, row.group, *row.attributes.values()):
+                if name is not None and (wrong := strange(name)):
+                    raise ValueError(wrong)
             image = find(files, row.file)
             if image is None:
                 raise ValueError(f"file '{row.file}' is not in {where}")
@@ -112,6 +116,9 @@ def samples(
     bad_rows: Literal["refuse", "skip"],
 ) -> Samples:
     """Refuse or leave out what is bad, and put the rest together."""
+    for name in classes:
+        if wrong := strange(name):
+            raise DataError(f"{source}: the class {wrong}: rename it")
     total = len(rows) + len(bad)
     broken = [Bad(rows[i].number, f"{rows[i].place}: {why}") for i, why in pixels.broken.items()]
     skipped = tuple(text for _, text in sorted([*bad, *broken]))

@@ -24,6 +24,7 @@ from equipoise.exchange.ledger import Entry, entries
 from equipoise.methods import METHODS, Method
 from equipoise.names import nearest
 from equipoise.options import Options
+from equipoise.text import parse_toml
 
 SMALL_CELL = 5
 
@@ -113,7 +114,7 @@ def fingerprint(cls: type[Method]) -> str:
 def read_policy(path: Path) -> Policy:
     """The policy in a file; without the file nothing is approved, so one must be there."""
     try:
-        table: dict[str, Any] = tomllib.loads(path.read_text())
+        table: dict[str, Any] = parse_toml(path.read_text())
         return Policy.model_validate(table)
     except FileNotFoundError:
         raise ConfigError(f"there is no policy {path}: make one with `equipoise site init`") from None

@@ -44,6 +44,7 @@ from equipoise.server import Journal
 from equipoise.server.checkpoint import write_atomic
 from equipoise.setup import Material, cache_folder, fits, keep_memory, make_host
 from equipoise.site import Store
+from equipoise.text import parse_toml
 
 RUN = re.compile(r"[0-9a-f]{16}")
 OURS = ("base", "data", "partition", "engine")
@@ -75,7 +76,7 @@ def read_site(folder: Path) -> SiteOptions:
     """The `site.toml` of a folder."""
     path = folder / "site.toml"
     try:
-        return SiteOptions.model_validate(tomllib.loads(path.read_text()))
+        return SiteOptions.model_validate(parse_toml(path.read_text()))
     except FileNotFoundError:
         raise ConfigError(f"there is no {path}: make a site's folder with `equipoise site init`") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from equipoise.errors import ConfigError, StorageError
+from equipoise.text import parse_toml
 
 if TYPE_CHECKING:
     from equipoise.evaluate.scores import Scores
@@ -94,7 +94,7 @@ def read_run(folder: Path) -> Run:
     finished = (folder / "result.json").is_file()
     try:
         text = (folder / "config.toml").read_text()
-        config = tomllib.loads(text)
+        config = parse_toml(text)
         ledger = json.loads(_text(folder / "ledger.json", finished) or "[]")
         lines = _text(folder / "metrics.jsonl", finished).splitlines(keepends=True)
         history = [json.loads(line) for line in lines if finished or line.endswith("\n")]  # the last may be half written

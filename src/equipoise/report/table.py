@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Literal
 
+from equipoise.text import cell
+
 Rank = Literal["best", "second", ""]
 
 LATEX = {
@@ -105,7 +107,7 @@ def comma_separated(table: Table) -> str:
     for row in table.rows:
         numbers = [(None, None) if figure is None else (figure.mean, figure.std) for figure in row.figures]
         cells = ["" if number is None else f"{number:.6f}" for pair in numbers for number in pair]
-        writer.writerow([row.label, *cells, *row.remarks])
+        writer.writerow([cell(row.label), *cells, *row.remarks])
     return text.getvalue()
 
 
