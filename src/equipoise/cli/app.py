@@ -404,8 +404,16 @@ def inspect(file: File, overrides: Overrides = None, json: Json = False) -> None
 
 
 @app.command()
-def version(json: Json = False) -> None:
+def version(
+    sbom: Annotated[bool, typer.Option("--sbom", help="Every installed package it runs on, as CycloneDX JSON.")] = False,
+    json: Json = False,
+) -> None:
     """Show the versions of Equipoise, Python and PyTorch."""
+    if sbom:
+        from equipoise.cli.sbom import bill
+
+        _print_json(bill())
+        return
     from importlib.metadata import version as version_of
     from platform import python_version
 

@@ -1,0 +1,86 @@
+"""A software bill of materials: every package this installation runs on, as CycloneDX 1.5 JSON.
+
+Made from what is installed, not from what was asked for, so it holds for this machine and no other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import uuid
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from typing import Any
+
+ROOT = "equipoise"
+
+
+def bill() -> dict[str, Any]:
+    """Equipoise, and below it every installed package it needs, directly or through another."""
+    found = _needed(ROOT)
+    root = found.pop(ROOT)
+    content = sorted(f"{name} {one.version}" for name, one in found.items())
+    serial = uuid.uuid5(uuid.NAMESPACE_URL, "\n".join([root.version, *content]))
+    return {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.5",
+        "serialNumber": f"urn:uuid:{serial}",
+        "version": 1,
+        "metadata": {"component": _component(ROOT, root) | {"type": "application"}},
+        "components": [_component(name, one) for name, one in sorted(found.items())],
+        "dependencies": [
+            {"ref": _ref(name, one), "dependsOn": [_ref(need, found[need]) for need in _needs(one) if need in found]}
+            for name, one in sorted({ROOT: root, **found}.items())
+        ],
+    }
+
+
+def _needed(root: str) -> dict[str, Distribution]:
+    """By normalised name: the package and all it needs that is installed; an extra that is not installed is not in use."""
+    found: dict[str, Distribution] = {}
+    waiting = [root]
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        try:
+            found[name] = distribution(name)
+        except PackageNotFoundError:
+            continue
+        waiting += _needs(found[name])
+    return found
+
+
+def _needs(one: Distribution) -> list[str]:
+    """Normalised names of all packages this one may need, each once."""
+    names = (re.split(r"[^A-Za-z0-9._-]", text.strip(), maxsplit=1)[0] for text in one.requires or ())
+    return sorted({_normal(name) for name in names})
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _ref(name: str, one: Distribution) -> str:
+    return f"pkg:pypi/{name}@{one.version}"
+
+
+def _component(name: str, one: Distribution) -> dict[str, Any]:
+    licence = one.metadata.get("License-Expression") or _classified(one) or one.metadata.get("License") or ""
+    found: dict[str, Any] = {
+        "type": "library",
+        "bom-ref": _ref(name, one),
+        "name": one.metadata["Name"],
+        "version": one.version,
+        "purl": _ref(name, one),
+    }
+    if licence:
+        found["licenses"] = [{"license": {"name": licence.splitlines()[0][:80]}}]
+    record = one.read_text("RECORD")
+    if record:  # the list of the package's files, each with its own hash
+        found["properties"] = [{"name": "record:sha256", "value": hashlib.sha256(record.encode()).hexdigest()}]
+    return found
+
+
+def _classified(one: Distribution) -> str:
+    names = [text.rpartition(" :: ")[2] for text in one.metadata.get_all("Classifier") or () if text.startswith("License ::")]
+    return ", ".join(names)
