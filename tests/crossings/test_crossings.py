@@ -1,0 +1,225 @@
+"""Where parts meet: method × objective × missing labels × selection × participation × views × head × re-training.
+
+Every two values of two options meet in at least one tiny run. A cell is either refused before the first round, in one sentence, or
+what must always hold holds: its numbers are finite, a second run gives the same bits, the row that is reported is the row that was
+selected, the model that is loaded scores what was reported, no answer was turned away, and a method at its neutral settings is FedAvg.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.crossings.pairs import Cell, covering, pairs_of
+
+from equipoise.config import resolve
+from equipoise.errors import ConfigError, EquipoiseError, MethodError
+from equipoise.evaluate import from_scores
+from equipoise.methods import METHODS
+from equipoise.running import Result, run
+from equipoise.server.journal import read as read_journal
+from equipoise.setup import material
+from equipoise.tree import flatten
+from equipoise.use import load
+from equipoise.use.judge import logits
+
+ROUNDS = 2
+FAST: dict[str, dict[str, Any]] = {
+    "fediic": {"spread_steps": 20},
+    "fedmas": {"target": "small-cnn"},
+    "fedmlp": {"warmup": 1},
+    "fedirm": {"warmup": 1},
+    "cbafed": {"warmup": 1, "every": 1},
+    "fednoro": {"warmup": 1},
+    "creff": {"features": 10, "match_steps": 10, "head_epochs": 10, "draws": 2},
+    "prr-imb": {"warmup": 1},
+    "moon": {"size": 16},
+}
+"""Settings under which two rounds take every path of a method, quickly."""
+
+COMMON: dict[str, list[Any]] = {
+    "select": ["last", "best_validation", "mean_last_5"],
+    "own": ["tuned", "received"],
+    "participation": [1.0, 0.5],
+    "views": [None, ["eval"], ["weak", "weak"]],
+    "head": ["linear", "cosine"],
+    "crt": [0, 1],
+}
+SINGLE = COMMON | {
+    "task": ["single"],
+    "method": [name for name, cls in METHODS.items() if "single" in cls.tasks],
+    "missing": [0],
+    "objective": [
+        None,
+        "cross_entropy",
+        "balanced_softmax",
+        "logit_adjustment",
+        "focal",
+        "class_balanced",
+        "ldam",
+        "balanced_softmax+ldam",
+        "fedlc",
+        "fedrs+balanced_softmax",
+    ],
+}
+MULTI = COMMON | {
+    "task": ["multi"],
+    "method": [name for name, cls in METHODS.items() if "multi" in cls.tasks],
+    "missing": [0, 1],
+    "objective": [
+        None,
+        "bce",
+        {"name": "bce", "missing": "negative"},
+        {"name": "bce", "pos_weight": True},
+        "adjusted_bce",
+        "focal",
+        "fedlc",
+        "ldam",
+    ],
+}
+
+
+def key(cell: Cell) -> str:
+    """A name for a cell."""
+    words = [cell["method"], cell["objective"], f"missing{cell['missing']}", cell["select"], cell["own"], cell["participation"]]
+    words += ["views" + str(len(cell["views"] or ())), cell["head"], f"crt{cell['crt']}"]
+    return "-".join(word if isinstance(word, str) else json.dumps(word) for word in words)
+
+
+def few(options: dict[str, list[Any]]) -> list[Cell]:
+    """All pairs of the other options, the methods dealt to them in turn; every method is there at least once."""
+    rest = covering({name: values for name, values in options.items() if name != "method"})
+    methods = options["method"]
+    return [rest[i % len(rest)] | {"method": methods[i % len(methods)]} for i in range(max(len(rest), len(methods)))]
+
+
+def cells() -> Iterator[object]:
+    for options in (SINGLE, MULTI):
+        chosen = few(options)
+        names = {key(cell) for cell in chosen}
+        yield from (pytest.param(cell, id=key(cell)) for cell in chosen)
+        more = [cell for cell in covering(options) if key(cell) not in names]
+        yield from (pytest.param(cell, id=key(cell), marks=[pytest.mark.sweep]) for cell in more)
+
+
+def table(cell: Cell, **method: Any) -> dict[str, Any]:
+    """The config of a cell."""
+    name = method.get("name", cell["method"])
+    train = {"rounds": ROUNDS, "batch_size": 8, "participation": cell["participation"]}
+    given = {"objective": cell["objective"], "views": cell["views"]}
+    return {
+        "data": {"kind": "phantom", "scale": 0.004, "image_size": 16, "task": cell["task"]},
+        "partition": {"kind": "iid", "sites": 4} | ({"missing": cell["missing"]} if cell["missing"] else {}),
+        "method": {"name": name, "crt": cell["crt"], **(method or FAST.get(name, {}))},
+        "net": {"name": "small-cnn", "head": cell["head"]},
+        "train": train | {option: value for option, value in given.items() if value is not None},
+        "evaluate": {"select": cell["select"], "own": cell["own"]},
+        "engine": {"device": "cpu"},
+    }
+
+
+def numbers(value: Any) -> Iterator[float]:
+    """Every number in nested metrics."""
+    if isinstance(value, dict):
+        for one in value.values():
+            yield from numbers(one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from numbers(one)
+    elif isinstance(value, int | float):
+        yield float(value)
+
+
+def attempt(cell: Cell, folder: Path, **method: Any) -> Result | None:
+    """The run of a cell, or None where it is refused, which must be before the first round and in one sentence."""
+    try:
+        return run(resolve(table(cell, **method)), folder)
+    except (ConfigError, MethodError) as error:
+        sentence = str(error)
+    except EquipoiseError as error:
+        raise AssertionError(f"neither refused nor run: {error}") from error
+    assert 20 < len(sentence) < 600
+    assert not list((folder / "checkpoints").glob("round-00000[1-9]*")), "refused in the middle of training"
+    return None
+
+
+@pytest.mark.parametrize("cell", list(cells()))
+def test_what_must_always_hold_holds_where_these_meet(cell: Cell, tmp_path: Path) -> None:
+    result = attempt(cell, tmp_path / "one")
+    again = attempt(cell, tmp_path / "two")
+    if result is None or again is None:
+        assert result is again
+        return
+    assert result.state_hash == again.state_hash
+    assert result.metrics == again.metrics
+    assert all(torch.isfinite(tensor).all() for tensor in flatten(result.server).values())
+    assert all(math.isfinite(number) for number in numbers(result.metrics))
+    assert not [line for line in read_journal(tmp_path / "one" / "journal.jsonl")[0] if line["event"] == "rejected"]
+    _reported_is_selected(result, cell)
+    _loaded_scores_what_was_reported(result, cell)
+    _neutral_is_fedavg(cell, tmp_path)
+
+
+def _reported_is_selected(result: Result, cell: Cell) -> None:
+    rows = {row["round"]: row for row in result.history}
+    assert result.rounds
+    assert set(result.rounds) <= set(rows)
+    if cell["select"] == "mean_last_5":
+        got = result.metrics["test"]["generalisation"]["balanced_accuracy"]
+        scores = [rows[number]["test"]["generalisation"]["balanced_accuracy"] for number in result.rounds]
+        assert got == pytest.approx(sum(scores) / len(scores), abs=1e-12)
+        return
+    (number,) = result.rounds
+    assert result.metrics["test"] == rows[number]["test"]
+    if cell["select"] == "last":
+        assert number == max(rows)
+
+
+def _loaded_scores_what_was_reported(result: Result, cell: Cell) -> None:
+    reported = result.metrics["test"]["generalisation"]["balanced_accuracy"]
+    if cell["select"] == "mean_last_5" or cell["method"] in ("local", "fedsdc", "fedsdc+"):
+        return  # a mean of several models; no global model at all; the mean over a bank of heads
+    config = resolve(table(cell))
+    stuff = material(config)
+    rows = np.concatenate([holding.test for holding in stuff.holdings])
+    try:
+        model = load(result.folder)
+    except MethodError as error:
+        if "at the sites" in str(error):  # parts of the model never left them
+            return
+        raise
+    labels = torch.from_numpy(stuff.samples.labels[rows])
+    found = from_scores(logits(model, stuff.samples.images, rows), labels, task=cell["task"])
+    assert found["balanced_accuracy"] == pytest.approx(reported, abs=1e-6)
+
+
+def _neutral_is_fedavg(cell: Cell, folder: Path) -> None:
+    cls = METHODS[cell["method"]]
+    if cls.neutral is None:
+        return
+    views = cell["views"] or list(cls.views)
+    objective = cell["objective"] or cls.recommends.get("objective")
+    same = {**cell, "views": views, "objective": objective}
+    neutral = attempt(same, folder / "neutral", name=cell["method"], **cls.neutral)
+    plain = attempt(same, folder / "plain", name="fedavg")
+    if neutral is None or plain is None:
+        return
+    ours, theirs = (flatten(one.server["model"]) for one in (neutral, plain))
+    assert set(theirs) <= set(ours)
+    differ = [name for name in theirs if not torch.equal(ours[name], theirs[name])]
+    assert not differ, f"{cell['method']} at its neutral settings is not FedAvg here: {differ[:3]}"
+
+
+def test_the_cells_cover_every_pair() -> None:
+    options = {"a": [0, 1, 2], "b": ["x", "y"], "c": [None, True, False, 3]}
+    found = covering(options)
+    index = [{name: options[name].index(value) for name, value in cell.items()} for cell in found]
+    met = {pair for chosen in index for pair in pairs_of(chosen)}
+    assert len(met) == 3 * 2 + 3 * 4 + 2 * 4
+    assert len(found) < 3 * 2 * 4
