@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -151,6 +152,20 @@ def test_a_mask_of_cells_stands_in_for_the_labels_of_the_site():
     mask = torch.tensor([[False, False, True], [True, False, True]])
     objective = many({"name": "bce", "over": "all"}, labelled=LABELLED)
     torch.testing.assert_close(objective(Z, MANY, mask), multilabel.masked_bce(Z, MANY, mask, over="all"))
+
+
+def test_what_a_method_decided_about_a_missing_cell_wins_over_missing_as_negative():
+    """A pseudo-positive pulls its logit up: gradient (σ(z) − 1) / cells; undecided missing cells do not count."""
+    decided = torch.tensor([[True, True, True], [True, True, False]])
+    targets = torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]], dtype=torch.float64)
+    z = Z.clone().requires_grad_()
+    loss = many({"name": "bce", "missing": "negative"}, labelled=LABELLED)(z, targets, decided)
+    p = 1 / (1 + np.exp(-Z.numpy()))
+    cells = np.where(targets.numpy() > 0, -np.log(p), -np.log(1 - p))
+    assert loss.item() == pytest.approx(cells[decided.numpy()].mean(), rel=1e-12)
+    (slope,) = torch.autograd.grad(loss, z)
+    assert slope[0, 2].item() == pytest.approx((p[0, 2] - 1) / 5, rel=1e-12)
+    assert slope[1, 2].item() == 0.0
 
 
 def test_the_total_may_differ_by_label():

@@ -388,14 +388,16 @@ class MultiObjective(Objective):
         self.over = over
         self.negative = negative
 
+    def known(self, y: Tensor) -> Tensor:
+        """The targets where nobody decided about missing labels: absent findings, if the objective counts them at all."""
+        return y if self.negative is None else y.masked_fill(self.negative.to(y.device), 0)
+
     def cells(self, logits: Tensor, y: Tensor) -> Tensor:
         """One loss per image and label, [N, C]."""
-        if self.negative is not None:
-            y = y.masked_fill(self.negative.to(y.device), 0)
         return self.criterion(self.shape(logits), y)
 
     def each(self, logits: Tensor, y: Tensor) -> Tensor:
-        cells = self.cells(logits, y)
+        cells = self.cells(logits, self.known(y))
         if self.labelled is None:
             return cells.mean(1)
         labelled = self.labelled.to(cells.device)
@@ -403,8 +405,13 @@ class MultiObjective(Objective):
         return total / (cells.shape[1] if self.over == "all" else labelled.sum().clamp_min(1))
 
     def __call__(self, logits: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The loss of the batch; `mask` bool [N, C] says which cells count, in place of the site's labels."""
-        return multilabel.masked_mean(self.cells(logits, y), self.labelled if mask is None else mask, self.over)
+        """The loss of the batch; `mask` bool [N, C] says which cells count, in place of the site's labels.
+
+        With a mask a method has decided about every cell, so `y` stands as it is, also where labels are missing.
+        """
+        if mask is None:
+            return multilabel.masked_mean(self.cells(logits, self.known(y)), self.labelled, self.over)
+        return multilabel.masked_mean(self.cells(logits, y), mask, self.over)
 
 
 def make_objective(
