@@ -178,12 +178,12 @@ def resolve(table: Mapping[str, Any], base: Path | None = None) -> Config:
     net = validate(NetOptions, sections["net"], "net")
     given = validate(_kind(data.KINDS, sections["data"], "data"), sections["data"], "data")
     objective = _objective(options.objective, given.multi)
-    if objective.cosine and net.head != "cosine":
+    if objective.scale is not None and net.head != "cosine":
         raise ConfigError("train.objective: 'ldam' needs cosines: set net.head = \"cosine\"")
     return Config(
         data=given,
         partition=validate(_kind(partition.KINDS, sections["partition"], "partition"), sections["partition"], "partition"),
-        net=net,
+        net=_scaled(net, method, objective),
         method=method,
         method_name=name,
         train=options,
@@ -226,6 +226,20 @@ def _objective(value: Any, multi: bool) -> ObjectiveOptions:
     except ConfigError as error:
         text = str(error)
         raise ConfigError(f"train.{text}" if text.startswith("objective") else f"train.objective: {text}") from None
+
+
+def _scaled(net: NetOptions, method: Method, objective: ObjectiveOptions) -> NetOptions:
+    """The net with its cosine head on the scale that the base loss counts on, for training and prediction."""
+    if net.head != "cosine":
+        if net.scale is not None:
+            raise ConfigError('net.scale is the factor of a cosine head: set net.head = "cosine", or leave it out')
+        return net
+    scale = method.base_loss(objective).scale
+    if scale is None:
+        return net
+    if net.scale not in (None, scale):
+        raise ConfigError(f"net.scale is {net.scale:g}, the base loss counts on {scale:g}: leave net.scale out")
+    return net.model_copy(update={"scale": scale})
 
 
 def _plain_objective(objective: ObjectiveOptions) -> Any:
