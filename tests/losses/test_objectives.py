@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import tomllib
+
 import numpy as np
 import pytest
 import torch
@@ -215,6 +217,21 @@ def test_options_survive_a_dump(value):
     assert ObjectiveOptions.model_validate(options.model_dump()) == options
     assert ObjectiveOptions.model_validate_json(options.model_dump_json()) == options
     assert parse_objective(options) is options
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("focal", '"focal"'),
+        ({"name": "bce", "missing": "negative", "over": "labelled"}, '{ name = "bce", missing = "negative" }'),
+        (["fedrs", "balanced_softmax"], '"fedrs+balanced_softmax"'),
+        ([{"name": "fedrs", "alpha": 0.25}, "focal"], '[{ name = "fedrs", alpha = 0.25 }, "focal"]'),
+        ({"name": "bce", "pos_weight": True}, '{ name = "bce", pos_weight = true }'),
+    ],
+)
+def test_the_shortest_spelling_means_the_same(value, text):
+    assert parse_objective(value).toml == text
+    assert parse_objective(tomllib.loads(f"it = {text}")["it"]) == parse_objective(value)
 
 
 def test_a_method_can_shape_the_configured_objective():

@@ -6,6 +6,7 @@ As TOML: `"balanced_softmax"`, `"fedrs+balanced_softmax"`, `{ name = "focal", ga
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -328,6 +329,18 @@ class ObjectiveOptions(Options):
     def tasks(self) -> tuple[Task, ...]:
         """The tasks that all parts support."""
         return tuple(task for task in ("single", "multi") if all(task in part.tasks for part in self.parts))
+
+    @property
+    def toml(self) -> str:
+        """The shortest spelling: keys that have their defaults are left out."""
+        tables = [{"name": part.name, **part.model_dump(exclude_defaults=True)} for part in self.parts]
+        if all(len(table) == 1 for table in tables):
+            return json.dumps("+".join(part.name for part in self.parts))
+        texts = []
+        for table in tables:
+            pairs = ", ".join(f"{key} = {json.dumps(value)}" for key, value in table.items())
+            texts.append(f"{{ {pairs} }}" if len(table) > 1 else json.dumps(table["name"]))
+        return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
 
     @property
     def scale(self) -> float | None:

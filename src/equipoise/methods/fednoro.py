@@ -48,6 +48,7 @@ class FedNoRo(Method):
     """Sites with noisy labels are found, taught by the received model, and count less the further they stray."""
 
     paper: ClassVar[str] = "Wu et al. 2023"
+    recommends: ClassVar[dict[str, Any]] = {"objective": {"name": "bce"}}
     neutral: ClassVar[dict[str, Any] | None] = {"adjust": False, "strength": 0.0, "daagg": False}
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "fedmlp": {"warmup": 10, "ramp": 489, "strength": 0.8, "temperature": 0.8, "adjust": False},
