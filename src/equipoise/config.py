@@ -41,6 +41,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "method": {"name": "fedavg"},
 }
 SECTIONS = ("data", "partition", "net", "method", "train", "engine", "evaluate", "exchange")
+DEFINING = ("objective",)
+"""keys of [train] that are part of a method which recommends them: a comparison keeps them, whatever its file says for all"""
 BESIDE = ("base", "reproduce")
 """what a file may hold beside the sections: where its paths start, and what `equipoise reproduce` reads"""
 
@@ -84,6 +86,10 @@ class Config:
         table = {key: value for key, value in self.table().items() if key not in ("base", "engine")}
         del table["evaluate"]["tensorboard"]
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
+
+    def setting(self, key: str) -> Any:
+        """The value of a key of [train]."""
+        return self.objective if key == "objective" else getattr(self.train, key)
 
     def with_engine(self, **changes: Any) -> Config:
         """The same run on another engine."""
@@ -163,28 +169,32 @@ def put(table: dict[str, Any], path: str, value: Any, text: str) -> None:
     table[last] = value
 
 
-def resolve(table: Mapping[str, Any], base: Path | None = None) -> Config:
-    """Check a config table and fill in every default."""
+def resolve(table: Mapping[str, Any], base: Path | None = None, yields: Sequence[str] = ()) -> Config:
+    """Check a config table and fill in every default.
+
+    `yields` are keys of [train] that give way to what the method recommends, if it does; all others win over it.
+    """
     for key in table:
         if key not in (*SECTIONS, *BESIDE):
             raise ConfigError(unknown("section", key, SECTIONS))
     sections = {name: {**DEFAULTS.get(name, {}), **_section(table, name)} for name in SECTIONS}
     base = Path(str(table.get("base", base or Path.cwd())))
     name, method = _method(dict(sections["method"]), base)
-    train = {**method.recommends, **sections["train"]}
+    given = validate(_kind(data.KINDS, sections["data"], "data"), sections["data"], "data")
+    wanted = recommended(method, given.multi)
+    train = {**wanted, **sections["train"], **{key: wanted[key] for key in yields if key in wanted}}
     options = validate(TrainOptions, train, "train")
     for view in options.views or ():
         if view not in VIEWS:
             raise ConfigError("train.views: " + unknown("view", view, VIEWS))
     net = validate(NetOptions, sections["net"], "net")
-    given = validate(_kind(data.KINDS, sections["data"], "data"), sections["data"], "data")
-    objective = _objective(options.objective, given.multi)
-    if objective.cosine and net.head != "cosine":
+    objective = objective_of(options.objective, given.multi)
+    if objective.scale is not None and net.head != "cosine":
         raise ConfigError("train.objective: 'ldam' needs cosines: set net.head = \"cosine\"")
     return Config(
         data=given,
         partition=validate(_kind(partition.KINDS, sections["partition"], "partition"), sections["partition"], "partition"),
-        net=net,
+        net=_scaled(net, method, objective),
         method=method,
         method_name=name,
         train=options,
@@ -219,7 +229,36 @@ def _method(table: dict[str, Any], base: Path) -> tuple[str, Method]:
     return name, validate(cls, {**cls.presets.get(preset, {}), **table}, "method", also=("name", "preset"))
 
 
-def _objective(value: Any, multi: bool) -> ObjectiveOptions:
+def recommended(method: Method | type[Method], multi: bool) -> dict[str, Any]:
+    """What a method recommends for [train]; an objective only where the data has the labels it is for.
+
+    Files that do not say what labels their data has count as single-label: a method for several labels only knows better.
+    """
+    task = "multi" if multi else "single"
+
+    def fits(key: str, value: Any) -> bool:
+        return key != "objective" or task in parse_objective(value).tasks or task not in method.tasks
+
+    return {key: value for key, value in method.recommends.items() if fits(key, value)}
+
+
+def departures(config: Config) -> list[str]:
+    """A line for every key of [train] that is not as the method recommends it."""
+    found = []
+    for key, value in recommended(config.method, config.data.multi).items():
+        wanted, given = spelt(key, value), spelt(key, config.setting(key))
+        if wanted != given:
+            found.append(f"{config.method_name}: {key} = {given} as the config says; the method recommends {wanted}")
+    return found
+
+
+def spelt(key: str, value: Any) -> str:
+    """A value of [train] as TOML, an objective in its shortest form."""
+    return objective_of(value, multi=False).toml if key == "objective" else json.dumps(value)
+
+
+def objective_of(value: Any, multi: bool) -> ObjectiveOptions:
+    """The base loss that `train.objective` means; none is the plain one of the task."""
     if value is None:
         value = "bce" if multi else "cross_entropy"
     try:
@@ -227,6 +266,20 @@ def _objective(value: Any, multi: bool) -> ObjectiveOptions:
     except ConfigError as error:
         text = str(error)
         raise ConfigError(f"train.{text}" if text.startswith("objective") else f"train.objective: {text}") from None
+
+
+def _scaled(net: NetOptions, method: Method, objective: ObjectiveOptions) -> NetOptions:
+    """The net with its cosine head on the scale that the base loss counts on, for training and prediction."""
+    if net.head != "cosine":
+        if net.scale is not None:
+            raise ConfigError('net.scale is the factor of a cosine head: set net.head = "cosine", or leave it out')
+        return net
+    scale = method.base_loss(objective).scale
+    if scale is None:
+        return net
+    if net.scale not in (None, scale):
+        raise ConfigError(f"net.scale is {net.scale:g}, the base loss counts on {scale:g}: leave net.scale out")
+    return net.model_copy(update={"scale": scale})
 
 
 def _plain_objective(objective: ObjectiveOptions) -> Any:

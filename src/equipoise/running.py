@@ -16,7 +16,7 @@ from typing import Any
 import tomli_w
 import torch
 
-from equipoise.config import Config, read, resolve
+from equipoise.config import Config, departures, read, resolve
 from equipoise.engine import Engine, Host, Pool, Serial, frames, probe
 from equipoise.errors import StorageError
 from equipoise.evaluate import Board, Evaluation
@@ -27,7 +27,7 @@ from equipoise.setup import SIGHT, Material, keep_memory, make_host, make_sight,
 from equipoise.tree import Tree, digest
 
 Watch = Callable[[str, dict[str, Any]], None]
-"""told of events: ("data", …), ("round", …), ("answer", …)"""
+"""told of events: ("data", …), ("note", …), ("round", …), ("answer", …)"""
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,8 @@ def train(
     watch: Watch,
 ) -> Result:
     board: Board | None = None
+    for text in departures(config):
+        watch("note", {"text": text})
 
     def tell(row: dict[str, Any]) -> None:
         if board is not None:

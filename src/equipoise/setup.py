@@ -16,8 +16,9 @@ from equipoise.data import Progress, Samples, Task
 from equipoise.engine import Host
 from equipoise.errors import ConfigError, MethodError
 from equipoise.evaluate import shot_groups
+from equipoise.losses import make_objective
 from equipoise.methods import Method
-from equipoise.nets import Net, NetOptions, build
+from equipoise.nets import Cosine, Net, NetOptions, build
 from equipoise.options import Options
 from equipoise.partition import Holding, divide
 from equipoise.seeds import derive
@@ -73,7 +74,7 @@ def material(config: Config, progress: Progress | None = None) -> Material:
     return Material(samples, divide(samples, config.partition, config.data.split, config.train.seed))
 
 
-def fits(config: Config, task: str) -> None:
+def fits(config: Config, task: Task) -> None:
     """Refuse what cannot work for this task."""
     objective = config.method.base_loss(config.objective)
     if task not in config.method.tasks:
@@ -84,6 +85,19 @@ def fits(config: Config, task: str) -> None:
     if task not in objective.tasks:
         names = "+".join(part.name for part in objective.parts)
         raise ConfigError(f"train.objective '{names}' is for {objective.tasks[0]}-label data and this is {task}-label")
+    make_objective(objective, counts=torch.ones(2), total=2, task=task)
+    if objective.scale is not None and not gives_cosines(config):
+        raise ConfigError(
+            f"train.objective 'ldam' needs a head that gives cosines, and method '{config.method_name}' brings "
+            "another: choose another objective"
+        )
+
+
+def gives_cosines(config: Config) -> bool:
+    """Whether the classifier of a run, the method's own or the one that the config names, is a cosine head."""
+    with torch.random.fork_rng(devices=[]):
+        own = config.method.make_head(8, 2)
+    return config.net.head == "cosine" if own is None else isinstance(own, Cosine)
 
 
 def device_of(config: Config) -> torch.device:

@@ -45,7 +45,7 @@ from PIL import Image
 from pydantic import ValidationError
 from torch import Tensor
 
-from equipoise.config import Config, resolve
+from equipoise.config import Config, recommended, resolve
 from equipoise.data.samples import Task
 from equipoise.engine import Engine, Question, Serial
 from equipoise.engine import host as hosts
@@ -256,11 +256,11 @@ class Bench:
     def config(self, sites: Mapping[str, Sequence[int]] = ORDINARY, task: Task | None = None, **train: Any) -> Config:
         """A tiny run of the method."""
         chosen = {"rounds": ROUNDS, "batch_size": BATCH, "lr": 0.01, "seed": SEED} | train
-        recommended = {key: value for key, value in self.cls.recommends.items() if key not in chosen}
+        wanted = recommended(self.cls, (task or self.task) == "multi")
         found = resolve(
             self.table(sites, task)
             | {"net": {"name": "small-cnn", "dropout": 0.0}, "method": {"name": "fedavg"}, "engine": {"device": "cpu"}}
-            | {"train": {**recommended, **chosen}}
+            | {"train": {**wanted, **chosen}}
         )
         return replace(found, method=self.method(), method_name=self.name)
 

@@ -55,6 +55,15 @@ def test_compare_folds_for_people_and_for_programs(cli, file: Path) -> None:
     assert sum(tested) == images
 
 
+def test_a_key_on_the_command_line_wins_over_what_a_method_recommends(cli, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("equipoise.compare.summary.race", lambda *given: [])
+    file.write_text(FILE + 'objective = "focal"\n')
+    words = ("compare", file, "--methods", "fedavg,fca", "--seeds", "0")
+    assert 'note      fca: objective = "balanced_softmax" as the method recommends; the file says "focal"' in cli(*words).out
+    by_hand = json.loads(cli(*words, "train.objective=class_balanced", "--json").out)
+    assert by_hand["remarks"] == ['fca: objective = "class_balanced" as asked for; the method recommends "balanced_softmax"']
+
+
 def test_failed_runs_have_a_code_of_their_own(cli, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failure = Failure("none/0", "round 0: too few sites", 7)
     monkeypatch.setattr("equipoise.compare.summary.race", lambda *given: [failure])

@@ -74,6 +74,15 @@ def test_run_takes_overrides_and_is_quiet_when_asked(cli, tiny) -> None:
     assert "mu = 0.5" in config and "rounds = 1" in config
 
 
+def test_a_run_says_what_its_method_would_have_otherwise(cli, tiny) -> None:
+    said = cli("run", tiny, "method.name=fca", "train.objective=focal", "train.rounds=0", "--out", "said")
+    line = 'fca: objective = "focal" as the config says; the method recommends "balanced_softmax"'
+    assert said.code == 0 and said.err.splitlines().count(line) == 1
+    checked = cli("check", tiny, "method.name=fca", "train.objective=focal")
+    assert line in checked.out
+    assert "recommends" not in cli("run", tiny, "method.name=fca", "train.rounds=0", "--out", "silent").err
+
+
 def test_a_run_of_no_rounds_has_a_page(cli, tiny) -> None:
     done = cli("run", tiny, "train.rounds=0", "--out", "none")
     assert done.code == 0

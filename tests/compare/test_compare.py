@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import json
 import os
@@ -18,7 +19,7 @@ import pytest
 import tomli_w
 from scipy import stats
 
-from equipoise.compare import Plan, arm_from, compare, make_plan
+from equipoise.compare import Plan, arm_from, compare, conclude, make_plan
 from equipoise.compare.summary import table_of, twins
 from equipoise.errors import StorageError
 from equipoise.evaluate.scores import read_scores
@@ -77,6 +78,15 @@ def test_a_failing_run_is_named_and_the_others_go_on(made) -> None:
     row = next(row for row in csv.DictReader(io.StringIO((folder / "table.csv").read_text())) if row["method"] == "too few")
     assert (row["runs"], row["G bACC mean"]) == ("0 of 2", "")
     assert "too few" not in facts["versus"]
+
+
+def test_where_file_and_method_differ_the_table_says_so(table: Table, tmp_path: Path) -> None:
+    table["train"]["objective"] = "focal"
+    facts = conclude(make_plan(table, ["fedavg", "fca"]), tmp_path)
+    said = 'fca: objective = "balanced_softmax" as the method recommends; the file says "focal"'
+    assert facts["remarks"] == [said]
+    assert f"\nNote: {said}.\n" in (tmp_path / "table.md").read_text()
+    assert html.escape(said) in (tmp_path / "report.html").read_text().replace("&#34;", "&quot;")
 
 
 def test_the_figures_are_those_of_the_runs(made) -> None:

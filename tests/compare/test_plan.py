@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from equipoise.compare import Arm, arm_from, make_plan, numbers
+from equipoise.compare.plan import settled, variant
+from equipoise.config import load
 from equipoise.errors import ConfigError, DataError, MethodError
 from equipoise.methods import METHODS
 
@@ -82,6 +84,109 @@ def test_a_method_of_ones_own(table: Table, tmp_path: Path) -> None:
     plan = make_plan(table, ["mine.py:Mine", "mine.py:Mine:bold"], base=tmp_path)
     assert [job.name for job in plan.jobs] == ["mine.py-Mine/0", "mine.py-Mine-bold/0"]
     assert plan.jobs[1].config.method_name == "mine.py:Mine"
+
+
+# What defines a method ------------------------------------------------------------------------------------------------
+
+NEGATIVE = {"name": "bce", "missing": "negative"}
+WEIGHTED = '{ name = "bce", pos_weight = true }'
+SAID = '{ name = "bce", missing = "negative" }'
+
+
+@pytest.fixture
+def findings(table: Table) -> Table:
+    """Several labels per image, of which every site misses one; the file counts what is missing as negative."""
+    table["data"]["task"] = "multi"
+    table["partition"]["missing"] = 1
+    table["train"]["objective"] = NEGATIVE
+    return table
+
+
+def objectives(plan: Any) -> dict[str, str]:
+    return {job.arm.label: job.config.objective.toml for job in plan.jobs}
+
+
+def test_a_method_keeps_the_objective_that_defines_it(findings: Table) -> None:
+    plan = make_plan(findings, ["fedavg", "fedrs", "rscfed", "fedfixmatch", "fedirm", "cbafed", "fednoro"])
+    assert objectives(plan) == {
+        "fedavg": SAID,
+        "fedrs": SAID,
+        "rscfed": WEIGHTED,
+        "fedfixmatch": WEIGHTED,
+        "fedirm": WEIGHTED,
+        "cbafed": WEIGHTED,
+        "fednoro": '"bce"',
+    }
+    assert plan.remarks == (
+        *(
+            f"{name}: objective = {WEIGHTED} as the method recommends; the file says {SAID}"
+            for name in ("rscfed", "fedfixmatch", "fedirm", "cbafed")
+        ),
+        f'fednoro: objective = "bce" as the method recommends; the file says {SAID}',
+    )
+
+
+def test_what_is_asked_for_one_arm_or_by_hand_wins(findings: Table) -> None:
+    plan = make_plan(findings, ["cbafed"], grid=["train.objective='bce','focal'"])
+    assert list(objectives(plan).values()) == ['"bce"', '"focal"']
+    assert plan.remarks[1] == (
+        f'cbafed train.objective=focal: objective = "focal" as asked for; the method recommends {WEIGHTED}'
+    )
+    arm = arm_from("mine: method.name=cbafed train.objective.missing=ignore")
+    assert objectives(make_plan(findings, arms=[arm])) == {"mine": '"bce"'}
+    plan = make_plan(findings, ["cbafed"], by_hand=["train.objective"])
+    assert objectives(plan) == {"cbafed": SAID}
+    assert plan.remarks == (f"cbafed: objective = {SAID} as asked for; the method recommends {WEIGHTED}",)
+
+
+def test_an_arm_that_names_no_method_is_the_files_own(findings: Table) -> None:
+    findings["method"] = {"name": "cbafed"}
+    plan = make_plan(findings, arms=[arm_from("slow: train.lr=1e-4")])
+    assert objectives(plan) == {"slow": SAID}
+    assert plan.remarks == (f"slow: objective = {SAID} as the file says; the method recommends {WEIGHTED}",)
+
+
+def test_a_method_that_is_a_base_loss_says_what_it_replaces(findings: Table) -> None:
+    plan = make_plan(findings, ["fedfocal", "fedavg-pl", "fedlc"])
+    assert plan.remarks == (
+        f'fedfocal: objective = "focal", which is the method, in place of {SAID}',
+        f'fedavg-pl: objective = "bce", which is the method, in place of {SAID}',
+    )
+
+
+def test_other_keys_that_a_method_recommends_are_defaults(table: Table) -> None:
+    table["train"]["persist_optimizer"] = False
+    plan = make_plan(table, ["fedavg", "fca"])
+    assert [job.config.train.persist_optimizer for job in plan.jobs] == [False, False]
+    assert objectives(plan)["fca"] == '"balanced_softmax"'
+    assert plan.remarks == ("fca: persist_optimizer = false as the file says; the method recommends true",)
+
+
+def test_a_recommended_objective_is_for_data_that_it_fits(table: Table) -> None:
+    table["train"]["objective"] = "focal"
+    plan = make_plan(table, ["rscfed", "fednoro"])
+    assert objectives(plan) == {"rscfed": '"focal"', "fednoro": '"focal"'}
+    assert plan.remarks == ()
+
+
+def test_the_recipe_of_findings_lets_every_method_be_itself() -> None:
+    """What is missing counts as negative unless a method says otherwise: FedRS and FedAvg-PL differ from FedAvg by that."""
+    recipe = load(Path(__file__).parents[2] / "recipes" / "phantom-findings.toml")
+
+    def base_loss(name: str) -> Any:
+        arm = Arm(name, (("method.name", name),))
+        config = settled(variant(recipe, arm), arm, Path.cwd())
+        return config.method.base_loss(config.objective)
+
+    assert len({base_loss(name).toml for name in ("fedavg", "fedrs", "fedavg-pl")}) == 3
+    for name in ("rscfed", "fedfixmatch", "fedirm", "cbafed", "fednoro", "fedmlp", "fedavg-pl"):
+        assert "negative" not in base_loss(name).toml, name
+    assert "negative" in base_loss("fedavg").toml
+
+
+def test_a_file_that_agrees_needs_no_words(table: Table) -> None:
+    table["train"]["objective"] = ["balanced_softmax"]
+    assert make_plan(table, ["fedavg", "fca", "fedmas"]).remarks == ()
 
 
 @pytest.mark.parametrize(

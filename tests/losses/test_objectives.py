@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import tomllib
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -66,12 +69,13 @@ def test_every_registered_objective_has_a_description_and_works_by_name_alone():
             assert objective.each(logits, y).shape == (2,)
 
 
-def test_parts_shape_in_the_order_given():
-    scaled_first = torch.tensor([1.0, 1.0, 0.5]) * Z + torch.log(PRIOR + 1e-9)
-    shifted_first = torch.tensor([1.0, 1.0, 0.5]) * (Z + torch.log(PRIOR + 1e-9))
-    torch.testing.assert_close(one("fedrs+balanced_softmax").shape(Z), scaled_first)
-    torch.testing.assert_close(one("balanced_softmax + fedrs").shape(Z), shifted_first)
-    torch.testing.assert_close(one("fedrs+balanced_softmax")(Z, Y), F.cross_entropy(scaled_first, Y))
+def test_scales_come_first_whatever_the_order_of_the_parts():
+    expected = torch.tensor([1.0, 1.0, 0.5]) * Z + torch.log(PRIOR + 1e-9)
+    for name in ("fedrs+balanced_softmax", "balanced_softmax + fedrs"):
+        torch.testing.assert_close(one(name).shape(Z), expected)
+        torch.testing.assert_close(one(name)(Z, Y), F.cross_entropy(expected, Y))
+    margins = torch.tensor([8**-0.25, 2**-0.25, 100.0])
+    torch.testing.assert_close(one("fedlc+fedrs").shape(Z), torch.tensor([1.0, 1.0, 0.5]) * Z - margins)
 
 
 def test_each_averages_to_the_loss():
@@ -89,7 +93,7 @@ def test_a_mask_leaves_images_out():
 
 def test_ldam_reweights_after_four_fifths_of_the_rounds():
     early, late = one("ldam", round=79, rounds=100), one("ldam", round=80, rounds=100)
-    cosines = -Z / 4
+    cosines = -30 * Z / 4
     weight = single.effective_weight(COUNTS)
     torch.testing.assert_close(early(cosines, Y), single.ldam(cosines, Y, COUNTS))
     torch.testing.assert_close(late(cosines, Y), single.ldam(cosines, Y, COUNTS, weight=weight))
@@ -98,9 +102,28 @@ def test_ldam_reweights_after_four_fifths_of_the_rounds():
     torch.testing.assert_close(never(cosines, Y), early(cosines, Y))
 
 
-def test_only_ldam_asks_for_a_cosine_head():
-    assert [name for name in OBJECTIVES if parse_objective(name).cosine] == ["ldam"]
-    assert parse_objective("fedrs+ldam").cosine
+def test_only_ldam_asks_for_a_cosine_head_of_its_scale():
+    assert [name for name in OBJECTIVES if parse_objective(name).scale is not None] == ["ldam"]
+    assert parse_objective("fedrs+ldam").scale == 30.0
+    assert parse_objective({"name": "ldam", "scale": 8.0}).scale == 8.0
+
+
+def test_which_objectives_shift_by_class_shares():
+    assert [name for name in OBJECTIVES if parse_objective(name).prior] == [
+        *("balanced_softmax", "logit_adjustment", "adjusted_bce"),
+    ]
+    assert parse_objective("balanced_softmax+focal").prior
+
+
+def test_ldam_by_hand_with_a_shift_beside_it():
+    """30 (cos − m on the true class) + log π, in double precision by numpy."""
+    cosines, counts = np.array([[0.5, -0.2, 0.1], [0.3, 0.4, -0.6]]), np.array([16.0, 1.0, 3.0])
+    margin = 0.5 * counts**-0.25 / (counts**-0.25).max()
+    rows = 30 * (cosines - np.eye(3)[Y.numpy()] * margin) + np.log(counts / 20 + 1e-9)
+    expected = np.mean([np.log(np.exp(row).sum()) - row[y] for row, y in zip(rows, Y.tolist(), strict=True)])
+    for name in ("balanced_softmax+ldam", ["logit_adjustment", "ldam"]):
+        objective = make_objective(parse_objective(name), counts=torch.tensor(counts), total=20, task="single")
+        assert objective(torch.tensor(30 * cosines), Y).item() == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -115,6 +138,11 @@ def test_only_ldam_asks_for_a_cosine_head():
         ("focal", lambda: multilabel.masked_focal(Z, MANY, 2.0, LABELLED)),
         ("fedlc", lambda: multilabel.fedlc_bce(Z, MANY, COUNTS, 10 - COUNTS, 1.0, LABELLED)),
         ("adjusted_bce", lambda: multilabel.adjusted_bce(Z, MANY, positive_prior(COUNTS, 10), LABELLED)),
+        ("logit_adjustment", lambda: multilabel.adjusted_bce(Z, MANY, positive_prior(COUNTS, 10), LABELLED)),
+        (
+            {"name": "logit_adjustment", "tau": 0.5},
+            lambda: multilabel.masked_bce(Z + 0.5 * torch.logit(positive_prior(COUNTS, 10)), MANY, LABELLED),
+        ),
         (
             ["adjusted_bce", {"name": "focal", "over": "all"}],
             lambda: multilabel.masked_focal(Z + torch.logit(positive_prior(COUNTS, 10)), MANY, 2.0, LABELLED, over="all"),
@@ -133,7 +161,7 @@ def test_missing_labels_can_be_trained_on_as_negatives():
 
 
 def test_a_label_the_site_does_not_know_is_not_shifted():
-    for name in ("adjusted_bce", "fedlc"):
+    for name in ("adjusted_bce", "fedlc", "logit_adjustment"):
         shaped = many(name, labelled=torch.tensor([True, False, True])).shape(Z)
         torch.testing.assert_close(shaped[:, 1], Z[:, 1], atol=0, rtol=0)
         assert (shaped[:, [0, 2]] != Z[:, [0, 2]]).all()
@@ -151,6 +179,20 @@ def test_a_mask_of_cells_stands_in_for_the_labels_of_the_site():
     mask = torch.tensor([[False, False, True], [True, False, True]])
     objective = many({"name": "bce", "over": "all"}, labelled=LABELLED)
     torch.testing.assert_close(objective(Z, MANY, mask), multilabel.masked_bce(Z, MANY, mask, over="all"))
+
+
+def test_what_a_method_decided_about_a_missing_cell_wins_over_missing_as_negative():
+    """A pseudo-positive pulls its logit up: gradient (σ(z) − 1) / cells; undecided missing cells do not count."""
+    decided = torch.tensor([[True, True, True], [True, True, False]])
+    targets = torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]], dtype=torch.float64)
+    z = Z.clone().requires_grad_()
+    loss = many({"name": "bce", "missing": "negative"}, labelled=LABELLED)(z, targets, decided)
+    p = 1 / (1 + np.exp(-Z.numpy()))
+    cells = np.where(targets.numpy() > 0, -np.log(p), -np.log(1 - p))
+    assert loss.item() == pytest.approx(cells[decided.numpy()].mean(), rel=1e-12)
+    (slope,) = torch.autograd.grad(loss, z)
+    assert slope[0, 2].item() == pytest.approx((p[0, 2] - 1) / 5, rel=1e-12)
+    assert slope[1, 2].item() == 0.0
 
 
 def test_the_total_may_differ_by_label():
@@ -177,9 +219,26 @@ def test_options_survive_a_dump(value):
     assert parse_objective(options) is options
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("focal", '"focal"'),
+        ({"name": "bce", "missing": "negative", "over": "labelled"}, '{ name = "bce", missing = "negative" }'),
+        (["fedrs", "balanced_softmax"], '"fedrs+balanced_softmax"'),
+        ([{"name": "fedrs", "alpha": 0.25}, "focal"], '[{ name = "fedrs", alpha = 0.25 }, "focal"]'),
+        ({"name": "bce", "pos_weight": True}, '{ name = "bce", pos_weight = true }'),
+    ],
+)
+def test_the_shortest_spelling_means_the_same(value, text):
+    assert parse_objective(value).toml == text
+    assert parse_objective(tomllib.loads(f"it = {text}")["it"]) == parse_objective(value)
+
+
 def test_a_method_can_shape_the_configured_objective():
     base = parse_objective("balanced_softmax")
     assert [part.name for part in base.after(*parse_objective("fedrs").parts).parts] == ["fedrs", "balanced_softmax"]
+    twice = parse_objective("fedlc+focal").after(*parse_objective({"name": "fedlc", "tau": 0.5}).parts)
+    assert twice == parse_objective([{"name": "fedlc", "tau": 0.5}, "focal"])  # a part counts once: the method's own
     (focal,) = parse_objective("focal").parts
     assert [part.name for part in base.ending(focal).parts] == ["balanced_softmax", "focal"]
     assert [part.name for part in parse_objective("cross_entropy").ending(focal).parts] == ["focal"]
@@ -219,3 +278,5 @@ def test_an_objective_of_the_other_task_is_refused():
         one("bce")
     with pytest.raises(ConfigError, match="strict = true has no multi-label form"):
         many({"name": "fedlc", "strict": True})
+    with pytest.raises(ConfigError, match=r"mode = \"proportional\" weighs classes against each other.*use mode = \"binary\""):
+        many({"name": "fedrs", "mode": "proportional"})

@@ -32,14 +32,19 @@ def test_an_empty_shaper_changes_nothing():
     assert Shaper()(Z) is Z
 
 
-def test_then_equals_applying_one_after_the_other_in_either_order():
+def test_two_shapers_have_no_order_and_no_scale_touches_a_shift():
     scale = Shaper(scale=torch.tensor([2.0, 1.0, 0.5]))
     shift = Shaper(shift=torch.tensor([1.0, 3.0, -1.0]))
     both = Shaper(torch.tensor([3.0, 1.0, 2.0]), torch.tensor([0.1, 0.2, 0.3]))
-    for first in (scale, shift, both, Shaper()):
-        for second in (scale, shift, both, Shaper()):
-            torch.testing.assert_close(first.then(second)(Z), second(first(Z)))
-    assert not torch.equal(scale.then(shift)(Z), shift.then(scale)(Z))
+    for first, second, expected in (
+        (scale, shift, [[3.0, 1.0, -0.75]]),
+        (scale, both, [[6.1, -1.8, 0.8]]),
+        (shift, both, [[4.1, 1.2, 0.3]]),
+        (shift, Shaper(), [[2.0, 1.0, -0.5]]),
+        (scale, Shaper(), [[2.0, -2.0, 0.25]]),
+    ):
+        close(first.beside(second)(Z), expected, 1e-6)
+        close(second.beside(first)(Z), expected, 1e-6)
 
 
 def test_a_shaper_keeps_the_dtype_of_the_logits():
@@ -63,6 +68,11 @@ def test_margin_shift_by_hand():
 def test_binary_margin_shift_by_hand():
     shift = binary_margin_shift(torch.tensor([1, 16]), torch.tensor([16, 16]), tau=2.0).shift
     close(shift, [-1.0, 0.0])
+
+
+def test_a_lacking_side_of_a_label_counts_as_half_a_sample():
+    shift = binary_margin_shift(torch.tensor([0, 16]), torch.tensor([16, 0])).shift
+    close(shift, [0.5 - 2**0.25, 2**0.25 - 0.5])
 
 
 def test_restriction_binary_and_proportional():

@@ -123,7 +123,7 @@ def test_ldam_by_hand():
     cosines = torch.tensor([[0.9, -0.2, 0.1], [0.3, 0.4, -0.5]], dtype=torch.float64)
     counts = torch.tensor([16, 1, 0])  # n^(-1/4) = 1/2 and 1
     rows = [[5 * (0.9 - 0.2), -1.0, 0.5], [1.5, 5 * (0.4 - 0.4), -2.5]]
-    loss = single.ldam(cosines, torch.tensor([0, 1]), counts, max_margin=0.4, scale=5.0)
+    loss = single.ldam(5 * cosines, torch.tensor([0, 1]), counts, max_margin=0.4, scale=5.0)
     assert loss.item() == pytest.approx(both(rows, [0, 1]), abs=1e-12)
 
 
@@ -138,7 +138,7 @@ def test_ldam_weight_is_the_weighted_mean():
     weight = single.effective_weight(COUNTS, 0.9)
     margin = single.ldam_margin(COUNTS, 0.5)
     shaped = 30 * (cosines - torch.diag(margin)[y])
-    torch.testing.assert_close(single.ldam(cosines, y, COUNTS, weight=weight), F.cross_entropy(shaped, y, weight=weight))
+    torch.testing.assert_close(single.ldam(30 * cosines, y, COUNTS, weight=weight), F.cross_entropy(shaped, y, weight=weight))
 
 
 def test_fedlc_by_hand():

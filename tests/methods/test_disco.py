@@ -21,11 +21,13 @@ COUNTS = {site: [labels.count(c) for c in range(3)] for site, labels in ORDINARY
 NAME = "equipoise.methods.disco:FedDisco"
 
 
-def place(counts: list[float], labelled: list[bool] | None = None, **down: float) -> Any:
+def place(counts: list[float], labelled: list[bool] | None = None, images: int = 10, **down: float) -> Any:
+    """A site with one label per image, or with several of which it annotates some."""
     return SimpleNamespace(
+        task="single" if labelled is None else "multi",
         counts=torch.tensor(counts, dtype=torch.float64),
         annotated=torch.ones(len(counts), dtype=torch.bool) if labelled is None else torch.tensor(labelled),
-        samples=int(sum(counts)),
+        samples=int(sum(counts)) if labelled is None else images,
         down={name: torch.tensor(value) for name, value in down.items()},
     )
 
@@ -49,8 +51,18 @@ def test_discrepancy_by_hand(measure: Any) -> None:
     assert FedDisco(measure=measure).distance(place([4.0, 4.0, 4.0])).item() == pytest.approx(0, abs=1e-12)
 
 
-def test_labels_that_are_not_annotated_are_left_out() -> None:
-    assert FedDisco().distance(place([6, 0, 2], [True, False, True])).item() == pytest.approx(discrepancy([6, 2]))
+@pytest.mark.parametrize("measure", ["kl", "l1", "l2", "cosine"])
+def test_of_several_labels_it_is_the_mean_over_those_annotated(measure: Any) -> None:
+    """Six and two of ten images are positive, so four and eight negative; the second label is not annotated."""
+    found = FedDisco(measure=measure).distance(place([6, 0, 2], [True, False, True])).item()
+    assert found == pytest.approx((discrepancy([4, 6], measure) + discrepancy([8, 2], measure)) / 2, rel=1e-9)
+
+
+def test_a_site_that_annotates_one_label_can_be_far_from_balanced() -> None:
+    alone = FedDisco().distance(place([1, 0, 0], [True, False, False])).item()
+    assert alone == pytest.approx(discrepancy([9, 1])) and alone > 0.3
+    assert FedDisco().distance(place([5, 0, 0], [True, False, False])).item() == pytest.approx(0, abs=1e-12)
+    assert FedDisco().distance(place([0, 0, 0], [True, False, False])).item() == pytest.approx(math.log(2))
 
 
 def weights(a: float, b: float) -> dict[str, float]:

@@ -100,10 +100,11 @@ def test_without_noisy_or_without_clean_sites_it_is_the_mean_by_samples(who: set
 COUNTS = torch.tensor([6.0, 2.0, 0.0], dtype=torch.float64)
 
 
-def place(task: Any, round: int, own: Tensor | None = None, guide: Tensor | None = None) -> Any:
-    objective = make_objective(
-        parse_objective("cross_entropy" if task == "single" else "bce"), counts=COUNTS, total=8, task=task, labelled=own
-    )
+def place(
+    method: FedNoRo, task: Any, round: int, own: Tensor | None = None, guide: Tensor | None = None, base: Any = None
+) -> Any:
+    options = method.base_loss(parse_objective(base or ("cross_entropy" if task == "single" else "bce")))
+    objective = make_objective(options, counts=COUNTS, total=8, task=task, labelled=own)
     annotated = torch.ones(3, dtype=torch.bool) if own is None else own
     scratch = {} if guide is None else {"teacher": lambda x: guide}
     facts = {"objective": objective, "task": task, "round": round, "annotated": annotated, "scratch": scratch}
@@ -126,16 +127,17 @@ def test_single_label_losses_by_hand() -> None:
             taught += t * (math.log(t) - math.log(mass[c] / sum(mass))) / 4
     weight = 0.8 * math.exp(-5 * (1 - 0.25) ** 2)
     batch, method = Batch(views=(z,), y=y, index=torch.arange(4), mask=None), FedNoRo(warmup=2, ramp=8)
-    alone = method.loss(lambda x: x, batch, place("single", 4))  # type: ignore[arg-type]
+    alone = method.loss(lambda x: x, batch, place(method, "single", 4))  # type: ignore[arg-type]
     assert float(alone) == pytest.approx(clean, rel=1e-6)
-    found = method.loss(lambda x: x, batch, place("single", 4, guide=guide))  # type: ignore[arg-type]
+    found = method.loss(lambda x: x, batch, place(method, "single", 4, guide=guide))  # type: ignore[arg-type]
     assert float(found) == pytest.approx((1 - weight) * clean + weight * taught, rel=1e-6)
 
 
 def test_the_teacher_does_not_push_classes_the_site_lacks() -> None:
     z = tensor(0).requires_grad_()
     batch = Batch(views=(z,), y=torch.tensor([0, 1, 0, 0]), index=torch.arange(4), mask=None)
-    loss = FedNoRo(warmup=0, ramp=0).loss(lambda x: x, batch, place("single", 0, guide=tensor(1)))  # type: ignore[arg-type]
+    method = FedNoRo(warmup=0, ramp=0)
+    loss = method.loss(lambda x: x, batch, place(method, "single", 0, guide=tensor(1)))  # type: ignore[arg-type]
     (slope,) = torch.autograd.grad(loss, z)
     assert slope[:, 2].abs().max() < 1e-8
     assert slope[:, :2].abs().min() > 1e-4
@@ -154,8 +156,30 @@ def test_several_labels_by_hand(adjust: bool) -> None:
         taught += (student - teacher) ** 2 / 4
     weight = 0.8 * math.exp(-5)  # before the warm-up is over the weight is its least
     batch, method = Batch(views=(z,), y=y, index=torch.arange(4), mask=own), FedNoRo(warmup=10, ramp=8, adjust=adjust)
-    found = method.loss(lambda x: x, batch, place("multi", 3, own, guide))  # type: ignore[arg-type]
+    found = method.loss(lambda x: x, batch, place(method, "multi", 3, own, guide))  # type: ignore[arg-type]
     assert float(found) == pytest.approx((1 - weight) * base + weight * taught, rel=1e-9)
+
+
+@pytest.mark.parametrize("guided", [False, True])
+@pytest.mark.parametrize(
+    ("task", "base", "plain"),
+    [
+        ("single", "balanced_softmax", "cross_entropy"),
+        ("single", "balanced_softmax+focal", "focal"),
+        ("multi", "adjusted_bce", "bce"),
+    ],
+)
+def test_class_shares_count_once(task: str, base: str, plain: str, guided: bool) -> None:
+    """With a base loss that shifts by them already, the loss is that with the base loss without its shift."""
+    own = torch.tensor([True, True, False]) if task == "multi" else None
+    y = torch.tensor([0, 1, 0, 0]) if own is None else torch.tensor([[1.0, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 0]]).double()
+    batch, method = Batch(views=(tensor(0),), y=y, index=torch.arange(4), mask=own), FedNoRo(warmup=0, ramp=0)
+    guide = tensor(1) if guided else None
+    shifted, bare = (
+        method.loss(lambda x: x, batch, place(method, task, 0, own, guide, given))  # type: ignore[arg-type]
+        for given in (base, plain)
+    )
+    assert float(shifted) == pytest.approx(float(bare), rel=1e-12)
 
 
 def test_who_gets_a_teacher(double_net: Callable[..., Net]) -> None:

@@ -81,6 +81,17 @@ def test_neutral_is_fedavg_also_where_labels_are_missing(make_findings: Make, tm
     assert all(torch.equal(model[name], plain[name]) for name in plain)
 
 
+def test_pseudo_labels_are_what_they_are_whatever_the_base_loss_says_of_missing_labels(
+    make_findings: Make, tmp_path: Path
+) -> None:
+    method = named(CBAFed, **EAGER[CBAFed] | {"warmup": 0})
+    found = [
+        run(make_findings(method, objective={"name": "bce", "missing": missing}), tmp_path / missing).state_hash
+        for missing in ("ignore", "negative")
+    ]
+    assert found[0] == found[1]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("cls", EAGER)
 def test_presets_name_options_that_exist_and_run(make_findings: Make, tmp_path: Path, cls: Any) -> None:

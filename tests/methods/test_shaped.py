@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,13 +14,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from equipoise.config import resolve
 from equipoise.errors import ConfigError
 from equipoise.losses import Objective, make_objective, parse_objective
 from equipoise.methods.base import Method
 from equipoise.methods.shaped import BSMFL, LDAMFL, FedAvgPL, FedFocal, FedLC, FedRS
 from equipoise.nets import Cosine
 from equipoise.running import run
+from equipoise.setup import make_net, material
+from equipoise.site import Batch
 from equipoise.testing import MISSING_CLASS, Bench
+from equipoise.use import export, load
 
 COUNTS = [6.0, 3.0, 0.0]
 Z = torch.tensor([[0.3, -0.5, 0.9], [1.2, 0.1, -0.4], [-0.7, 0.8, 0.2], [0.0, -0.3, -1.1]], dtype=torch.float64)
@@ -136,11 +141,11 @@ def test_neutral_options_are_cross_entropy_to_the_bit() -> None:
 
 
 def ldam(weight: list[float], margin: float, scale: float) -> float:
-    """Present classes have counts 6 and 3."""
+    """Present classes have counts 6 and 3; Z are the logits, `scale` times the cosines."""
     small = margin * (6 / 3) ** -0.25
     total, norm = 0.0, 0.0
     for row, y in zip(Z.tolist(), Y.tolist(), strict=True):
-        moved = [scale * (z - ((small, margin, 0.0)[c] if c == y else 0.0)) for c, z in enumerate(row)]
+        moved = [scale * (z / scale - ((small, margin, 0.0)[c] if c == y else 0.0)) for c, z in enumerate(row)]
         total += weight[y] * ce([moved], [y])
         norm += weight[y]
     return total / norm
@@ -156,16 +161,17 @@ def test_ldam_by_hand_and_its_weights_from_a_round_on() -> None:
 
 
 def test_ldam_without_margin_and_scale_is_cross_entropy_of_cosines() -> None:
-    head, z = LDAMFL().make_head(5, 3), torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
+    head, z = LDAMFL(scale=1).make_head(5, 3), torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
     assert isinstance(head, Cosine)
     loss = single(LDAMFL(max_margin=0, scale=1))(head(z), Y)
     cosines = F.normalize(z) @ F.normalize(head.weight).T
     assert loss.item() == pytest.approx(F.cross_entropy(cosines, Y).item(), abs=1e-6)
 
 
-def test_ldam_predicts_with_scaled_cosines() -> None:
-    net: Any = lambda x: x / 2  # noqa: E731
-    assert torch.equal(LDAMFL(scale=8.0).predict(net, Z, None, {})["fed"], 4 * Z)
+def test_ldam_head_gives_scaled_cosines() -> None:
+    head, z = LDAMFL(scale=8.0).make_head(5, 3), torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
+    assert isinstance(head, Cosine)
+    torch.testing.assert_close(head(z), 8 * F.cosine_similarity(z[:, None], head.weight[None], dim=2))
 
 
 # Several labels per image -----------------------------------------------------------------------------------------------
@@ -198,9 +204,21 @@ def test_balanced_softmax_of_several_labels_is_the_ratio_of_fedmlp() -> None:
 
 
 def test_fedlc_of_several_labels_by_hand() -> None:
-    shift = (2**-0.25 - 6**-0.25, 8**-0.25 - 1e-8**-0.25)
-    values = cells(lambda i, c: float(Z[i, c]) + 0.01 * shift[c])
-    assert multi(FedLC(tau=0.01))(Z, MANY).item() == pytest.approx(mean(values), rel=1e-10)
+    shift = (2**-0.25 - 6**-0.25, 8**-0.25 - 0.5**-0.25)
+    values = cells(lambda i, c: float(Z[i, c]) + 2 * shift[c])
+    assert multi(FedLC(tau=2.0))(Z, MANY).item() == pytest.approx(mean(values), rel=1e-10)
+
+
+@pytest.mark.parametrize(
+    "method", [FedLC(), LDAMFL(), BSMFL(), FedFocal(), FedAvgPL(), FedRS()], ids=lambda m: type(m).__name__
+)
+def test_a_label_without_positives_learns_from_its_negatives(method: Method) -> None:
+    """The second label has none: its logits must still be pushed down, as any annotated label's."""
+    z = (0.1 * Z).requires_grad_()
+    absent = torch.tensor([1.0, 0.0, 0.0]) * MANY
+    multi(method, round=9, rounds=10)(z, absent).backward()
+    assert z.grad is not None
+    assert (z.grad[:, 1] > 0.004).all()
 
 
 def test_focal_of_several_labels_by_hand() -> None:
@@ -210,17 +228,35 @@ def test_focal_of_several_labels_by_hand() -> None:
 
 @pytest.mark.parametrize("late", [False, True])
 def test_ldam_of_several_labels_by_hand(late: bool) -> None:
-    method = LDAMFL(max_margin=0.4, scale=3.0, beta=0.5)
-    margin = (0.4 * (6 / 2) ** -0.25, 0.0, 0.4)
-    weight = [0.5 / (1 - 0.5**6), 0.0, 0.5 / (1 - 0.5**2)]
-    weight = [w * 2 / sum(weight) for w in weight] if late else [1.0] * 3
-    values = []
+    """Margins and weights within each label, whose negatives and positives are 2 and 6, 8 and 0, 6 and 2."""
+    method, scale, beta = LDAMFL(max_margin=0.4, scale=3.0, beta=0.5), 3.0, 0.5
+    sides, targets, values = [(2.0, 6.0), (8.0, 0.0), (6.0, 2.0)], MANY * torch.tensor([1.0, 0.0, 1.0]), []
     for i in range(4):
-        for c in range(3):
-            y = float(MANY[i, c])
-            values.append(bce(3 * (float(Z[i, c]) - (margin[c] if y else 0.0)), y) * (weight[c] if y else 1.0))
+        for c, counts in enumerate(sides):
+            y = int(targets[i, c])
+            # a side that is lacking counts as half a sample; the rarer side has the whole margin
+            rank = [max(n, 0.5) ** -0.25 for n in counts]
+            margin = 0.4 * rank[y] / max(rank)
+            raw = [(1 - beta) / (1 - beta**n) if n else 0.0 for n in counts]
+            weight = raw[y] * 8 / (raw[0] * counts[0] + raw[1] * counts[1]) if late else 1.0
+            cosine = float(Z[i, c]) / scale
+            values.append(weight * bce(scale * (cosine - (margin if y else -margin)), y))
     objective = multi(method, labelled=None, round=8 if late else 7, rounds=10)
-    assert objective(Z, MANY).item() == pytest.approx(mean(values), rel=1e-10)
+    assert objective(Z, targets).item() == pytest.approx(mean(values), rel=1e-10)
+
+
+def test_one_label_does_not_change_the_weight_of_another() -> None:
+    """Whatever the first label's counts are, the gradient at the last one's cells stays."""
+    targets = torch.tensor([[1.0, 0, 0], [0, 0, 1], [1, 0, 1], [0, 0, 0]], dtype=torch.float64)
+    for method in (LDAMFL(), FedLC(), BSMFL(), FedFocal(), FedAvgPL(pos_weight=True)):
+        options = method.base_loss(parse_objective("bce"))
+        slopes = []
+        for first in (1.0, 7.0):
+            counts = torch.tensor([first, 0.0, 3.0])
+            objective = make_objective(options, counts=counts, total=TOTAL, task="multi", round=9, rounds=10)
+            z = (0.1 * Z).requires_grad_()
+            slopes.append(torch.autograd.grad(objective(z, targets), z)[0][:, 2])
+        assert torch.equal(*slopes), type(method).__name__
 
 
 def test_fedrs_stands_between_the_partial_loss_and_missing_as_absent() -> None:
@@ -243,6 +279,77 @@ def test_fedrs_stands_between_the_partial_loss_and_missing_as_absent() -> None:
 # In a run ---------------------------------------------------------------------------------------------------------------
 
 NAMES = {cls: f"equipoise.methods.shaped:{cls.__name__}" for cls in (BSMFL, FedLC, FedRS, FedFocal, LDAMFL, FedAvgPL)}
+
+
+CASES: dict[str, tuple[dict[str, Any], Any, list[float]]] = {
+    "balanced softmax": ({"name": "fedavg"}, "balanced_softmax+ldam", [math.log(n / 9 + 1e-9) for n in COUNTS]),
+    "FedLC": ({"name": "fedlc", "tau": 0.5}, "ldam", [-0.5 * max(n, 1e-8) ** -0.25 for n in COUNTS]),
+    "FedNoRo": ({"name": "fednoro"}, "ldam", [math.log(n / 9 + 1e-9) for n in COUNTS]),
+}
+"""method, base loss, and the shift that stands beside LDAM"""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_shifts_are_added_after_the_scale(case: str) -> None:
+    """30 (cos − m on the true class) + shift, from features to the loss, as a config puts net, method and base loss together."""
+    method, objective, shift = CASES[case]
+    config = resolve({"net": {"name": "small-cnn", "head": "cosine"}, "method": method, "train": {"objective": objective}})
+    head = make_net(config.net, config.method, 3, 3, 16, seed=0).head["fed"].double()
+    bound = make_objective(
+        config.method.base_loss(config.objective), counts=torch.tensor(COUNTS), total=9, task="single", round=0, rounds=10
+    )
+    features = torch.randn(4, 64, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    loc: Any = SimpleNamespace(objective=bound, task="single", counts=torch.tensor(COUNTS), scratch={})
+    batch = Batch(views=(features,), y=Y, index=torch.arange(4), mask=None)
+    margin, total = (0.5 * 2**-0.25, 0.5), 0.0
+    for row, y in zip(F.cosine_similarity(features[:, None], head.weight[None], dim=2).tolist(), Y.tolist(), strict=True):
+        total += ce([[30 * (cos - (margin[y] if c == y else 0.0)) + shift[c] for c, cos in enumerate(row)]], [y])
+    assert config.method.loss(head, batch, loc).item() == pytest.approx(total / 4, rel=1e-6)
+
+
+def test_ldam_by_objective_is_ldam_by_method(make_config: Callable[..., Any], tmp_path: Path) -> None:
+    """The same weights and the same predictor: one scale, in training and after it."""
+    by_method = make_config({"name": "ldam-fl", "scale": 12.0})
+    table = make_config({"name": "fedavg"}).table()
+    by_objective = resolve(
+        table
+        | {"net": {"name": "small-cnn", "head": "cosine"}}
+        | {"train": table["train"] | {"objective": {"name": "ldam", "scale": 12.0}}}
+    )
+    found = {key: run(config, tmp_path / key) for key, config in (("method", by_method), ("objective", by_objective))}
+    assert found["method"].state_hash == found["objective"].state_hash
+    assert found["method"].metrics == found["objective"].metrics
+    x = torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    models = {key: load(result.folder) for key, result in found.items()}
+    assert torch.equal(models["method"].logits(x), models["objective"].logits(x))
+    net = models["objective"].net
+    expected = 12 * F.cosine_similarity(net.features(x)[:, None], net.head["fed"].weight[None], dim=2)
+    torch.testing.assert_close(models["objective"].logits(x), expected, rtol=1e-4, atol=1e-5)
+    export(models["objective"], tmp_path / "model.safetensors", "safetensors")
+    assert torch.equal(load(tmp_path / "model.safetensors")(x), models["objective"](x))
+
+
+@pytest.mark.parametrize(
+    ("method", "net", "objective", "message"),
+    [
+        ("fedavg", {"scale": 5.0}, "cross_entropy", "net.scale is the factor of a cosine head"),
+        ("fedavg", {"head": "cosine", "scale": 5.0}, "ldam", "net.scale is 5, the base loss counts on 30"),
+        ("moon", {"head": "cosine"}, "ldam", "needs a head that gives cosines, and method 'moon' brings another"),
+    ],
+)
+def test_what_does_not_fit_a_scale_is_refused(
+    make_config: Callable[..., Any], method: str, net: dict[str, Any], objective: str, message: str
+) -> None:
+    table = make_config({"name": method}).table()
+    changed = table | {"net": table["net"] | net, "train": table["train"] | {"objective": objective}}
+    with pytest.raises(ConfigError, match=message):
+        material(resolve(changed))
+
+
+def test_a_form_that_several_labels_lack_is_refused_before_training(make_findings: Callable[..., Any]) -> None:
+    for method in ({"name": "fedrs", "mode": "proportional"}, {"name": "fedlc", "strict": True}):
+        with pytest.raises(ConfigError, match=f"objective '{method['name']}'"):
+            material(make_findings(method))
 
 
 @pytest.mark.parametrize("cls", [BSMFL, FedLC, FedFocal, LDAMFL])

@@ -94,6 +94,12 @@ def test_cosine_head_answers_with_cosines():
     assert [name for name, _ in head.named_parameters()] == ["weight"]
 
 
+def test_cosine_head_has_a_scale():
+    head, z = Cosine(64, 5, 30.0), torch.randn(3, 64, generator=generator(0, "z"))
+    want = 30 * cosine_similarity(z.numpy(), head.weight.detach().numpy())
+    np.testing.assert_allclose(head(z).detach().numpy(), want, rtol=1e-5, atol=1e-5)
+
+
 def test_cosine_head_survives_features_of_zero():
     assert Cosine(64, 5)(torch.zeros(1, 64)).tolist() == [[0] * 5]
 

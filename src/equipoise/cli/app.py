@@ -162,7 +162,7 @@ def compare(
     from equipoise.cli.progress import racing
     from equipoise.compare import arm_from, make_plan, numbers
     from equipoise.compare import compare as work
-    from equipoise.config import load, override
+    from equipoise.config import load, override, setting
 
     folder = out or Path("runs") / f"{file.stem}-compare"
     with _resumable(f"equipoise compare {file} … --out {folder}"), racing(quiet or json) as watch:
@@ -174,6 +174,7 @@ def compare(
             grid=grid or (),
             arms=[arm_from(text) for text in arm or ()],
             reference=reference,
+            by_hand=[setting(text)[0] for text in overrides or ()],
             progress=lambda text, done, total: watch("data", {"text": text, "done": done, "total": total}),
         )
         facts = work(plan, folder, jobs, watch)

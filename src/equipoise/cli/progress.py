@@ -112,6 +112,8 @@ def _bar(runs: int) -> Iterator[Watch]:
                 progress.print(f"[bold]{facts['name']}[/bold]")
             elif event == "data":
                 progress.update(task, description=f"{facts['text']} {facts['done']:,}/{facts['total']:,}")
+            elif event == "note":
+                progress.print(facts["text"], highlight=False, markup=False)
             elif event == "begin":
                 clock.begin(facts["rounds"], len(facts["sites"]))
                 if clock.run == 0:
@@ -145,6 +147,8 @@ def _plain(runs: int) -> Watch:
             say(facts["name"])
         elif event == "data" and facts["done"] == 0:
             say(f"{facts['text']} ({facts['total']:,})")
+        elif event == "note":
+            say(facts["text"])
         elif event == "begin":
             clock.begin(facts["rounds"], len(facts["sites"]))
             if clock.run == 0:

@@ -102,6 +102,8 @@ def compared(facts: dict[str, Any], folder: Path) -> None:
     console.print("Δ: difference in G bACC; p: two-sided, corrected for the number of arms")
     for reason in facts["left_out"]:
         console.print(f"left out  {escape(reason)}", soft_wrap=True)
+    for remark in facts["remarks"]:
+        console.print(f"note      {escape(remark)}", soft_wrap=True)
     for twin in facts["twins"]:
         console.print(f"the same  {escape(twin)}", soft_wrap=True)
     for failure in facts["failures"]:

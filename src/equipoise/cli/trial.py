@@ -6,7 +6,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from equipoise.config import Config
+from equipoise.config import Config, departures
 from equipoise.exchange import Ledger
 from equipoise.running import make_ledger, one_thread
 from equipoise.setup import device_of, make_host, material
@@ -37,6 +37,8 @@ def trial(config: Config) -> Trial:
         "method": f"{config.method_name} with {'+'.join(part.name for part in config.objective.parts)}",
         "exchange": f"every question asked of two made-up sites; what leaves: {', '.join(leaves)}",
     }
+    if notes := departures(config):
+        checked["note"] = "; ".join(notes)
     return Trial(checked, ledger)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from equipoise.config import Config, put, resolve, setting
+from equipoise.config import DEFINING, Config, put, recommended, resolve, setting, spelt
 from equipoise.data import Progress
 from equipoise.errors import ConfigError, MethodError
 from equipoise.methods import METHODS, find
@@ -75,6 +75,8 @@ class Plan:
     jobs: tuple[Job, ...]
     left_out: tuple[str, ...] = ()
     """with 'all': methods that cannot be run on this file, and why"""
+    remarks: tuple[str, ...] = ()
+    """where a method and the file want different things: which of them a row has"""
 
 
 def make_plan(
@@ -86,6 +88,7 @@ def make_plan(
     grid: Sequence[str] = (),
     arms: Sequence[Arm] = (),
     reference: str | None = None,
+    by_hand: Sequence[str] = (),
     base: Path | None = None,
     progress: Progress | None = None,
 ) -> Plan:
@@ -93,6 +96,8 @@ def make_plan(
 
     `methods` are NAME or NAME:preset, or "all". The file's [method] section counts for the method it names, not for others.
     `grid` holds `section.key=value,value`: every combination becomes an arm; a method that has no such option is not multiplied.
+    The file's [train] section is for all, so what a method recommends and is defined by (`DEFINING`) wins over it, unless the key
+    is changed by the arm or is one of `by_hand`, the dotted keys that the user set for all arms.
     """
     base = base or Path.cwd()
     wanted, left_out = [], []
@@ -102,7 +107,7 @@ def make_plan(
             continue
         for name in METHODS:
             try:
-                _check(resolve(variant(table, _arm(name)), base), progress)
+                _check(settled(variant(table, _arm(name)), _arm(name), base, by_hand), progress)
                 wanted.append(_arm(name))
             except (ConfigError, MethodError) as error:
                 left_out.append(f"{name}: {error}")
@@ -118,13 +123,25 @@ def make_plan(
         raise ConfigError("--reference: " + unknown("arm", reference, labels))
     repeats = [(seed, fold) for seed in seeds for fold in ([None] if folds is None else range(folds))]
     jobs = [
-        Job(arm, seed, fold, resolve(variant(table, arm, seed, fold, folds), base)) for seed, fold in repeats for arm in wanted
+        Job(arm, seed, fold, settled(variant(table, arm, seed, fold, folds), arm, base, by_hand))
+        for seed, fold in repeats
+        for arm in wanted
     ]
     tasks = {_check(job.config, progress) for job in jobs[: len(wanted)]}
     if len(tasks) > 1:
         raise ConfigError("the arms are not all single-label or all multi-label: compare them apart")
     chosen = wanted[labels.index(reference) if reference is not None else 0]
-    return Plan(tuple(wanted), tuple(seeds), folds, chosen, tasks.pop(), tuple(jobs), tuple(left_out))
+    remarks = [text for job in jobs[: len(wanted)] for text in differences(table, job.arm, job.config, by_hand)]
+    return Plan(
+        arms=tuple(wanted),
+        seeds=tuple(seeds),
+        folds=folds,
+        reference=chosen,
+        task=tasks.pop(),
+        jobs=tuple(jobs),
+        left_out=tuple(left_out),
+        remarks=tuple(remarks),
+    )
 
 
 def variant(
@@ -146,6 +163,34 @@ def variant(
         put(result, "train.seed", seed, "--seeds")
     put(result, "engine.kind", "serial", "engine.kind=serial")  # runs go side by side, so a run itself has one process
     return result
+
+
+def settled(table: Mapping[str, Any], arm: Arm, base: Path, by_hand: Sequence[str] = ()) -> Config:
+    """The config of an arm from the file as it has it (`variant`): a method that the arm names keeps what defines it."""
+    yields = [key for key in DEFINING if arm.method is not None and not _chosen(key, arm, by_hand)]
+    return resolve(table, base, yields)
+
+
+def differences(table: Mapping[str, Any], arm: Arm, config: Config, by_hand: Sequence[str] = ()) -> list[str]:
+    """A line for every key of [train] about which the file and the arm's method disagree."""
+    said, found = table.get("train", {}), []
+    for key, value in recommended(config.method, config.data.multi).items():
+        mine, best = spelt(key, config.setting(key)), spelt(key, value)
+        if mine != best:
+            why = "as asked for" if _chosen(key, arm, by_hand) else "as the file says"
+            found.append(f"{arm.label}: {key} = {mine} {why}; the method recommends {best}")
+        elif key in said and spelt(key, said[key]) != best:
+            found.append(f"{arm.label}: {key} = {best} as the method recommends; the file says {spelt(key, said[key])}")
+    given, final = config.objective, config.method.base_loss(config.objective)
+    if "objective" in said and any(part not in final.parts for part in given.parts):
+        found.append(f"{arm.label}: objective = {final.toml}, which is the method, in place of {given.toml}")
+    return found
+
+
+def _chosen(key: str, arm: Arm, by_hand: Sequence[str]) -> bool:
+    """Whether a key of [train] was set for this arm, or for all by hand."""
+    path = f"train.{key}"
+    return any(one == path or one.startswith(f"{path}.") for one in (*by_hand, *dict(arm.changes)))
 
 
 def arm_from(text: str) -> Arm:

@@ -56,7 +56,7 @@ def conclude(plan: Plan, out: Path, failures: Sequence[Failure] = ()) -> dict[st
     facts = summarise(plan, out, failures)
     shown = table_of(facts)
     text = markdown(shown) + "\n" + note(facts)
-    text += "".join(f"\nNote: {twin}.\n" for twin in facts["twins"])
+    text += "".join(f"\nNote: {remark}.\n" for remark in (*facts["remarks"], *facts["twins"]))
     text += "".join(f"\nFailed: {failure.run}: {failure.error}\n" for failure in failures)
     for name, content in {
         "table.md": text,
@@ -119,6 +119,7 @@ def summarise(plan: Plan, out: Path, failures: Sequence[Failure] = ()) -> dict[s
         "versus": _versus(plan, out, results),
         "failures": [asdict(failure) for failure in failures],
         "left_out": list(plan.left_out),
+        "remarks": list(plan.remarks),
         "twins": twins(arms),
     }
 

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from equipoise.losses.shaping import binary_margin_shift, odds_shift
-from equipoise.losses.single import focus, ldam_margin
+from equipoise.losses.shaping import SIDE_FLOOR, binary_margin_shift, odds_shift
+from equipoise.losses.single import effective_weight, focus, ldam_margin
 
 Over = Literal["labelled", "all"]
 
@@ -40,18 +40,42 @@ def bce_cells(logits: Tensor, y: Tensor, pos_weight: Tensor | None = None) -> Te
     return F.binary_cross_entropy_with_logits(logits, y.to(logits.dtype), pos_weight=weight, reduction="none")
 
 
+def side_margin(sides: Tensor, max_margin: float = 0.5) -> Tensor:
+    """LDAM's margins within each label, [C, 2]: of its negatives and positives (`sides`) the rarer has `max_margin`.
+
+    A lacking side counts as half a sample, so that the margin of the other stays small.
+    """
+    return ldam_margin(sides.clamp_min(SIDE_FLOOR), max_margin)
+
+
+def side_weight(sides: Tensor, beta: float = 0.9999) -> Tensor:
+    """Weights of the two sides of each label by effective number, [C, 2].
+
+    Their mean over the images of a label is 1, so that no label gains on another.
+    """
+    weight = effective_weight(sides, beta)
+    mean = (weight * sides).sum(-1, keepdim=True) / sides.sum(-1, keepdim=True)
+    return torch.where(mean > 0, weight / mean, 1.0)
+
+
 def ldam_cells(
-    cosines: Tensor,
+    logits: Tensor,
     y: Tensor,
-    counts: Tensor,
-    max_margin: float = 0.5,
+    margin: Tensor,
     scale: float = 30.0,
     weight: Tensor | None = None,
 ) -> Tensor:
-    """LDAM per label, [N, C]: a margin on the positive side by the label's positives, `counts`; `weight` [C] is theirs too."""
-    margin = ldam_margin(counts, max_margin).to(cosines)
-    cells = bce_cells(scale * (cosines - margin * y), y)
-    return cells if weight is None else cells * torch.where(y > 0, weight.to(cells), 1.0)
+    """LDAM per label, [N, C]: binary cross-entropy of `z - s m1` for positives and of `z + s m0` for negatives.
+
+    `logits` are `scale * cos`; `margin` and `weight` [C, 2] are those of negatives and positives, see `side_margin`
+    and `side_weight`.
+    """
+    negative, positive = (scale * margin.to(logits)).unbind(1)
+    cells = bce_cells(logits - torch.where(y > 0, positive, -negative), y)
+    if weight is None:
+        return cells
+    negative, positive = weight.to(cells).unbind(1)
+    return cells * torch.where(y > 0, positive, negative)
 
 
 def masked_bce(

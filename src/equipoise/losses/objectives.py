@@ -1,11 +1,12 @@
 """The base loss of a run, chosen in the config: parts that shape logits, then one criterion.
 
-As TOML: `"balanced_softmax"`, `"fedrs+balanced_softmax"` (scale, then shift), `{ name = "focal", gamma = 1.0 }`, or
-a list such as `[{ name = "fedrs", alpha = 0.0 }, "balanced_softmax"]`.
+As TOML: `"balanced_softmax"`, `"fedrs+balanced_softmax"`, `{ name = "focal", gamma = 1.0 }`, or a list such as
+`[{ name = "fedrs", alpha = 0.0 }, "balanced_softmax"]`. In whatever order: scales come first, shifts are added.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -45,6 +46,11 @@ class Facts:
         """bool [C]: the labels the site annotates, spelt out."""
         return torch.ones_like(self.counts, dtype=torch.bool) if self.labelled is None else self.labelled
 
+    @property
+    def sides(self) -> Tensor:
+        """float64 [C, 2]: negatives and positives of every label."""
+        return torch.stack([self.total - self.counts, self.counts], 1)
+
     def known(self, shaper: Shaper) -> Shaper:
         """The shift without the labels the site knows nothing of."""
         if self.labelled is None or shaper.shift is None:
@@ -57,8 +63,8 @@ class Part(Options):
 
     name: str
     tasks: ClassVar[tuple[Task, ...]] = ("single",)
-    cosine: ClassVar[bool] = False
-    """needs a head whose outputs are cosines"""
+    prior: ClassVar[bool] = False
+    """shifts logits by the site's class shares"""
 
     @property
     def last(self) -> bool:
@@ -86,20 +92,25 @@ class BalancedSoftmax(Part):
     """Cross-entropy of logits shifted by the log of the site's class prior."""
 
     name: Literal["balanced_softmax"] = "balanced_softmax"
+    prior: ClassVar[bool] = True
 
     def shaper(self, facts: Facts) -> Shaper:
         return shaping.prior_shift(shaping.prior_of(facts.counts))
 
 
 class LogitAdjustment(Part):
-    """Balanced softmax with the log prior times tau."""
+    """Balanced softmax with the log prior times tau; multi-label: with the log-odds of each label."""
 
     name: Literal["logit_adjustment"] = "logit_adjustment"
+    tasks: ClassVar[tuple[Task, ...]] = ("single", "multi")
+    prior: ClassVar[bool] = True
     tau: float = Field(default=1.0, ge=0)
     """strength; 0 is cross-entropy, 1 balanced softmax"""
 
     def shaper(self, facts: Facts) -> Shaper:
-        return shaping.prior_shift(shaping.prior_of(facts.counts), self.tau)
+        if facts.task == "single":
+            return shaping.prior_shift(shaping.prior_of(facts.counts), self.tau)
+        return facts.known(shaping.odds_shift(shaping.positive_prior(facts.counts, facts.total), self.tau))
 
 
 class FedRS(Part):
@@ -110,12 +121,18 @@ class FedRS(Part):
     alpha: float = Field(default=0.5, ge=0, le=1)
     """scale of absent classes; 1 is cross-entropy. Multi-label: of labels not annotated, where the criterion counts them at all"""
     mode: Literal["binary", "proportional"] = "binary"
-    """binary: absent classes only (the paper); proportional: all classes, by count relative to the largest"""
+    """binary: absent classes only (the paper); proportional (single-label): all classes, by count relative to the largest"""
 
     def shaper(self, facts: Facts) -> Shaper:
+        if facts.task == "single":
+            return shaping.restriction(facts.counts, self.alpha, self.mode)
+        if self.mode == "proportional":
+            raise ConfigError(
+                "objective 'fedrs': mode = \"proportional\" weighs classes against each other, and several labels "
+                'per image do not compete: use mode = "binary"'
+            )
         # A label that is annotated and never found has negatives to learn from: it is not absent.
-        held = facts.counts if facts.task == "single" or self.mode == "proportional" else facts.annotated
-        return shaping.restriction(held, self.alpha, self.mode)
+        return shaping.restriction(facts.annotated, self.alpha)
 
 
 class ClassBalanced(Part):
@@ -134,15 +151,14 @@ class ClassBalanced(Part):
 
 
 class LDAM(Part):
-    """Margins by class frequency on a cosine head, with deferred re-weighting (LDAM-DRW); multi-label: of the positives."""
+    """Margins by class frequency on a cosine head, re-weighted late (LDAM-DRW); multi-label: by each label's two sides."""
 
     name: Literal["ldam"] = "ldam"
     tasks: ClassVar[tuple[Task, ...]] = ("single", "multi")
-    cosine: ClassVar[bool] = True
     max_margin: float = Field(default=0.5, ge=0)
-    """margin of the rarest class"""
+    """margin of the rarest class; multi-label: of the rarer side of each label"""
     scale: float = Field(default=30.0, gt=0)
-    """factor on the cosines"""
+    """factor on the cosines, in training and prediction alike"""
     defer: float = Field(default=0.8, ge=0, le=1)
     """share of the rounds after which classes are re-weighted; 1 never re-weights"""
     beta: float = Field(default=0.9999, ge=0, le=1)
@@ -154,9 +170,15 @@ class LDAM(Part):
 
     def criterion(self, facts: Facts) -> Criterion:
         late = facts.round >= self.defer * facts.rounds
-        weight = single.effective_weight(facts.counts, self.beta) if late else None
-        kind = single.ldam if facts.task == "single" else multilabel.ldam_cells
-        return partial(kind, counts=facts.counts, max_margin=self.max_margin, scale=self.scale, weight=weight)
+        if facts.task == "single":
+            weight = single.effective_weight(facts.counts, self.beta) if late else None
+            bound = partial(single.ldam, counts=facts.counts, max_margin=self.max_margin)
+        else:
+            known = facts.annotated[:, None]  # of a label the site does not annotate it knows no side
+            weight = torch.where(known, multilabel.side_weight(facts.sides, self.beta), 1.0) if late else None
+            margin = multilabel.side_margin(facts.sides, self.max_margin) * known
+            bound = partial(multilabel.ldam_cells, margin=margin)
+        return partial(bound, scale=self.scale, weight=weight)
 
 
 class MultiPart(Part):
@@ -187,7 +209,7 @@ class Focal(MultiPart):
 
 
 class FedLC(MultiPart):
-    """A margin of tau * n^(-1/4) per class (FedLC)."""
+    """A margin of tau * n^(-1/4) per class (FedLC); multi-label: between the two sides of each label."""
 
     name: Literal["fedlc"] = "fedlc"
     tasks: ClassVar[tuple[Task, ...]] = ("single", "multi")
@@ -203,7 +225,8 @@ class FedLC(MultiPart):
     def shaper(self, facts: Facts) -> Shaper:
         if facts.task == "single":
             return shaping.margin_shift(facts.counts, self.tau)
-        return facts.known(shaping.binary_margin_shift(facts.counts, facts.total - facts.counts, self.tau))
+        negatives, positives = facts.sides.unbind(1)
+        return facts.known(shaping.binary_margin_shift(positives, negatives, self.tau))
 
     def criterion(self, facts: Facts) -> Criterion | None:
         if not self.strict:
@@ -239,6 +262,7 @@ class AdjustedBCE(MultiPart):
 
     name: Literal["adjusted_bce"] = "adjusted_bce"
     tasks: ClassVar[tuple[Task, ...]] = ("multi",)
+    prior: ClassVar[bool] = True
     absent: Literal["clip", "none"] = "clip"
     """a label without positives: as if half a sample were positive, or no shift"""
 
@@ -273,7 +297,7 @@ class ObjectiveOptions(Options):
     """The base loss; written as a name, names joined by '+', a table with `name`, or a list of these."""
 
     parts: tuple[AnyPart, ...] = (CrossEntropy(),)
-    """logit shaping in the order given, then at most one criterion"""
+    """logit shaping, then at most one criterion"""
 
     @model_validator(mode="before")
     @classmethod
@@ -293,8 +317,9 @@ class ObjectiveOptions(Options):
         return self
 
     def after(self, *first: AnyPart) -> ObjectiveOptions:
-        """These parts first, then this objective."""
-        return ObjectiveOptions(parts=(*first, *self.parts))
+        """These parts first, then this objective without parts of the same names: none counts twice."""
+        names = {part.name for part in first}
+        return ObjectiveOptions(parts=(*first, *(part for part in self.parts if part.name not in names)))
 
     def ending(self, last: AnyPart) -> ObjectiveOptions:
         """This objective's shaping of logits with another criterion at its end."""
@@ -306,9 +331,26 @@ class ObjectiveOptions(Options):
         return tuple(task for task in ("single", "multi") if all(task in part.tasks for part in self.parts))
 
     @property
-    def cosine(self) -> bool:
-        """True when the head must give cosines (LDAM)."""
-        return any(part.cosine for part in self.parts)
+    def toml(self) -> str:
+        """The shortest spelling: keys that have their defaults are left out."""
+        tables = [{"name": part.name, **part.model_dump(exclude_defaults=True)} for part in self.parts]
+        if all(len(table) == 1 for table in tables):
+            return json.dumps("+".join(part.name for part in self.parts))
+        texts = []
+        for table in tables:
+            pairs = ", ".join(f"{key} = {json.dumps(value)}" for key, value in table.items())
+            texts.append(f"{{ {pairs} }}" if len(table) > 1 else json.dumps(table["name"]))
+        return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
+
+    @property
+    def scale(self) -> float | None:
+        """What the head must multiply its cosines by (LDAM); None where any head will do."""
+        return next((part.scale for part in self.parts if isinstance(part, LDAM)), None)
+
+    @property
+    def prior(self) -> bool:
+        """True when logits are shifted by the site's class shares."""
+        return any(part.prior for part in self.parts)
 
 
 def _parts(value: Any) -> tuple[Part, ...]:
@@ -388,14 +430,16 @@ class MultiObjective(Objective):
         self.over = over
         self.negative = negative
 
+    def known(self, y: Tensor) -> Tensor:
+        """The targets where nobody decided about missing labels: negative, if the objective counts them at all."""
+        return y if self.negative is None else y.masked_fill(self.negative.to(y.device), 0)
+
     def cells(self, logits: Tensor, y: Tensor) -> Tensor:
         """One loss per image and label, [N, C]."""
-        if self.negative is not None:
-            y = y.masked_fill(self.negative.to(y.device), 0)
         return self.criterion(self.shape(logits), y)
 
     def each(self, logits: Tensor, y: Tensor) -> Tensor:
-        cells = self.cells(logits, y)
+        cells = self.cells(logits, self.known(y))
         if self.labelled is None:
             return cells.mean(1)
         labelled = self.labelled.to(cells.device)
@@ -403,8 +447,13 @@ class MultiObjective(Objective):
         return total / (cells.shape[1] if self.over == "all" else labelled.sum().clamp_min(1))
 
     def __call__(self, logits: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The loss of the batch; `mask` bool [N, C] says which cells count, in place of the site's labels."""
-        return multilabel.masked_mean(self.cells(logits, y), self.labelled if mask is None else mask, self.over)
+        """The loss of the batch; `mask` bool [N, C] says which cells count, in place of the site's labels.
+
+        With a mask a method has decided about every cell, so `y` stands, also where labels are missing.
+        """
+        if mask is None:
+            return multilabel.masked_mean(self.cells(logits, self.known(y)), self.labelled, self.over)
+        return multilabel.masked_mean(self.cells(logits, y), mask, self.over)
 
 
 def make_objective(
@@ -430,7 +479,7 @@ def make_objective(
     full = torch.as_tensor(total, dtype=torch.float64, device=counts.device)
     facts = Facts(counts, full, labelled, task, round, rounds)
     shapers = [shaper for part in options.parts if (shaper := part.shaper(facts)) is not None]
-    shaper = reduce(Shaper.then, shapers) if shapers else None
+    shaper = reduce(Shaper.beside, shapers) if shapers else None
     criterion = options.parts[-1].criterion(facts)
     if task == "single":
         return Objective(shaper, criterion or F.cross_entropy)

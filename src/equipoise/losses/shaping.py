@@ -1,6 +1,7 @@
 """Affine transforms of logits: most losses for class imbalance are one of these in front of cross-entropy.
 
 A transform is `z' = scale * z + shift`, class by class. It is applied in training only; predictions use the raw logits.
+Of several transforms no scale touches a shift: a prior is a prior, whatever is scaled beside it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ PRIOR_FLOOR = 1e-9
 COUNT_FLOOR = 1e-8
 """Least count in n^(-1/4): an absent class gets the margin 100, which takes it out of the softmax."""
 
+SIDE_FLOOR = 0.5
+"""Least count of positives or negatives of one label: where one side is lacking, the other still has to learn."""
+
 
 @dataclass(frozen=True)
 class Shaper:
@@ -32,12 +36,11 @@ class Shaper:
             logits = logits + self.shift.to(logits)
         return logits
 
-    def then(self, other: Shaper) -> Shaper:
-        """This transform first, `other` on its result."""
+    def beside(self, other: Shaper) -> Shaper:
+        """Both at once, in no order: scales multiply, shifts add up, and are added after the scale."""
         scale, shift = self.scale, self.shift
         if other.scale is not None:
             scale = other.scale if scale is None else scale * other.scale
-            shift = None if shift is None else shift * other.scale
         if other.shift is not None:
             shift = other.shift if shift is None else shift + other.shift
         return Shaper(scale, shift)
@@ -65,8 +68,12 @@ def margin_shift(counts: Tensor, tau: float = 1.0) -> Shaper:
 
 
 def binary_margin_shift(positives: Tensor, negatives: Tensor, tau: float = 1.0) -> Shaper:
-    """`tau * (n0^(-1/4) - n1^(-1/4))`: FedLC's margin between the two sides of each label."""
-    return Shaper(shift=tau * (quarter(negatives) - quarter(positives)))
+    """`tau * (n0^(-1/4) - n1^(-1/4))`: FedLC's margin between the two sides of each label.
+
+    A lacking side counts as half a sample.
+    """
+    no, yes = (quarter(count.clamp_min(SIDE_FLOOR)) for count in (negatives, positives))
+    return Shaper(shift=tau * (no - yes))
 
 
 def restriction(counts: Tensor, alpha: float = 0.5, mode: Literal["binary", "proportional"] = "binary") -> Shaper:
@@ -83,6 +90,6 @@ def positive_prior(positives: Tensor, total: int | Tensor) -> Tensor:
     return (positives.to(torch.float64) / n).clamp(edge, 1.0 - edge)
 
 
-def odds_shift(prior: Tensor) -> Shaper:
-    """`log(p / (1 - p))`: the two-class form of the prior shift, `prior` being the share of positives per label."""
-    return Shaper(shift=torch.logit(prior.to(torch.float64)))
+def odds_shift(prior: Tensor, tau: float = 1.0) -> Shaper:
+    """`tau * log(p / (1 - p))`: the two-class form of the prior shift; `prior` is the share of positives per label."""
+    return Shaper(shift=tau * torch.logit(prior.to(torch.float64)))

@@ -52,14 +52,16 @@ def focal(logits: Tensor, y: Tensor, gamma: float = 2.0, reduction: Reduction = 
 def effective_weight(counts: Tensor, beta: float = 0.9999) -> Tensor:
     """`(1 - beta) / (1 - beta^n)` scaled to sum to the number of present classes; 0 for absent ones.
 
-    `beta` = 0 weighs all present classes alike, `beta` = 1 (the limit) by inverse frequency.
+    `beta` = 0 weighs all present classes alike, `beta` = 1 (the limit) by inverse frequency. Classes are the last
+    dimension.
     """
     n = counts.to(torch.float64)
     present = n > 0
     n = n.clamp_min(1.0)
     weight = 1.0 / n if beta == 1.0 else (1.0 - beta) / (1.0 - beta**n)
     weight = weight * present
-    return weight * (present.sum() / weight.sum().clamp_min(torch.finfo(weight.dtype).tiny))
+    total = weight.sum(-1, keepdim=True).clamp_min(torch.finfo(weight.dtype).tiny)
+    return weight * (present.sum(-1, keepdim=True) / total)
 
 
 def weighted(loss: Tensor, y: Tensor, weight: Tensor, reduction: Reduction) -> Tensor:
@@ -77,13 +79,13 @@ def class_balanced(logits: Tensor, y: Tensor, counts: Tensor, beta: float = 0.99
 
 
 def ldam_margin(counts: Tensor, max_margin: float = 0.5) -> Tensor:
-    """`max_margin * n^(-1/4)` relative to the rarest present class; 0 for absent ones."""
+    """`max_margin * n^(-1/4)` relative to the rarest present class (classes: last dimension); 0 for absent ones."""
     margin = quarter(counts) * (counts > 0)
-    return max_margin * margin / margin.max().clamp_min(torch.finfo(margin.dtype).tiny)
+    return max_margin * margin / margin.amax(-1, keepdim=True).clamp_min(torch.finfo(margin.dtype).tiny)
 
 
 def ldam(
-    cosines: Tensor,
+    logits: Tensor,
     y: Tensor,
     counts: Tensor,
     max_margin: float = 0.5,
@@ -91,12 +93,13 @@ def ldam(
     weight: Tensor | None = None,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """Cross-entropy of `scale * (cos - margin on the true class)` (Cao et al. 2019), on a cosine head's outputs.
+    """Cross-entropy of `scale * (cos - margin on the true class)` (Cao et al. 2019).
 
+    `logits` are `scale * cos`, as a cosine head of that scale gives them, and whatever was added to them since.
     `weight` [C] is the deferred re-weighting, see `effective_weight`.
     """
-    margin = ldam_margin(counts, max_margin).to(cosines)
-    shaped = scale * (cosines - margin * F.one_hot(y, cosines.shape[1]))
+    margin = scale * ldam_margin(counts, max_margin).to(logits)
+    shaped = logits - margin * F.one_hot(y, logits.shape[1])
     if weight is None:
         return F.cross_entropy(shaped, y, reduction=reduction)
     return weighted(F.cross_entropy(shaped, y, reduction="none"), y, weight, reduction)

@@ -4,7 +4,8 @@ Ye, Xu, Wang, et al., "FedDisco: Federated learning with discrepancy-aware colla
 discrepancy between the site's class shares and uniform ones, d̄_k = d_k/Σd over the participants:
     ω_k ∝ ReLU(p_k − a d̄_k + b)
 a = b = 0 is FedAvg. Sites first answer with d_k and n_k, of which only the sums are known; each then weighs its own answer.
-Several labels per image: shares of the positives, over the labels a site annotates.
+Several labels per image do not compete: d_k is the mean, over the labels a site annotates, of the discrepancy between
+(½, ½) and the shares of the label's negatives and positives.
 Choices: every measure is normalised to sum to 1 (the published code does so for KL only); a < 1 and b ≥ 0, so that some weight is
 always positive: Σ (p_k − a d̄_k + b) = 1 − a + b K. FedSDC does not state its a and b.
 Leaves the site: discrepancy and samples (sums), delta, loss (means). Stays: class counts.
@@ -27,12 +28,12 @@ from equipoise.site import Loc
 from equipoise.tree import Tree, plus
 
 MEASURES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "kl": lambda share, target: torch.special.xlogy(share, share / target).sum(),
-    "l1": lambda share, target: (share - target).abs().sum(),
-    "l2": lambda share, target: (share - target).norm(),
-    "cosine": lambda share, target: 1 - F.cosine_similarity(share, target, dim=0),
+    "kl": lambda share, target: torch.special.xlogy(share, share / target).sum(1),
+    "l1": lambda share, target: (share - target).abs().sum(1),
+    "l2": lambda share, target: (share - target).norm(dim=1),
+    "cosine": lambda share, target: 1 - F.cosine_similarity(share, target, dim=1),
 }
-"""how far class shares are from the target"""
+"""how far each row of shares is from the target"""
 
 
 class FedDisco(Method):
@@ -55,9 +56,14 @@ class FedDisco(Method):
 
     def distance(self, loc: Loc) -> Tensor:
         """d_k, a float64 scalar."""
-        counts = loc.counts[loc.annotated]
-        share = counts / counts.sum().clamp_min(1)
-        return MEASURES[self.measure](share, torch.full_like(share, 1 / max(1, len(share)))).clamp_min(0)
+        if loc.task == "single":
+            counts = loc.counts[None]
+        else:
+            positives = loc.counts[loc.annotated]
+            counts = torch.stack([loc.samples - positives, positives], 1)
+        share = counts / counts.sum(1, keepdim=True).clamp_min(1)
+        found = MEASURES[self.measure](share, torch.full_like(share, 1 / share.shape[1]))
+        return (found.sum() / max(1, len(found))).clamp_min(0)
 
     def discrepancy(self, net: Net, loc: Loc) -> Upload:
         """Question: how far the site's class shares are from uniform, and its samples."""

@@ -9,8 +9,10 @@ Stage 2: clean sites as before, noisy ones with the received model as teacher an
 and ω_k ∝ n_k e^{−D_k}, D_k a noisy site's distance to the nearest clean model (Σ over tensors ‖·‖; 0 for clean ones), over the largest.
 With several labels per image (so Sun et al., FedMLP, 2024) there is only stage 2, a plain mean of models, and every site that misses
 labels is noisy: L = (1 − λ) BCE(z + log-odds, labelled cells) + λ mean over missing cells of (σ(z) − σ(z_T / 0.8))².
-Choices: CE and BCE are the base loss; classes a site lacks are left out of the KL; logits are adjusted also with several labels (switched
-off in FedMLP's code: `adjust = false`); covariances are diagonal; a site that first takes part later is judged then, by the same model.
+Choices: CE and BCE are the base loss; where it shifts by class shares itself (balanced softmax), that shift stands for
+log π_k, which counts once; classes a site lacks are left out of the KL; logits are adjusted also with several labels
+(switched off in FedMLP's code: `adjust = false`); covariances are diagonal; a site that first takes part later is judged
+then, by the same model.
 Leaves the site: delta, loss (means); single-label, after warm-up: class losses (each, once), and with `daagg` every round delta and
 samples (each: the coordinator sees every site's model) instead of the mean. Stays: nothing.
 """
@@ -26,8 +28,8 @@ from pydantic import Field
 from torch import Tensor
 
 from equipoise.leaves import Each, Upload
-from equipoise.losses import masked_mean, positive_prior, prior_of
-from equipoise.losses.shaping import odds_shift, prior_shift
+from equipoise.losses import ObjectiveOptions, masked_mean, objectives, prior_of
+from equipoise.losses.shaping import prior_shift
 from equipoise.methods.apart import Change, blend, distance, shown
 from equipoise.methods.base import Ask, Method
 from equipoise.methods.mixture import two_groups
@@ -46,6 +48,7 @@ class FedNoRo(Method):
     """Sites with noisy labels are found, taught by the received model, and count less the further they stray."""
 
     paper: ClassVar[str] = "Wu et al. 2023"
+    recommends: ClassVar[dict[str, Any]] = {"objective": {"name": "bce"}}
     neutral: ClassVar[dict[str, Any] | None] = {"adjust": False, "strength": 0.0, "daagg": False}
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "fedmlp": {"warmup": 10, "ramp": 489, "strength": 0.8, "temperature": 0.8, "adjust": False},
@@ -63,6 +66,11 @@ class FedNoRo(Method):
     """logits adjusted by the site's class shares"""
     daagg: bool = True
     """distance-aware aggregation, for which the coordinator sees each site's model; off = the mean by samples"""
+
+    def base_loss(self, objective: ObjectiveOptions) -> ObjectiveOptions:
+        if not self.adjust or objective.prior:
+            return objective
+        return objective.after(objectives.LogitAdjustment())
 
     def phases(self, rounds: int) -> Sequence[int]:
         return (0, self.warmup) if 0 < self.warmup < rounds else (0,)
@@ -107,7 +115,7 @@ class FedNoRo(Method):
         return shown(up, loc) if self.daagg and loc.task == "single" and loc.round >= self.warmup else up
 
     def loss(self, net: Net, batch: Batch, loc: Loc) -> Tensor:
-        logits = self.shaped(net(batch.x), loc)
+        logits = net(batch.x)
         total = loc.objective(logits, batch.y)
         if "teacher" not in loc.scratch:
             return total
@@ -117,19 +125,14 @@ class FedNoRo(Method):
         if loc.task == "multi":
             distilled = masked_mean((logits.sigmoid() - guide.sigmoid()) ** 2, ~loc.annotated)
         else:
-            terms = F.kl_div(logits.log_softmax(1), guide.log_softmax(1), reduction="none", log_target=True)
+            student = self.shaped(logits, loc).log_softmax(1)
+            terms = F.kl_div(student, guide.log_softmax(1), reduction="none", log_target=True)
             distilled = terms[:, loc.counts > 0].sum(1).mean()
         return (1 - weight) * total + weight * distilled
 
     def shaped(self, logits: Tensor, loc: Loc) -> Tensor:
-        """z + log π_k, or z + log-odds of the labelled classes."""
-        if not self.adjust:
-            return logits
-        if loc.task == "single":
-            return prior_shift(prior_of(loc.counts))(logits)
-        shift = odds_shift(positive_prior(loc.counts, loc.samples)).shift
-        assert shift is not None
-        return logits + (shift * loc.annotated).to(logits)
+        """z + log π_k."""
+        return prior_shift(prior_of(loc.counts))(logits) if self.adjust else logits
 
 
 def noisy(losses: Tensor, draws: Sequence[torch.Generator]) -> Tensor:

@@ -10,8 +10,7 @@ Choices: groups are drawn among the sites that answered, m = min(group, K − 1)
 (`centre = "uniform"` as FedMLP's code); the paper trains a site anew in each group it is drawn for, here and in FedMLP it trains
 once; the teacher predicts in eval mode and without the paper's early ramp of α; all sites have labels, so no site counts as
 unlabelled. A site without missing labels, as in single-label tasks, trains with the base loss alone: the consensus remains.
-FedMLP's row uses train.objective = {name = "bce", pos_weight = true}. With β = 0 and one group of all sites this is FedAvg, and no
-single model is shown.
+With β = 0 and one group of all sites this is FedAvg, and no single model is shown.
 Leaves the site: delta and samples (each: the coordinator sees every site's model), loss (mean). Stays: teacher.
 """
 
@@ -39,6 +38,7 @@ class RSCFed(Method):
 
     paper: ClassVar[str] = "Liang et al. 2022"
     views = ("weak", "weak")
+    recommends: ClassVar[dict[str, Any]] = {"objective": {"name": "bce", "pos_weight": True}}
     neutral: ClassVar[dict[str, Any] | None] = {"groups": 1, "group": 0, "beta": 0.0, "weight": 0.0}
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "fedmlp": {"groups": 10, "group": 6, "beta": 0.01, "centre": "uniform", "weight": 1.0, "decay": 0.999},

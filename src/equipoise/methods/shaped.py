@@ -8,15 +8,18 @@
     LDAM-FL   CE(s (cos − m_y on the true class), y; ω)                 Cao et al., "Label-distribution-aware margin loss", NeurIPS 2019
               m_c ∝ n_kc^(−1/4), largest `max_margin`; from `defer` · rounds on ω_c ∝ (1−β)/(1−β^n_kc); absent classes: m = ω = 0
     FedAvg-PL mean of BCE over the labels the site annotates            the partial loss of Sun et al., "FedMLP", MICCAI 2024
-FedLC and FedRS shape the logits in front of the configured base loss (scale first, then its shift); the others are the base loss
-and take the place of the configured one. Predictions use raw logits; LDAM-FL's are s · cos.
+FedLC and FedRS shape the logits in front of the configured base loss (scales first, then all shifts); the others are the
+base loss and take the place of the configured one. Predictions use raw logits, which are s · cos from LDAM-FL's head.
 
-Several labels per image: BSM-FL shifts each logit by its log-odds at the site; FedLC by τ (n_c0^(−1/4) − n_c1^(−1/4)); FedFocal is
-the sigmoid form; LDAM-FL has its margin and weight on the positive side; FedRS scales the logits of labels the site does not
-annotate, which counts under `objective = { name = "bce", missing = "negative" }`: there α = 1 is FedAvg, and α = 0 has FedAvg-PL's
-gradients (as a mean over all labels).
+Several labels per image do not compete, so all is within one label, between its n_c0 negatives and n_c1 positives, a side
+the site lacks counting as half a sample: BSM-FL shifts each logit by its log-odds; FedLC by τ (n_c0^(−1/4) − n_c1^(−1/4));
+LDAM-FL takes s m_c1 off a positive and adds s m_c0 to a negative, the rarer side having `max_margin`, and its late weights
+have mean 1 over the label's images; FedFocal is the sigmoid form. FedRS scales the logits of labels the site does not
+annotate, which counts under `objective = { name = "bce", missing = "negative" }`: there α = 1 is FedAvg, and α = 0 has
+FedAvg-PL's gradients (as a mean over all labels).
 Choices: FedLC's denominator keeps the true class, as every implementation that trains does (`strict` leaves it out, as printed; it
-is unbounded below); FedRS's later code scales by count (`mode = "proportional"`), there on logits without bias. FedMLP's code
+is unbounded below); FedRS's later code scales by count (`mode = "proportional"`), there on logits without bias; that
+compares classes, so several labels are refused. FedMLP's code
 takes the positive weight from the complete labels; a site here has no labels of classes it does not annotate, so
 `pos_weight` counts observed ones.
 Leaves the site: delta (mean), loss (mean). Stays: class counts.
@@ -27,12 +30,10 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
-from torch import Tensor
 
 from equipoise.losses import ObjectiveOptions, objectives
 from equipoise.methods.base import Method
-from equipoise.nets import Cosine, Net
-from equipoise.tree import Tree
+from equipoise.nets import Cosine
 
 
 class BSMFL(Method):
@@ -41,8 +42,7 @@ class BSMFL(Method):
     paper: ClassVar[str] = "Ren et al. 2020"
 
     def base_loss(self, objective: ObjectiveOptions) -> ObjectiveOptions:
-        single = "single" in objective.tasks
-        return ObjectiveOptions(parts=(objectives.BalancedSoftmax() if single else objectives.AdjustedBCE(),))
+        return ObjectiveOptions(parts=(objectives.LogitAdjustment(),))
 
 
 class FedLC(Method):
@@ -107,14 +107,11 @@ class LDAMFL(Method):
     """of the effective number of samples"""
 
     def make_head(self, width: int, classes: int) -> Cosine:
-        return Cosine(width, classes)
+        return Cosine(width, classes, self.scale)
 
     def base_loss(self, objective: ObjectiveOptions) -> ObjectiveOptions:
         part = objectives.LDAM(max_margin=self.max_margin, scale=self.scale, defer=self.defer, beta=self.beta)
         return ObjectiveOptions(parts=(part,))
-
-    def predict(self, net: Net, x: Tensor, mine: Tree | None, server: Tree) -> dict[str, Tensor]:
-        return {"fed": self.scale * net(x)}
 
 
 class FedAvgPL(Method):

@@ -35,7 +35,9 @@ class NetOptions(Options):
     dropout: float | None = Field(default=None, ge=0, lt=1)
     """Dropout before the heads; none: the architecture's default."""
     head: Literal["linear", "cosine"] = "linear"
-    """Classifier on the features: linear with bias, or cosine (for losses that bring their own scale)."""
+    """Classifier on the features: linear with bias, or cosine between features and class vectors."""
+    scale: float | None = Field(default=None, gt=0)
+    """Factor on the cosines of a cosine head; none: what the base loss counts on (`ldam`: 30), else 1."""
 
 
 def build(
@@ -60,7 +62,11 @@ def build(
             f"net '{options.name}' needs images of at least {arch.smallest} pixels a side, not {image_size}: "
             f"make the images larger or choose another net"
         )
-    plain_head = nn.Linear if options.head == "linear" else Cosine
+
+    def plain_head(width: int, classes: int) -> nn.Module:
+        if options.head == "linear":
+            return nn.Linear(width, classes)
+        return Cosine(width, classes, options.scale or 1.0)
 
     def new_head(width: int, classes: int) -> nn.Module:
         own = make_head(width, classes) if make_head else None
@@ -72,7 +78,7 @@ def build(
         arch.width,
         {name: _seeded(lambda: new_head(arch.width, classes), seed, "head", name) for name in heads},
         projector=_seeded(lambda: projector.make(arch.width), seed, "projector") if projector else None,
-        free=_seeded(lambda: nn.Linear(projector.sizes[-1] or arch.width, classes), seed, "free")
+        free=_seeded(lambda: plain_head(projector.sizes[-1] or arch.width, classes), seed, "free")
         if projector and projector.classifier
         else None,
         dropout=arch.dropout if options.dropout is None else options.dropout,

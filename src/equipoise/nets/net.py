@@ -40,14 +40,15 @@ class ProjectorSpec:
 
 
 class Cosine(nn.Module):
-    """A classifier that answers with the cosine between features and class vectors; the scale lives in the loss."""
+    """A classifier that answers with the cosine between features and class vectors, times a fixed scale."""
 
-    def __init__(self, width: int, classes: int):
+    def __init__(self, width: int, classes: int, scale: float = 1.0):
         super().__init__()
+        self.scale = scale
         self.weight = nn.Parameter(nn.init.normal_(torch.empty(classes, width), std=width**-0.5))
 
     def forward(self, z: Tensor) -> Tensor:
-        return F.linear(F.normalize(z), F.normalize(self.weight))
+        return self.scale * F.linear(F.normalize(z), F.normalize(self.weight))
 
 
 class Net(nn.Module):
@@ -83,7 +84,7 @@ class Net(nn.Module):
         return self.dropout(self.body(x))
 
     def forward(self, x: Tensor, head: str = "fed") -> Tensor:
-        """Logits (or cosines) of one head."""
+        """Logits of one head."""
         return self.head[head](self.features(x))
 
     def train(self, mode: bool = True) -> Net:

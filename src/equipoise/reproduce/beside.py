@@ -88,7 +88,7 @@ def summarise(task: Task, out: Path) -> dict[str, Any]:
         "source": recipe.source,
         "scale": task.scale,
         "runs": len(plan.jobs) // len(plan.arms),
-        "remarks": [*task.remarks, *cannot],
+        "remarks": [*task.remarks, *(f"{remark}." for remark in plan.remarks), *cannot],
         "columns": list(recipe.columns),
         "rows": rows,
     }
