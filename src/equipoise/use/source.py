@@ -35,7 +35,7 @@ def _from_run(folder: Path, site: str | None) -> Predictor:
     if not (folder / "config.toml").is_file():
         raise StorageError(f"{folder} is not a run folder: it has no config.toml")
     config = read(folder / "config.toml")
-    rounds, sites = _history(folder)
+    rounds, endings, sites = _history(folder)
     server, header = _checkpoint(folder, rounds)
     number = header.round
     tree = config.method.serving(server)
@@ -56,6 +56,7 @@ def _from_run(folder: Path, site: str | None) -> Predictor:
         method=config.table()["method"],
         site=site,
         round=number,
+        ending_of=endings[-1] if endings else None,
         rule=config.evaluate.select,
         shots=sight.shots,
         fingerprint=sight.fingerprint,
@@ -75,13 +76,13 @@ def _from_run(folder: Path, site: str | None) -> Predictor:
     return model
 
 
-def _history(folder: Path) -> tuple[list[int], list[str]]:
-    """The reported rounds (a method's ending counts as one after the last), and the sites."""
+def _history(folder: Path) -> tuple[list[int], list[int], list[str]]:
+    """The reported rounds (a method's ending counts as one after the last), those whose endings they are, and the sites."""
     try:
-        rounds = json.loads((folder / "result.json").read_bytes())["selected_rounds"]
+        result = json.loads((folder / "result.json").read_bytes())
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         sites = sorted({site for row in rows for site in (*row["sites"], *row.get("test", {}).get("sites", ()))})
-        return rounds, sites
+        return result["selected_rounds"], result["ending_of"], sites
     except FileNotFoundError as error:
         name = Path(error.filename).name
         raise StorageError(f"{folder} has no {name}: finish the run with `equipoise resume {folder}`") from error
