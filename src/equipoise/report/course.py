@@ -16,6 +16,8 @@ from equipoise.report.plots import Bar, Look, Part, bars
 KINDS = {"sum": Look(3, 0.85), "mean": Look(0, 0.45), "each": Look(1, 0.12, broken=True)}
 READERS = {"sum": "only the sum is kept", "mean": "only the weighted mean is kept", "each": "read per site"}
 WAYS = {"up, from the sites": "bytes_up", "down, to the sites": "bytes_down"}
+Value = Callable[[Mapping[str, Any]], float | None]
+"""a number of a row of the metrics"""
 ENDED = ", after the ending"
 ENDINGS = " After the ending: with what the method trains once the rounds are over, drawn beyond the last of them."
 
@@ -30,7 +32,7 @@ def progress(run: Run) -> Iterator[Figure]:
     accuracy = [Series(name, _curve(run.rounds, *view)) for name, view in views.items()]
     accuracy += [Series(name + ENDED, _curve(run.endings, *view)) for name, view in views.items()]
     names = dict.fromkeys(key for row in run.history for key in row if key.endswith(".loss"))
-    losses = _both(run, {name.replace(".", ": "): lambda row, name=name: row.get(name) for name in names})
+    losses = _both(run, {name.replace(".", ": "): _under(name) for name in names})
     ended = ENDINGS if run.endings else ""
     about = "Global: one model on the union of test sets. Own: each site's own predictor on its own test set, mean over sites."
     yield from lined("convergence", "Balanced accuracy over rounds", accuracy, about + ended, percent=True)
@@ -58,7 +60,11 @@ def _curve(rows: Sequence[Mapping[str, Any]], split: str, view: str) -> list[tup
     return [(row["round"], row[split][view]["balanced_accuracy"]) for row in rows if split in row]
 
 
-def _both(run: Run, values: Mapping[str, Callable[[Mapping[str, Any]], float | None]]) -> list[Series]:
+def _under(key: str) -> Value:
+    return lambda row: row.get(key)
+
+
+def _both(run: Run, values: Mapping[str, Value]) -> list[Series]:
     """A line over the rounds for every value, and points of its own for the method's ending."""
     kinds = (("", run.rounds), (ENDED, run.endings))
     return [
@@ -128,7 +134,7 @@ def timing(run: Run) -> Iterator[Figure]:
     )
     about = "All sites of a round, with what carries their answers, on the machine that ran it."
     yield from lined("time", "Seconds per round", series, about + ended, show=_seconds, unit="s")
-    series = _both(run, {name: lambda row, key=key: row[key] for name, key in WAYS.items()})
+    series = _both(run, {name: _under(key) for name, key in WAYS.items()})
     about = "All sites together, without testing."
     yield from lined("bytes", "Bytes per round", series, about + ended, show=size, unit="bytes")
 
