@@ -19,7 +19,7 @@ import torch
 from equipoise.config import Config, departures, read, resolve
 from equipoise.engine import Engine, Host, Pool, Serial, frames, probe
 from equipoise.errors import StorageError
-from equipoise.evaluate import Board, Evaluation
+from equipoise.evaluate import ENDING, Board, Evaluation
 from equipoise.exchange import Ledger
 from equipoise.server import Checkpoints, Federation, Journal, drawn
 from equipoise.server.checkpoint import write_atomic
@@ -38,7 +38,9 @@ class Result:
     server: Tree
     state_hash: str
     rounds: list[int]
-    """the rounds that were selected"""
+    """the rounds that are reported; a method's ending counts as one after the last"""
+    ending_of: list[int]
+    """the rounds whose endings those are; none where the method has no ending"""
     metrics: dict[str, Any]
     history: list[dict[str, Any]]
     classes: tuple[str, ...]
@@ -48,6 +50,7 @@ class Result:
         return {
             "state_hash": self.state_hash,
             "selected_rounds": self.rounds,
+            "ending_of": self.ending_of,
             "metrics": self.metrics,
             "classes": list(self.classes),
             "folder": str(self.folder),
@@ -155,7 +158,8 @@ def train(
         if board is not None:
             board.close()
     rounds, metrics = evaluation.selected() if config.train.rounds else ([], {})
-    result = Result(folder, server, digest(server), rounds, metrics, evaluation.history, stuff.samples.classes)
+    ending_of = [row[ENDING] for row in evaluation.history if row["round"] in rounds and ENDING in row]
+    result = Result(folder, server, digest(server), rounds, ending_of, metrics, evaluation.history, stuff.samples.classes)
     write_atomic(folder / "result.json", json.dumps(result.summary(), indent=1).encode())
     return result
 

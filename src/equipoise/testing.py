@@ -50,6 +50,7 @@ from equipoise.data.samples import Task
 from equipoise.engine import Engine, Question, Serial
 from equipoise.engine import host as hosts
 from equipoise.errors import ConfigError, MethodError, SiteError
+from equipoise.evaluate import ENDING
 from equipoise.exchange import Ledger, decode_upload
 from equipoise.exchange.ledger import Entry, entries
 from equipoise.methods import METHODS, Method, find
@@ -563,6 +564,18 @@ def check_dropout(bench: Bench) -> None:
         expect(sorted(second) == sorted(ORDINARY), f"after a lost answer the next round has only {', '.join(second)}")
 
 
+def check_ending(bench: Bench) -> None:
+    """What a method does after its last round is not lost where `evaluate.own = "received"`: it is in the server tree, in
+    `loc.mine` or in private parts."""
+    ended = [row for row in bench.ordinary.result.history if ENDING in row]
+    if not ended:
+        return
+    config = bench.config()
+    received = config.evaluate.model_copy(update={"own": "received"})
+    history = bench.run(replace(config, evaluate=received)).result.history
+    expect(len([row for row in history if ENDING in row]) == len(ended), "its ending is lost with evaluate.own = 'received'")
+
+
 def check_neutral(bench: Bench) -> None:
     """With its neutral hyper-parameters the method is FedAvg, bit for bit."""
     if bench.cls.neutral is None:
@@ -641,6 +654,7 @@ CHECKS: dict[str, Callable[[Bench], None]] = {
         check_one_sample,
         check_last_batch_of_one,
         check_dropout,
+        check_ending,
         check_neutral,
         check_global_rng,
         check_overfits,

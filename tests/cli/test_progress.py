@@ -83,6 +83,15 @@ EVENTS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+def test_an_ending_is_told_as_one(capsys) -> None:
+    assert line({"round": 8, "ending_of": 3}, 7) == "ending of round 3"
+    with watching(False) as watch:
+        watch("begin", {"rounds": 200, "sites": {"a": 1}})
+        for row in ({"round": 1}, {"round": 2}, {"round": 201, "ending_of": 3}):
+            watch("round", row)
+    assert "ending of round 3" in capsys.readouterr().err
+
+
 def test_plain_lines_are_few_and_on_standard_error(capsys) -> None:
     with watching(quiet=False) as watch:
         for event, facts in EVENTS:

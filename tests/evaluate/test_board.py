@@ -30,6 +30,11 @@ def test_every_number_has_a_path() -> None:
     }
 
 
+def test_an_ending_has_paths_of_its_own() -> None:
+    row = {"round": 4, "ending_of": 2, "tune.loss": 0.5}
+    assert list(numbers(row, (), "ending/")) == [("ending/tune.loss", 0.5)]
+
+
 def test_it_changes_nothing_but_the_folder(tiny: Callable[..., Config]) -> None:
     assert tiny(evaluate={"tensorboard": True}).digest == tiny().digest
     assert tiny(evaluate={"every": 2}).digest != tiny().digest

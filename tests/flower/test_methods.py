@@ -13,7 +13,8 @@ from tests.methods.test_conformance import OPTIONS
 
 from equipoise.config import Config
 from equipoise.methods import METHODS
-from equipoise.running import run
+from equipoise.running import Result, run
+from equipoise.server.journal import read as read_journal
 
 MakeConfig = Callable[..., Config]
 Rows = Callable[[Path], list[dict[str, Any]]]
@@ -32,7 +33,27 @@ QUICK = ("fca", "fediic", "fedsdc")
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in METHODS])
 def test_a_method_over_flower_is_the_simulation(name: str, tiny: MakeConfig, rows: Rows, town: Any, tmp_path: Path) -> None:
-    config = tiny_for(tiny, name)
+    same_as_simulated(tiny_for(tiny, name), rows, town, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sections"),
+    [
+        ("fedsdc+", {}, {"train": {"participation": 0.67}}),
+        ("fedbabu", {"tune_epochs": 1}, {"evaluate": {"select": "mean_last_5", "own": "received"}}),
+    ],
+    ids=["a question to everyone", "an ending of every reported round"],
+)
+def test_questions_beyond_a_round_are_the_simulation(
+    name: str, options: dict[str, Any], sections: dict[str, Any], tiny: MakeConfig, rows: Rows, town: Any, tmp_path: Path
+) -> None:
+    config = replace(tiny(name, **sections), method=METHODS[name](**options))
+    found = same_as_simulated(config, rows, town, tmp_path)
+    assert found.ending_of == ([1, 2] if name == "fedbabu" else [])
+    assert not [line for line in read_journal(found.folder / "journal.jsonl")[0] if line["event"] in ("refused", "missing")]
+
+
+def same_as_simulated(config: Config, rows: Rows, town: Any, tmp_path: Path) -> Result:
     there = town(config)
     found = there.go()
     simulated = replace(config, evaluate=there.config.evaluate)
@@ -41,3 +62,4 @@ def test_a_method_over_flower_is_the_simulation(name: str, tiny: MakeConfig, row
     assert rows(there.run) == rows(tmp_path / "here")
     listed = [json.loads((folder / "ledger.json").read_bytes()) for folder in (there.run, tmp_path / "here")]
     assert [row for row in listed[0] if row["question"] != "join"] == listed[1]
+    return found

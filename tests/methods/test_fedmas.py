@@ -278,6 +278,16 @@ def test_sites_with_different_frozen_networks_are_refused(make_config: Callable[
         run(make_config(MAS), tmp_path / "run", wrap=lambda engine: OtherTarget(engine.host))
 
 
+def test_a_site_that_is_not_drawn_for_the_first_round_is_looked_at_too(make_config: Callable[..., Any], tmp_path: Path) -> None:
+    for seed in range(3):  # one of three sites is drawn, and not south every time
+        with pytest.raises(MethodError, match="differ"):
+            run(
+                make_config(MAS, participation=0.34, seed=seed),
+                tmp_path / str(seed),
+                wrap=lambda engine: OtherTarget(engine.host),
+            )
+
+
 def test_one_pixel_of_one_kernel_is_enough_to_be_refused(make_config: Callable[..., Any], tmp_path: Path) -> None:
     def wrap(engine: Any) -> Any:
         other = OtherTarget(engine.host)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from sklearn.metrics import balanced_accuracy_score, confusion_matrix, f1_score
 from torch import Tensor, nn
 
 from equipoise.errors import MethodError
@@ -41,8 +42,10 @@ class Room:
     def generator(self, *purpose: object) -> torch.Generator:
         return generator(0, self.round, "server", *purpose)
 
-    def __call__(self, question: Any, *, each: Mapping[str, Tree] | None = None, **down: Any) -> dict[str, Any]:
-        self.asked.append(question.__name__)
+    def __call__(
+        self, question: Any, *, each: Mapping[str, Tree] | None = None, everyone: bool = False, **down: Any
+    ) -> dict[str, Any]:
+        self.asked.append(question.__name__ + (" of everyone" if everyone else ""))
         if question.__name__ == "rank":
             return {"confusion": self.confusion}
         self.dealt = {site: given["head"] for site, given in (each or {}).items()}
@@ -78,8 +81,31 @@ def test_one_width_in_each_bin(count: int) -> None:
         assert low - 1 <= units <= high
 
 
-def test_widths_without_diversity_are_full_and_the_narrowest_counts() -> None:
-    assert {int(head["units"].sum()) for head in bank(FedSDC(diversity=False), 64, 5).values()} == {64}
+def test_without_diversity_a_head_is_one_linear_layer() -> None:
+    method = FedSDC(diversity=False)
+    assert type(method.make_head(64, 3)) is nn.Linear  # no second layer and no dropout: both are part of diversity
+    heads = bank(method, 256, 5)
+    assert list(heads) == [f"{slot:03d}" for slot in range(5)]
+    for head in heads.values():
+        assert {name: tuple(x.shape) for name, x in head.items()} == {"weight": (3, 256), "bias": (3,)}
+        assert max(float(x.abs().max()) for x in head.values()) <= 1 / 16
+        assert head["weight"].std() == pytest.approx((1 / 3 / 256) ** 0.5, rel=0.15)
+    assert len({float(head["weight"][0, 0]) for head in heads.values()}) == 5
+    server, net = start(method)
+    assert server["shape"].tolist() == [net.width, 3] and not [name for name in server["model"] if name.startswith("head.")]
+
+
+def test_linear_heads_vote_as_linear_layers_do() -> None:
+    net, heads = Flat(3).eval(), bank(FedSDC(diversity=False), 3, 4)
+    x = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    each = torch.stack([x @ h["weight"].T + h["bias"] for _, h in sorted(heads.items())])
+    found = FedSDC(diversity=False).predict(net, x, None, {"heads": heads})
+    torch.testing.assert_close(found["vote"], vote(each))
+    torch.testing.assert_close(found["mean"].exp(), each.softmax(2).mean(0))
+
+
+def test_the_narrowest_counts() -> None:
+    assert {int(head["units"].sum()) for head in bank(FedSDC(narrowest=1.0), 64, 5).values()} == {64}
     widths = [int(head["units"].sum()) for head in bank(FedSDC(narrowest=0.01), 64, 50).values()]
     assert widths[0] == 1 and max(widths) > 60
 
@@ -199,7 +225,7 @@ class Flat(nn.Module):
 
 def planted(good: int, count: int = 4) -> Tree:
     """Random heads, one of which tells the classes by the largest of three features."""
-    heads = bank(FedSDC(diversity=False), 3, count)
+    heads = bank(FedSDC(narrowest=1.0), 3, count)
     heads[f"{good:03d}"] |= {
         "down.weight": torch.eye(3),
         "up.weight": torch.eye(3),
@@ -229,7 +255,7 @@ def test_planted_head_is_ranked_first_on_the_images_asked_for(good: int, rank_on
     room = Room(0, ["a"], {}, confusion)
     chosen = method.best({"model": {}, "heads": heads}, room)
     assert chosen[0] == good and len(chosen) == 2
-    assert room.asked == ["rank"]
+    assert room.asked == ["rank of everyone"]
 
 
 def test_heads_are_ranked_by_balanced_accuracy_best_first() -> None:
@@ -239,12 +265,30 @@ def test_heads_are_ranked_by_balanced_accuracy_best_first() -> None:
     confusion[:, :2, :2] = torch.tensor(tables)
     heads: Tree = {f"{slot:03d}": {} for slot in range(4)}
 
-    def best(gamma: float) -> list[int]:
-        return FedSDC(gamma=gamma).best({"model": {}, "heads": heads}, Room(0, ["a"], {}, confusion)).tolist()
+    def best(gamma: float, **options: Any) -> list[int]:
+        method = FedSDC(gamma=gamma, **options)
+        return method.best({"model": {}, "heads": heads}, Room(0, ["a"], {}, confusion)).tolist()
 
     assert best(0.25) == [1]  # 0.75 against 0.70, 0 and 0.50
     assert best(0.3) == [1, 0]
     assert best(0.75) == [1, 0, 3]
+    # Micro-F1 is accuracy: 95, 60, 0 and 55 of 110.
+    assert best(0.25, rank_by="micro_f1") == [0]
+    assert best(0.75, rank_by="micro_f1") == [0, 1, 3]
+
+
+def test_micro_f1_is_that_of_scikit_learn() -> None:
+    draw = torch.Generator().manual_seed(3)
+    y, guess = torch.randint(0, 3, (50,), generator=draw), torch.randint(0, 3, (6, 50), generator=draw)
+    confusion = torch.stack([torch.from_numpy(confusion_matrix(y, g, labels=[0, 1, 2])) for g in guess])
+    heads: Tree = {f"{slot:03d}": {} for slot in range(6)}
+    for rule, score in (
+        ("micro_f1", lambda g: f1_score(y, g, average="micro")),
+        ("balanced_accuracy", lambda g: balanced_accuracy_score(y, g)),
+    ):
+        wanted = sorted(range(6), key=lambda slot: -score(guess[slot]))[:5]
+        found = FedSDC(gamma=0.8, rank_by=rule).best({"model": {}, "heads": heads}, Room(0, ["a"], {}, confusion))
+        assert found.tolist() == wanted
 
 
 def test_all_heads_vote_without_being_ranked() -> None:
@@ -383,14 +427,45 @@ def test_two_of_three_sites_a_round_share_two_heads(make_config: Callable[..., A
         run(make_config({"name": "fedsdc", "preset": "m2"}, rounds=9, participation=0.67), tmp_path / "m2")
 
 
-@pytest.mark.parametrize(("preset", "widths", "deals"), [("m1", 1, 1), ("m2", 3, 1), ("m3", 1, 2), (None, 3, 2)])
-def test_ablation_arms(make_config: Callable[..., Any], tmp_path: Path, preset: str | None, widths: int, deals: int) -> None:
-    # A head is known by its bias, which no learning changes.
+def test_heads_are_ranked_on_the_images_of_all_sites(
+    make_config: Callable[..., Any], bare: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Two of three sites train in a round; the head that votes is the best on the validation images of all three."""
+    config = make_config({"name": "fedsdc+", "dropout": 0.0}, rounds=3, participation=0.67, lr=0.03)
+    result, tap = tapped(config, tmp_path / "run")
+    asked = [{a.site for a in tap.answers if (a.question.name, a.question.round) == ("rank", r)} for r in range(3)]
+    assert asked == [set(SIZES)] * 3
+    assert [len(row["sites"]) for row in result.history] == [2, 2, 2]
+    plain = bare(config)
+    x, y = (torch.cat(parts) for parts in zip(*(plain.rows(site, "validation") for site in SIZES), strict=True))
+    load(plain.net, result.server["model"])
+    with torch.no_grad():
+        z = plain.net.body(x)
+    found = []
+    for slot in sorted(result.server["heads"]):
+        h = result.server["heads"][slot]
+        guess = ((z @ h["down.weight"].T + h["down.bias"]) * h["units"] @ h["up.weight"].T + h["up.bias"]).argmax(1)
+        found.append(balanced_accuracy_score(y, guess))
+    assert result.server["chosen"].tolist() == [found.index(max(found))]
+    counts = [decode_upload(a.data)[1]["confusion"].value.sum() for a in tap.answers if a.question.name == "rank"]
+    assert sum(map(int, counts)) == 3 * 2 * len(y)  # three rounds, two heads
+
+
+@pytest.mark.parametrize(("preset", "widths", "deals"), [("m1", None, 1), ("m2", 3, 1), ("m3", None, 2), (None, 3, 2)])
+def test_ablation_arms(
+    make_config: Callable[..., Any], tmp_path: Path, preset: str | None, widths: int | None, deals: int
+) -> None:
+    # A head is known by its bias, which no learning changes. Without diversity it is linear and has no width.
     method = {"name": "fedsdc"} | ({"preset": preset} if preset else {})
     result, tap = tapped(make_config(method, rounds=4, lr=0.0, optimizer="sgd"), tmp_path / "run")
-    assert len({float(head["units"].sum()) for head in result.server["heads"].values()}) == widths
+    heads = result.server["heads"].values()
+    if widths is None:
+        assert all(set(head) == {"weight", "bias"} for head in heads)
+    else:
+        assert len({float(head["units"].sum()) for head in heads}) == widths
+    bias = "bias" if widths is None else "up.bias"
     orders = {
-        tuple(float(given(question, site)["up.bias"][0]) for site in SIZES)
+        tuple(float(given(question, site)[bias][0]) for site in SIZES)
         for question in {a.question.round: a.question for a in tap.answers if a.question.name == "train"}.values()
     }
     assert (len(orders) > 1) == (deals > 1)

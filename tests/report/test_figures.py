@@ -16,6 +16,7 @@ from sklearn.metrics import confusion_matrix, multilabel_confusion_matrix
 
 from equipoise import run
 from equipoise.evaluate.scores import Scores, write_scores
+from equipoise.report.card import card
 from equipoise.report.decisions import decisions
 from equipoise.report.figures import ARMS, Figure, comparison_figures, run_figures, site_gains
 from equipoise.report.folder import Run, read_run
@@ -159,6 +160,33 @@ def test_one_run_over_rounds(runs, drawn) -> None:
         assert columns(drawn["fedavg"]["convergence"])[f"{key}, %"] == pytest.approx(wanted, rel=1e-3)
     wanted = [row["train.loss"] for row in runs["fedavg"].history]
     assert columns(drawn["fedavg"]["loss"])["train: loss"] == pytest.approx(wanted, rel=1e-3)
+
+
+def test_a_methods_ending_is_not_drawn_as_a_round(runs, tmp_path: Path) -> None:
+    method = {"name": "fedbabu", "tune_epochs": 1}
+    table = {"data": DATA, "partition": SITES, "train": TRAIN, "engine": ENGINE, "method": method}
+    result = run({**table, "evaluate": {"select": "best_validation"}}, tmp_path)
+    one, (ended,) = read_run(tmp_path), [row for row in result.history if "ending_of" in row]
+    assert [row["round"] for row in one.rounds] == [1, 2] and one.endings == [ended] and one.done == 2
+    found = {figure.key: figure for figure in run_figures(one)}
+    convergence = columns(found["convergence"])
+    rows = [*one.rounds, ended]
+    for view, key in (("generalisation", "test, global"), ("specialisation", "test, own")):
+        told = [float(f"{100 * row['test'][view]['balanced_accuracy']:.4g}") for row in rows]
+        assert convergence[f"{key}, %"] == [*told[:2], None]
+        assert convergence[f"{key}, after the ending, %"] == [None, None, told[2]]
+    loss = columns(found["loss"])
+    assert loss["train: loss"][2] is None and loss["tune: loss, after the ending"][:2] == [None, None]
+    for key in ("convergence", "loss", "time", "bytes"):
+        assert "what the method trains once the rounds are over" in found[key].caption
+    both = {figure.key: figure for figure in comparison_figures([("FedBABU", [one]), ("FedAvg", [runs["fedavg"]])])}
+    heads = both["convergence-specialisation"].columns
+    assert heads == ("round", "FedBABU, %", "FedAvg, %", "FedBABU, after the ending, %")
+    assert "once the rounds are over" in both["convergence-specialisation"].caption
+    (spent,) = (row[1] for row in both["time"].rows if row[0] == "FedBABU")
+    seconds = [json.loads(line) for line in (tmp_path / "timing.jsonl").read_text().splitlines()]
+    assert spent == pytest.approx(np.mean([line["train"] for line in seconds if line["round"] <= 2]), rel=1e-3)
+    assert f"| reported round | {ended['ending_of']}, with the method's ending (rule: " in card(one)
 
 
 def test_a_comparison_shows_mean_and_standard_deviation_over_seeds(runs, compared) -> None:

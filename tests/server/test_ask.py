@@ -129,6 +129,34 @@ def test_private_versions_are_read_written_and_kept(talk: Talk) -> None:
     assert committed == {"a": "4.0", "b": "2.1"}
 
 
+def test_a_question_to_everyone_reaches_all_and_keeps_nothing(talk: Talk, tmp_path: Path) -> None:
+    sent = {("train", s): good(1.0) for s in "ac"} | {("again", s): good(x) for s, x in (("a", 1.0), ("b", 2.0), ("c", 6.0))}
+    ask, engine = talk(sent, {"a": "4.0", "b": "2.1"}, sites=("a", "c"), everyone=SITES, tuned=True)
+    ask(train, model={})
+    answers = ask(again, everyone=True, model={})
+    assert answers["delta"]["w"].tolist() == [3.0] and answers.sites == SITES
+    question, sites = engine.asked[1]
+    assert sites == SITES and question.write is None and question.tuned is False
+    assert question.read == {"a": "5.0", "b": "2.1", "c": "5.0"}
+    assert ask.sites == ("a", "c")  # who only looked did not join the round
+    assert ask.versions == {"a": "5.0", "b": "2.1", "c": "5.0"}
+    assert events(tmp_path) == []
+    ask(train, model={})
+    assert engine.asked[2][1] == ("a", "c") and engine.asked[2][0].write == "5.2"
+
+
+def test_who_fell_out_is_not_asked_again_with_everyone(talk: Talk, tmp_path: Path) -> None:
+    sent = {("train", "a"): good(1.0), ("again", "a"): good(1.0), ("again", "c"): good(3.0), ("again", "d"): good(5.0)}
+    ask, engine = talk(sent, sites=("a", "c"), everyone=(*SITES, "d"))
+    ask(train, model={})
+    assert ask(again, everyone=True, model={}).sites == ("a", "d")
+    assert engine.asked[1][1] == ("a", "b", "d")
+    assert [line["sites"] for line in events(tmp_path)] == [["c"], ["b"]]
+    assert ask.sites == ("a",)
+    with pytest.raises(SiteError, match=r"only 2 of 2 sites gave a usable answer to 'again', 3 are needed"):
+        talk(sent, sites=("a",), everyone=("a", "d"), limits=ExchangeOptions(min_sites=3))[0](again, everyone=True, model={})
+
+
 def test_a_listener_writes_nothing(talk: Talk) -> None:
     ask, engine = talk({("train", s): good(1.0, wrote=False) for s in SITES}, {"a": "4.0"}, writes=False)
     ask(train, model={})

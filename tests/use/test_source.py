@@ -119,12 +119,16 @@ def test_training_after_the_last_round_is_what_is_used(finished: Callable[..., R
     assert torch.equal(model.server["model"]["head.fed.bias"], done.server["model"]["head.fed.bias"])
 
 
-def test_a_round_whose_checkpoint_was_replaced_is_refused(finished: Callable[..., Result], tmp_path: Path) -> None:
+def test_a_round_and_its_ending_have_each_their_own_checkpoint(finished: Callable[..., Result], tmp_path: Path) -> None:
     done = finished("fedavg", {"crt": 1})
     copy = Path(shutil.copytree(done.folder, tmp_path / "copy"))
     result = json.loads((copy / "result.json").read_text())
     (copy / "result.json").write_text(json.dumps(result | {"selected_rounds": [2]}))
-    with pytest.raises(StorageError, match="round 2 was selected, but its checkpoint became"):
+    before, after = load(copy), load(done.folder)
+    assert (before.facts.round, after.facts.round) == (2, 3)
+    assert before.facts.state != after.facts.state == done.state_hash
+    (copy / "result.json").write_text(json.dumps(result | {"selected_rounds": [4]}))
+    with pytest.raises(StorageError, match="is missing or damaged"):
         load(copy)
 
 

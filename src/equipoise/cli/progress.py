@@ -11,6 +11,7 @@ from typing import Any
 from rich.progress import BarColumn, Progress, TextColumn
 
 from equipoise.cli.console import Terminal
+from equipoise.evaluate import ENDING
 from equipoise.report.folder import percent
 
 Watch = Callable[[str, dict[str, Any]], None]
@@ -71,7 +72,7 @@ def duration(seconds: float | None) -> str:
 
 def line(row: dict[str, Any], rounds: int) -> str:
     """One round in words."""
-    text = f"round {row['round']}/{rounds}"
+    text = f"ending of round {row[ENDING]}" if ENDING in row else f"round {row['round']}/{rounds}"
     if "train.loss" in row:
         text += f"  loss {row['train.loss']:.3f}"
     if "test" in row:
@@ -160,7 +161,7 @@ def _plain(runs: int) -> Watch:
         elif event == "round":
             clock.round(facts["round"])
             step = max(1, clock.rounds // LINES)
-            if clock.done % step == 0 or clock.done in (1, clock.rounds):
+            if clock.done % step == 0 or clock.done in (1, clock.rounds) or ENDING in facts:
                 say(f"{line(facts, clock.rounds)}  {duration(clock.left)} left")
 
     return watch

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from equipoise.cli.console import terminal
-from equipoise.report.folder import FIGURES, by_size, percent, size
+from equipoise.report.folder import FIGURES, by_size, percent, size, told_rounds
 
 if TYPE_CHECKING:
     from equipoise.running import Result
@@ -53,7 +53,7 @@ def result(found: Result, page: Path) -> None:
         console.print(
             f"worst site  {escape(str(worst['name'] or 'differs'))}, balanced accuracy {percent(worst['balanced_accuracy'])}"
         )
-    rounds = ", ".join(map(str, found.rounds)) or "none"
+    rounds = told_rounds(found.rounds, found.ending_of)
     console.print(f"rounds      {rounds}\nstate       {found.state_hash}")
     console.print(f"report      {page}", soft_wrap=True)
 

@@ -49,51 +49,55 @@ class Trial:
     """An `ask` that answers from made-up sites and writes down what it saw.
 
     It speaks of as many sites as the real round has, since shapes may depend on that; all but two of them drop out. Where the
-    real round has one site, the second made-up one is looked at but not counted.
+    real round has one site, the second made-up one is looked at but not counted. `everyone` is how many the federation has.
     """
 
-    def __init__(self, host: Host, round: int, lines: list[Line], sites: int) -> None:
+    def __init__(self, host: Host, round: int, lines: list[Line], sites: int, everyone: int) -> None:
         self.host, self.round, self.rounds = host, round, host.options.rounds
-        self.sites = (*SIZES, *(f"absent-{i}" for i in range(sites - len(SIZES))))[:sites]
+        self._everyone = (*SIZES, *(f"absent-{i}" for i in range(everyone - len(SIZES))))[:everyone]
+        self.sites = self._everyone[:sites]
         self._lines = lines
         self._versions: dict[str, str] = {}
 
     def generator(self, *purpose: object) -> torch.Generator:
         return generator(self.host.options.seed, self.round, "server", *purpose)
 
-    def __call__(self, question: Any, *, each: Mapping[str, Tree] | None = None, **down: Any) -> Answers:
+    def __call__(
+        self, question: Any, *, each: Mapping[str, Tree] | None = None, everyone: bool = False, **down: Any
+    ) -> Answers:
         extra = {site: pack({}, flatten(tree)) for site, tree in (each or {}).items()}
-        asked = Question(question.__name__, self.round, pack({}, flatten(down)), extra, self._versions, f"{self.round}.0")
+        write, sites = (None, self._everyone) if everyone else (f"{self.round}.0", self.sites)
+        asked = Question(question.__name__, self.round, pack({}, flatten(down)), extra, self._versions, write)
         reduction, found = Reduction(), []
         for site in SIZES:
-            given = extra.get(site if site in self.sites else self.sites[0])
+            given = extra.get(site if site in sites else sites[0])
             header, upload = decode_upload(self.host.answer(asked.call(site), asked.payload, given))
             found.append(entries(upload))
-            if site in self.sites:
+            if site in sites:
                 reduction.add(site, upload)
-            if header["wrote"]:
-                self._versions[site] = f"{self.round}.0"
+            if header["wrote"] and write is not None:
+                self._versions[site] = write
         size = len(asked.payload) + max(map(len, extra.values()), default=0)
         line = Line(asked.name, self.round, merge(found), size)
         if not any(line.question == seen.question and line.up == seen.up for seen in self._lines):
             self._lines.append(line)
-        return reduction.result(self.sites)
+        return reduction.result(sites)
 
 
 def probe(host: Host, participants: int, exact: bool) -> Ledger:
     """The ledger of a run of this host's sites: each phase of the method, its finish, and evaluation."""
     real = next(iter(host.sites.values()))
     shape = real.splits["train"].images.shape[1:]
-    method, lines = host.method, list[Line]()
+    method, lines, everyone = host.method, list[Line](), len(host.sites)
     small = TrainOptions(**{**host.options.model_dump(), "epochs": min(1, host.options.epochs), "batch_size": 4})
     with tempfile.TemporaryDirectory() as folder:
         trial = host.elsewhere(made_up(real.classes, real.task, shape, real.labelled is not None), small, Store(Path(folder)))
         server = trial.init()
         for round in method.phases(host.options.rounds):
-            server = method.round(server, Trial(trial, round, lines, participants))
-        end = Trial(trial, host.options.rounds, lines, len(host.sites))
+            server = method.round(server, Trial(trial, round, lines, participants, everyone))
+        end = Trial(trial, host.options.rounds, lines, everyone, everyone)
         server = method.finish(server, end)
-        ask = Trial(trial, 0, lines, len(host.sites))
+        ask = Trial(trial, 0, lines, everyone, everyone)
         flags: Tree = {"own": torch.tensor(True)} | ({"exact": torch.tensor(True)} if exact else {})
         for tree in method.predictors(server, ask).values():
             ask(method.evaluate, server=tree, **flags)

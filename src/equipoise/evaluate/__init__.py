@@ -6,9 +6,10 @@ from equipoise.evaluate.board import Board
 from equipoise.evaluate.metrics import by_attribute, from_scores, from_statistics, shot_groups
 from equipoise.evaluate.observer import Evaluation
 from equipoise.evaluate.options import EvaluateOptions
-from equipoise.evaluate.protocol import blend, select, summarise
+from equipoise.evaluate.protocol import ENDING, blend, select, summarise
 
 __all__ = [
+    "ENDING",
     "Board",
     "EvaluateOptions",
     "Evaluation",

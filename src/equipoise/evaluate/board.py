@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.errors import ConfigError
+from equipoise.evaluate.protocol import ENDING
 
 BOARD = "tensorboard"
 
 
 class Board:
-    """Events in the run folder's `tensorboard/`. Rounds after `done` are forgotten: they come again."""
+    """Events in the run folder's `tensorboard/`, those of a method's ending under `ending/`.
+
+    Rounds after `done` are forgotten: they come again.
+    """
 
     def __init__(self, folder: Path, classes: Sequence[str], done: int) -> None:
         try:
@@ -26,7 +30,7 @@ class Board:
 
     def write(self, row: Mapping[str, Any]) -> None:
         """One line of `metrics.jsonl`."""
-        for name, value in numbers(row, self._classes):
+        for name, value in numbers(row, self._classes, "ending/" if ENDING in row else ""):
             self._writer.add_scalar(name, value, row["round"])
         self._writer.flush()
 
@@ -41,5 +45,5 @@ def numbers(row: Mapping[str, Any], classes: Sequence[str], prefix: str = "") ->
             yield from numbers(value, classes, f"{prefix}{key}/")
         elif key == "recall":
             yield from ((f"{prefix}recall/{name}", r) for name, r in zip(classes, value, strict=True) if r is not None)
-        elif isinstance(value, int | float) and key != "round":
+        elif isinstance(value, int | float) and key not in ("round", ENDING):
             yield prefix + key, value

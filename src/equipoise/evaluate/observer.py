@@ -16,7 +16,7 @@ from equipoise.data.samples import Samples
 from equipoise.errors import StorageError
 from equipoise.evaluate.metrics import by_attribute, from_scores, from_statistics, shot_groups
 from equipoise.evaluate.options import EvaluateOptions
-from equipoise.evaluate.protocol import blend, select, summarise
+from equipoise.evaluate.protocol import ENDING, blend, select, summarise
 from equipoise.evaluate.scores import Scores, keep_scores, write_scores
 from equipoise.methods.base import SPLITS, Method
 from equipoise.partition import Holding
@@ -72,12 +72,13 @@ class Evaluation:
         self.tell(row)
 
     def pinned(self) -> frozenset[int]:
-        return self._candidates() if self.options.select == "best_validation" else frozenset()
+        return frozenset() if self.options.select == "last" else self._candidates()
 
     def _candidates(self) -> frozenset[int]:
         """The rounds that would be reported if this were the end; any other is never reported, whatever comes."""
         needed = "validation" if self.options.select == "best_validation" else "test"
-        return frozenset(self.selected()[0]) if any(needed in row for row in self.history) else frozenset()
+        known = any(needed in row for row in self.history if ENDING not in row)
+        return frozenset(self.selected()[0]) if known else frozenset()
 
     def _due(self, done: int) -> bool:
         return done % self.options.every == 0 or done >= self.rounds

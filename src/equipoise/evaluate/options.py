@@ -15,7 +15,7 @@ class EvaluateOptions(Options):
     every: int = Field(default=1, ge=1)
     """evaluate after every so many rounds; the last round always is"""
     select: Literal["last", "best_validation", "mean_last_5"] = "last"
-    """which round is reported; the test set is never used to choose"""
+    """which round is reported, with the method's ending if it has one; the test set is never used to choose"""
     own: Literal["tuned", "received"] = "tuned"
     """a site's own predictor: its body after the last local training, or the received body; with its private parts"""
     exact: bool = True

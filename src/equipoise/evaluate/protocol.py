@@ -11,6 +11,8 @@ from equipoise.errors import ConfigError
 from equipoise.names import unknown
 
 RULES = ("last", "best_validation", "mean_last_5")
+ENDING = "ending_of"
+"""in the row of a method's ending: the round it started from"""
 
 
 def summarise(generalisation: dict[str, Any], per_site: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -34,15 +36,16 @@ def summarise(generalisation: dict[str, Any], per_site: dict[str, dict[str, Any]
 def select(history: list[dict[str, Any]], rule: str, key: str = "balanced_accuracy") -> tuple[list[int], dict[str, Any]]:
     """The rounds that `rule` reports and their metrics, without the round number. The test set is never used to choose.
 
-    `key` names the validation metric; dots lead into nested metrics ("generalisation.balanced_accuracy"). Of equally
-    good rounds the earliest is taken. A mean goes over every number in the rows; what is not a number is kept if it is
+    A rule chooses among the rounds of training; a round that has its ending in the history is reported by that one's row, so a
+    mean is over rows of one kind, and no ending is chosen or left out by its own score. `key` names the validation metric;
+    dots lead into nested metrics ("generalisation.balanced_accuracy"). Of equally good rounds the earliest is taken. A mean goes over every number in the rows; what is not a number is kept if it is
     the same in all of them, and None otherwise.
     """
     if rule not in RULES:
         raise ConfigError(unknown("evaluate.select", rule, RULES))
-    if not history:
+    rows = sorted((row for row in history if ENDING not in row), key=lambda row: row["round"])
+    if not rows:
         raise ConfigError("evaluate.every: no round was evaluated, so there is none to select; lower it or add rounds")
-    rows = sorted(history, key=lambda row: row["round"])
     if rule == "last":
         chosen = rows[-1:]
     elif rule == "mean_last_5":
@@ -55,7 +58,9 @@ def select(history: list[dict[str, Any]], rule: str, key: str = "balanced_accura
                 "set split.validation above 0 or select 'last'"
             )
         chosen = [max(scored, key=lambda pair: pair[0])[1]]  # max keeps the first of equals, which is the earliest
-    metrics = [{name: value for name, value in row.items() if name != "round"} for row in chosen]
+    endings = {row[ENDING]: row for row in history if ENDING in row}
+    chosen = [endings.get(row["round"], row) for row in chosen]
+    metrics = [{name: value for name, value in row.items() if name not in ("round", ENDING)} for row in chosen]
     return [row["round"] for row in chosen], metrics[0] if len(metrics) == 1 else blend(metrics)
 
 

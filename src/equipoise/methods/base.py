@@ -43,7 +43,9 @@ class Ask(Protocol):
     rounds: int
     sites: tuple[str, ...]
 
-    def __call__(self, question: Any, *, each: Mapping[str, Tree] | None = None, **down: Any) -> Answered: ...
+    def __call__(
+        self, question: Any, *, each: Mapping[str, Tree] | None = None, everyone: bool = False, **down: Any
+    ) -> Answered: ...
 
     def generator(self, *purpose: object) -> torch.Generator: ...
 
@@ -97,7 +99,11 @@ class Method(BaseModel):
         return {**server, "model": plus(server["model"], up["delta"])}
 
     def finish(self, server: Tree, ask: Ask) -> Tree:
-        """After the last round: the classifier re-trained, if `crt` asks for it. A method's own ending starts from this one."""
+        """The method's ending, of each round that is reported: the classifier re-trained, if `crt` asks for it.
+
+        A method's own ending starts from this one. What sites alone shall have of it belongs into `loc.mine` or private parts:
+        a model that was merely trained there is kept only where `evaluate.own = "tuned"`.
+        """
         return crt.stage(server, ask, self.retrain, self.crt) if self.crt else server
 
     def phases(self, rounds: int) -> Sequence[int]:

@@ -2,23 +2,25 @@
 
 Oh, Kim, Yun, "FedBABU: Toward enhanced representation for federated image classification", ICLR 2022, Algorithm 1. The head is
 drawn once, is the same everywhere, and stays out of the optimiser during federation (no momentum or weight decay touches it).
-After the last round every site fine-tunes the whole model (or a part of it) on its own images, at the last round's rate; that
-model is its own predictor and stays with it. Generalisation is the federated body under the frozen head. The published code
-averages sites without weights (`uniform`).
+At the end every site fine-tunes the whole model (or a part of it) on its own images, at the last round's rate;
+that model is its own predictor, whatever `evaluate.own` says, and stays with it. Generalisation is the federated
+body under the frozen head. The published code averages sites without weights (`uniform`).
 Leaves the site: delta of the body, loss (means); of fine-tuning only the loss. Stays: the fine-tuned model.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from equipoise.leaves import Mean, Upload
 from equipoise.methods.base import Ask, Method
 from equipoise.methods.fedrep import of_head
-from equipoise.nets import Net
+from equipoise.nets import Net, state
 from equipoise.site import Loc
 from equipoise.tree import Tree, plus
 
@@ -56,7 +58,11 @@ class FedBABU(Method):
         return server
 
     def tune(self, net: Net, loc: Loc) -> Upload:
-        """Question: fine-tune for the site's own patients; only the loss leaves, the host keeps the tensors."""
+        """Question: fine-tune for the site's own patients; only the loss leaves."""
         only = None if self.tune_part == "all" else lambda name: of_head(name) == (self.tune_part == "head")
         loss = loc.fit(net, self.loss, epochs=self.tune_epochs, only=only, rate=loc.last_rate)
+        loc.mine = {"fine": {name: state(net)[name].detach().cpu().clone() for name in loc.down["model"]}}
         return {"loss": Mean(torch.tensor(loss, dtype=torch.float64), loc.samples)}
+
+    def personal(self, mine: Tree) -> Mapping[str, Tensor]:
+        return mine.get("fine", {})

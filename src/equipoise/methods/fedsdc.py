@@ -5,8 +5,10 @@ The coordinator owns one body and a bank of H classifier heads that differ in wi
 activation, with ρ drawn once per head, one in each of H equal bins of [0.4, 1]. Every round the heads are dealt to the
 participants in random order (Eq. 6-7); each trains body and head together with the base loss. The body moves with server momentum,
 v ← β v + Δ, φ ← φ − v with Δ = Σ (n_k/Σn)(φ − φ_k) (Eq. 4-5); a head simply comes back, and one whose site drops out stays as it was.
-All heads vote; a tie goes to the largest sum of logits. FedSDC+ (γ < 1) lets only the best ⌈γH⌉ heads vote,
-ranked here by balanced accuracy on the sites' validation images (published: on test, later on train images).
+All heads vote; a tie goes to the largest sum of logits. FedSDC+ (γ < 1) lets only the best ⌈γH⌉ heads vote, ranked on the
+validation images of all sites, also of those not drawn for the round: by balanced accuracy, or by micro-F1 as the paper says
+(published code: micro-F1 on test images, later balanced accuracy on train images). The paper counts the second layer and its
+dropout as part of diversity (§2.2), so without it a head is one linear layer.
 Choices: H is the number of participants; momentum moves parameters only, BatchNorm statistics are plainly averaged; a narrow head is a
 full-width head with its unused units switched off, which is the same function.
 Leaves the site: delta, loss (means); head (each); FedSDC+ also the heads' confusion matrices (sum). Stays: nothing.
@@ -27,7 +29,7 @@ from equipoise.leaves import Each, Sum, Upload
 from equipoise.methods.base import Ask, Method
 from equipoise.methods.opt import heavy_ball, parameters
 from equipoise.nets import Net, load, state
-from equipoise.nets.bank import HEAD, Bottleneck, bank_logits, draw_bank, vote
+from equipoise.nets.bank import HEAD, Bottleneck, bank_logits, draw_bank, draw_linear, vote
 from equipoise.site import Loc
 from equipoise.tree import Tree, plus, zeros_like
 
@@ -49,7 +51,7 @@ class FedSDC(Method):
     gamma: float = Field(1.0, gt=0, le=1)
     """share of the heads that vote, best on validation first"""
     diversity: bool = True
-    """heads of different widths; off = all of full width"""
+    """two-layer heads of different widths with dropout; off = linear heads"""
     shuffle: bool = True
     """deal the heads anew every round; off = each site keeps its head, so all must take part in every round"""
     ensemble: bool = True
@@ -59,15 +61,18 @@ class FedSDC(Method):
     dropout: float = Field(0.2, ge=0, lt=1)
     """inside a head"""
     rank_on: Literal["validation", "train"] = "validation"
-    """images the heads are ranked on"""
+    """images the heads are ranked on, those of all sites"""
+    rank_by: Literal["balanced_accuracy", "micro_f1"] = "balanced_accuracy"
+    """what the heads are ranked by; micro-F1 of one label per image is accuracy"""
 
     def make_head(self, width: int, classes: int) -> nn.Module:
-        return Bottleneck(width, classes, self.dropout)
+        return Bottleneck(width, classes, self.dropout) if self.diversity else nn.Linear(width, classes)
 
     def init(self, net: Net, shared: Mapping[str, Tensor]) -> Tree:
         server = super().init(net, {name: t for name, t in shared.items() if not name.startswith(HEAD)})
         momentum = zeros_like(parameters(net, server["model"]))
-        return server | {"momentum": momentum, "shape": torch.tensor([net.width, shared[HEAD + "up.bias"].shape[0]])}
+        classes = shared[HEAD + ("up.bias" if self.diversity else "bias")].shape[0]
+        return server | {"momentum": momentum, "shape": torch.tensor([net.width, classes])}
 
     def round(self, server: Tree, ask: Ask) -> Tree:
         if not self.shuffle:
@@ -92,7 +97,9 @@ class FedSDC(Method):
         """One head per participant, drawn by the coordinator; named by slot."""
         draw, count = ask.generator("heads"), len(ask.sites)
         width, classes = server["shape"].tolist()
-        return draw_bank(count, width, classes, self.narrowest if self.diversity else 1.0, draw)
+        if not self.diversity:
+            return draw_linear(count, width, classes, draw)
+        return draw_bank(count, width, classes, self.narrowest, draw)
 
     def train(self, net: Net, loc: Loc) -> Upload:
         load(net, {HEAD + name: tensor for name, tensor in loc.down["head"].items()})
@@ -101,17 +108,20 @@ class FedSDC(Method):
         return up | {"head": Each(head)}
 
     def best(self, server: Tree, ask: Ask) -> Tensor:
-        """The slots that vote: all of them, or the ⌈γH⌉ of highest balanced accuracy over all sites' images, best first."""
+        """The slots that vote: all of them, or the ⌈γH⌉ that rank highest over all sites' images, best first."""
         count = math.ceil(self.gamma * len(server["heads"]) - 1e-9)
         if count == len(server["heads"]):
             return torch.arange(count)
-        confusion = ask(self.rank, model=server["model"], heads=server["heads"])["confusion"].double()
-        support = confusion.sum(2)
+        up = ask(self.rank, everyone=True, model=server["model"], heads=server["heads"])
+        confusion = up["confusion"].double()
+        support, right = confusion.sum(2), confusion.diagonal(dim1=1, dim2=2)
         if not support.any():
             raise MethodError(f"FedSDC+ has no {self.rank_on} images to rank heads on: set data.split.validation above 0")
-        recall = confusion.diagonal(dim1=1, dim2=2) / support.clamp_min(1)
-        accuracy = (recall * (support > 0)).sum(1) / (support > 0).sum(1)
-        return accuracy.argsort(descending=True, stable=True)[:count]
+        if self.rank_by == "micro_f1":
+            score = right.sum(1) / support.sum(1)
+        else:
+            score = (right / support.clamp_min(1)).sum(1) / (support > 0).sum(1)
+        return score.argsort(descending=True, stable=True)[:count]
 
     @torch.no_grad()
     def rank(self, net: Net, loc: Loc) -> Upload:

@@ -75,7 +75,7 @@ class PRRImb(Method):
 
     def round(self, server: Tree, ask: Ask) -> Tree:
         about = ask(self.describe)
-        shared = {"prototypes": self.shared_prototypes(about, ask)} if ask.round >= self.warmup else {}
+        shared: Tree = {"prototypes": self.shared_prototypes(about, ask)} if ask.round >= self.warmup else {}
         deputies = server.get("deputies", {})
         given = {site: {"model": deputies.get(site, server["model"])} for site in ask.sites}
         up = ask(self.train, each=given, count=about["count"], **shared)

@@ -1,4 +1,4 @@
-"""A bank of classifier heads of different widths on one body (FedSDC): how they are drawn, and how they vote."""
+"""A bank of classifier heads on one body (FedSDC), two-layered or linear: how they are drawn, and how they vote."""
 
 from __future__ import annotations
 
@@ -32,18 +32,29 @@ def draw_bank(count: int, width: int, classes: int, narrowest: float, draw: torc
     for slot in range(count):
         share = narrowest + (1 - narrowest) * (slot + float(torch.rand((), generator=draw))) / count
         units = max(1, int(share * width))
-
-        def uniform(*shape: int, fan: int) -> Tensor:
-            return (torch.rand(shape, generator=draw) * 2 - 1) / math.sqrt(fan)
-
         heads[f"{slot:03d}"] = {
-            "down.weight": uniform(width, width, fan=width),
-            "down.bias": uniform(width, fan=width),
-            "up.weight": uniform(classes, width, fan=units),
-            "up.bias": uniform(classes, fan=units),
+            "down.weight": _uniform(draw, width, width, fan=width),
+            "down.bias": _uniform(draw, width, fan=width),
+            "up.weight": _uniform(draw, classes, width, fan=units),
+            "up.bias": _uniform(draw, classes, fan=units),
             "units": (torch.arange(width) < units).float(),
         }
     return heads
+
+
+def draw_linear(count: int, width: int, classes: int, draw: torch.Generator) -> Tree:
+    """`count` linear heads by slot."""
+    return {
+        f"{slot:03d}": {
+            "weight": _uniform(draw, classes, width, fan=width),
+            "bias": _uniform(draw, classes, fan=width),
+        }
+        for slot in range(count)
+    }
+
+
+def _uniform(draw: torch.Generator, *shape: int, fan: int) -> Tensor:
+    return (torch.rand(shape, generator=draw) * 2 - 1) / math.sqrt(fan)
 
 
 def bank_logits(z: Tensor, heads: Tree) -> Tensor:
@@ -51,6 +62,9 @@ def bank_logits(z: Tensor, heads: Tree) -> Tensor:
     found = []
     for slot in sorted(heads):
         head = {name: tensor.to(z) for name, tensor in heads[slot].items()}
+        if "weight" in head:
+            found.append(F.linear(z, head["weight"], head["bias"]))
+            continue
         hidden = F.linear(z, head["down.weight"], head["down.bias"]) * head["units"]
         found.append(F.linear(hidden, head["up.weight"], head["up.bias"]))
     return torch.stack(found)

@@ -16,7 +16,7 @@ import torch
 from equipoise import __version__
 from equipoise.data.sets import SETS
 from equipoise.evaluate.significance import wilson
-from equipoise.report.folder import FIGURES, SMALL, Run, by_size, objective_name, percent
+from equipoise.report.folder import FIGURES, SMALL, Run, by_size, objective_name, percent, told_rounds
 from equipoise.report.table import escaped
 from equipoise.server.checkpoint import write_atomic
 from equipoise.site.measure import FIXED_POINT, tallies
@@ -83,7 +83,7 @@ def bucket(count: int) -> str:
 def _model(run: Run) -> Iterator[str]:
     table, data = run.config, run.data
     net, train = table["net"], table["train"]
-    rounds = ", ".join(map(str, run.result["selected_rounds"])) or "none"
+    rounds = told_rounds(run.result["selected_rounds"], run.result.get("ending_of", ()))
     labels = "one class per image" if data["task"] == "single" else "any number of findings per image"
     yield from _table(
         ("", ""),

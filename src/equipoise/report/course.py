@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from equipoise.evaluate import blend
 from equipoise.evaluate.observer import TIMING
@@ -15,20 +16,28 @@ from equipoise.report.plots import Bar, Look, Part, bars
 KINDS = {"sum": Look(3, 0.85), "mean": Look(0, 0.45), "each": Look(1, 0.12, broken=True)}
 READERS = {"sum": "only the sum is kept", "mean": "only the weighted mean is kept", "each": "read per site"}
 WAYS = {"up, from the sites": "bytes_up", "down, to the sites": "bytes_down"}
+Value = Callable[[Mapping[str, Any]], float | None]
+"""a number of a row of the metrics"""
+ENDED = ", after the ending"
+ENDINGS = " After the ending: with what the method trains once the rounds are over, drawn beyond the last of them."
 
 
 def progress(run: Run) -> Iterator[Figure]:
     """Balanced accuracy and training loss of one run."""
-    accuracy = [
-        Series("test, global", _curve(run, "test", "generalisation")),
-        Series("test, own", _curve(run, "test", "specialisation")),
-        Series("validation, global", _curve(run, "validation", "generalisation")),
-    ]
+    views = {
+        "test, global": ("test", "generalisation"),
+        "test, own": ("test", "specialisation"),
+        "validation, global": ("validation", "generalisation"),
+    }
+    accuracy = [Series(name, _curve(run.rounds, *view)) for name, view in views.items()]
+    accuracy += [Series(name + ENDED, _curve(run.endings, *view)) for name, view in views.items()]
     names = dict.fromkeys(key for row in run.history for key in row if key.endswith(".loss"))
-    losses = [Series(name.replace(".", ": "), [(row["round"], row.get(name)) for row in run.history]) for name in names]
+    losses = _both(run, {name.replace(".", ": "): _under(name) for name in names})
+    ended = ENDINGS if run.endings else ""
     about = "Global: one model on the union of test sets. Own: each site's own predictor on its own test set, mean over sites."
-    yield from lined("convergence", "Balanced accuracy over rounds", accuracy, about, percent=True)
-    yield from lined("loss", "Training loss over rounds", losses, "Mean over the sites' images, as each question reported it.")
+    yield from lined("convergence", "Balanced accuracy over rounds", accuracy, about + ended, percent=True)
+    about = "Mean over the sites' images, as each question reported it."
+    yield from lined("loss", "Training loss over rounds", losses, about + ended)
 
 
 def convergence(arms: Arms, of: int) -> Iterator[Figure]:
@@ -36,17 +45,33 @@ def convergence(arms: Arms, of: int) -> Iterator[Figure]:
     names = {"generalisation": "one model on all test sets", "specialisation": "each site's own predictor"}
     seeds = max(len(runs) for _, runs in arms)
     for view, text in names.items():
-        series = [Series(title, *_spread([_curve(run, "test", view) for run in runs])) for title, runs in arms]
+        series = [Series(title, *_spread([_curve(run.rounds, "test", view) for run in runs])) for title, runs in arms]
+        series += [Series(title + ENDED, *_spread([_curve(run.endings, "test", view) for run in runs])) for title, runs in arms]
         about = f"Balanced accuracy on the test sets, {text}" + (
             f": mean and standard deviation over {seeds} runs." if seeds > 1 else "."
         )
+        about += ENDINGS if any(run.endings for _, runs in arms for run in runs) else ""
         yield from lined(
             f"convergence-{view}", f"{view.capitalize()} over rounds", series, about + left_out(arms, of), percent=True
         )
 
 
-def _curve(run: Run, split: str, view: str) -> list[tuple[int, float | None]]:
-    return [(row["round"], row[split][view]["balanced_accuracy"]) for row in run.history if split in row]
+def _curve(rows: Sequence[Mapping[str, Any]], split: str, view: str) -> list[tuple[int, float | None]]:
+    return [(row["round"], row[split][view]["balanced_accuracy"]) for row in rows if split in row]
+
+
+def _under(key: str) -> Value:
+    return lambda row: row.get(key)
+
+
+def _both(run: Run, values: Mapping[str, Value]) -> list[Series]:
+    """A line over the rounds for every value, and points of its own for the method's ending."""
+    kinds = (("", run.rounds), (ENDED, run.endings))
+    return [
+        Series(name + kind, [(row["round"], value(row)) for row in rows])
+        for kind, rows in kinds
+        for name, value in values.items()
+    ]
 
 
 def _spread(curves: Sequence[Sequence[tuple[int, float | None]]]) -> tuple[list[tuple[int, float | None]], list[float | None]]:
@@ -98,22 +123,25 @@ def exchanged(run: Run) -> Iterator[Figure]:
 
 def timing(run: Run) -> Iterator[Figure]:
     """Seconds and bytes of every round."""
-    done = {row["round"] for row in run.history}
-    seconds = {line["round"]: line for line in json_lines(run, TIMING) if line["round"] in done}
-    tested = {row["round"] for row in run.history if "test" in row}
-    series = [
-        Series("training", [(x, line["train"]) for x, line in seconds.items()]),
-        Series("testing", [(x, line["evaluate"]) for x, line in seconds.items() if x in tested]),
-    ]
+    seconds = {line["round"]: line for line in json_lines(run, TIMING)}
+    ended = ENDINGS if run.endings else ""
+    series = _both(
+        run,
+        {
+            "training": lambda row: seconds.get(row["round"], {}).get("train"),
+            "testing": lambda row: seconds.get(row["round"], {}).get("evaluate") if "test" in row else None,
+        },
+    )
     about = "All sites of a round, with what carries their answers, on the machine that ran it."
-    yield from lined("time", "Seconds per round", series, about, show=_seconds, unit="s")
-    series = [Series(name, [(row["round"], row[key]) for row in run.history]) for name, key in WAYS.items()]
-    yield from lined("bytes", "Bytes per round", series, "All sites together, without testing.", show=size, unit="bytes")
+    yield from lined("time", "Seconds per round", series, about + ended, show=_seconds, unit="s")
+    series = _both(run, {name: _under(key) for name, key in WAYS.items()})
+    about = "All sites together, without testing."
+    yield from lined("bytes", "Bytes per round", series, about + ended, show=size, unit="bytes")
 
 
 def costs(arms: Arms) -> Iterator[Figure]:
     """Seconds and bytes of a round under every arm."""
-    time = {title: blend([line["train"] for run in runs for line in json_lines(run, TIMING)]) for title, runs in arms}
+    time = {title: blend([seconds for run in runs for seconds in _trained(run)]) for title, runs in arms}
     about = "All sites of a round, on the machine that ran it; mean over rounds and runs."
     yield from _cost("time", "Seconds of training per round", time, _seconds, "seconds", about)
     traffic = {title: blend([_per_site(run, "bytes_up", "bytes_down") for run in runs]) for title, runs in arms}
@@ -129,11 +157,17 @@ def _cost(key: str, title: str, found: Mapping[str, float | None], show: Show, u
         yield Figure(key, title, bars(title, rows, show), about, ("method", unit), cells)
 
 
+def _trained(run: Run) -> list[float]:
+    """Seconds of training of every round, also of one that was repeated after a break."""
+    rounds = {row["round"] for row in run.rounds}
+    return [line["train"] for line in json_lines(run, TIMING) if line["round"] in rounds]
+
+
 def _seconds(value: float) -> str:
     return f"{value:.3g} s"
 
 
 def _per_site(run: Run, *keys: str) -> float | None:
     """Mean bytes of a site in a round."""
-    answers = sum(len(row["sites"]) for row in run.history)
-    return sum(row[key] for row in run.history for key in keys) / answers if answers else None
+    answers = sum(len(row["sites"]) for row in run.rounds)
+    return sum(row[key] for row in run.rounds for key in keys) / answers if answers else None

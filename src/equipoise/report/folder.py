@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from equipoise.errors import ConfigError, StorageError
+from equipoise.evaluate.protocol import ENDING, select
 from equipoise.text import parse_toml
 
 if TYPE_CHECKING:
@@ -66,9 +67,19 @@ class Run:
         return self.result["state_hash"] is not None
 
     @property
+    def rounds(self) -> list[dict[str, Any]]:
+        """The rows of the rounds of training."""
+        return [row for row in self.history if ENDING not in row]
+
+    @property
+    def endings(self) -> list[dict[str, Any]]:
+        """The rows of the method's ending; each says of which round."""
+        return [row for row in self.history if ENDING in row]
+
+    @property
     def done(self) -> int:
         """Rounds done."""
-        return self.history[-1]["round"] if self.history else 0
+        return self.rounds[-1]["round"] if self.rounds else 0
 
     @cached_property
     def scores(self) -> Scores | None:
@@ -118,14 +129,14 @@ def _text(path: Path, needed: bool) -> str:
 
 def _so_far(config: dict[str, Any], history: Sequence[dict[str, Any]], data: dict[str, Any]) -> dict[str, Any]:
     """The result if this were the end."""
-    from equipoise.evaluate.protocol import select
-
     tested = [row for row in history if "test" in row]
     try:
         rounds, metrics = select(tested, config["evaluate"]["select"], key="generalisation.balanced_accuracy")
     except ConfigError:  # nothing to select from yet
         rounds, metrics = [], {}
-    return {"selected_rounds": rounds, "metrics": metrics, "classes": data["classes"], "state_hash": None}
+    endings = [row[ENDING] for row in tested if ENDING in row and row["round"] in rounds]
+    facts = {"selected_rounds": rounds, "ending_of": endings, "metrics": metrics}
+    return {**facts, "classes": data["classes"], "state_hash": None}
 
 
 def _data(folder: Path) -> dict[str, Any]:
@@ -196,6 +207,14 @@ def objective_name(run: Run) -> str:
     """The base loss in words: balanced_softmax, or fedrs + balanced_softmax."""
     parts = run.config["train"]["objective"]
     return " + ".join(part["name"] for part in (parts if isinstance(parts, list) else [parts]))
+
+
+def told_rounds(rounds: Sequence[int], endings: Sequence[int]) -> str:
+    """The reported rounds in words: those that were chosen, and whether the method's ending is reported with them."""
+    with_ending = (
+        "" if not endings else ", with the method's ending" if len(endings) == 1 else ", each with the method's ending"
+    )
+    return (", ".join(map(str, endings or rounds)) or "none") + with_ending
 
 
 def by_size(counts: Sequence[float]) -> list[int]:

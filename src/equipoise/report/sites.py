@@ -61,7 +61,7 @@ def contribution(run: Run) -> Iterator[Figure]:
 
 def notes(run: Run, name: str) -> dict[int, dict[str, float]]:
     """What the sites of a simulation noted of themselves, by round (counted from 1) and site."""
-    found: dict[int, dict[str, float]] = {row["round"]: {} for row in run.history}
+    found: dict[int, dict[str, float]] = {row["round"]: {} for row in run.rounds}
     for site in run.data["sites"]:
         for line in json_lines(run, f"sites/{site}/notes.jsonl"):
             if name in line and line["round"] + 1 in found:

@@ -31,6 +31,8 @@ class Exchange:
         rounds: int,
         seed: int,
         versions: Mapping[str, str],
+        everyone: tuple[str, ...] = (),
+        step: int | None = None,
         durable: Mapping[str, str] | None = None,
         pinned: Sequence[Mapping[str, str]] = (),
         writes: bool = True,
@@ -48,7 +50,9 @@ class Exchange:
         self._start, self._pinned = versions, pinned
         self._engine, self._ledger, self._limits, self._journal = engine, ledger, limits, journal
         self._seed, self._writes, self._tuned, self._progress = seed, writes, tuned, progress
-        self._count = 0
+        self._everyone, self._fallen = everyone or sites, set[str]()
+        # Private versions are named by it; the endings of several rounds are conversations of the same round.
+        self._step, self._count = round if step is None else step, 0
 
     def generator(self, *purpose: object) -> torch.Generator:
         """Draws of the coordinator for one purpose in this round."""
@@ -58,9 +62,16 @@ class Exchange:
         """The private versions a site must not drop in this conversation."""
         return tuple(sorted({one[site] for one in (self._start, self.durable, *self._pinned) if site in one}))
 
-    def __call__(self, question: Any, *, each: Mapping[str, Tree] | None = None, **down: Any) -> Answers:
-        """Ask all sites still in the conversation; their reduced leaves."""
-        name = question.__name__
+    def __call__(
+        self, question: Any, *, each: Mapping[str, Tree] | None = None, everyone: bool = False, **down: Any
+    ) -> Answers:
+        """Ask all sites still in the conversation; their reduced leaves.
+
+        `everyone` asks the whole federation but the sites that fell out, also sites that were not drawn for this round. Such a
+        question only looks: nothing is kept at the sites, and who answers it does not join the round.
+        """
+        name, writes = question.__name__, self._writes and not everyone
+        sites = tuple(site for site in self._everyone if site not in self._fallen) if everyone else self.sites
         line = self._ledger.line(name, self.round)
         if line is None:
             raise MethodError(
@@ -70,20 +81,20 @@ class Exchange:
             name=name,
             round=self.round,
             payload=pack({}, flatten(down)),
-            each={site: pack({}, flatten(each[site])) for site in self.sites if each and site in each},
-            read={site: version for site, version in self.versions.items() if site in self.sites},
-            write=f"{self.round}.{self._count}" if self._writes else None,
+            each={site: pack({}, flatten(each[site])) for site in sites if each and site in each},
+            read={site: version for site, version in self.versions.items() if site in sites},
+            write=f"{self._step}.{self._count}" if writes else None,
             # The checkpoint of the round before may or may not have reached the disk: a crash resumes from it or from the one
             # before that. Pinned are the private versions of rounds that may be selected.
-            keep={site: self._kept(site) for site in self._start},
-            tuned=self._tuned,
+            keep={site: kept for site in sites if (kept := self._kept(site))},
+            tuned=self._tuned and writes,
         )
         self._count += 1
         reduction, good = Reduction(), set[str]()
-        for site, data in self._engine.ask(asked, self.sites):
+        for site, data in self._engine.ask(asked, sites):
             self.bytes_down += len(asked.payload) + len(asked.each.get(site, b""))
             self.bytes_up += len(data)
-            if site not in self.sites or site in good:
+            if site not in sites or site in good:
                 self._journal.write(
                     "ignored", site=site, round=self.round, question=name, reason="not asked, or answered already"
                 )
@@ -95,20 +106,21 @@ class Exchange:
                 continue
             reduction.add(site, upload)
             good.add(site)
-            if header.get("wrote") is True:
-                self.versions[site] = asked.write or ""
+            if header.get("wrote") is True and asked.write is not None:
+                self.versions[site] = asked.write
             if self._progress:
                 self._progress(name, site)
-        missing = [site for site in self.sites if site not in good]
+        missing = [site for site in sites if site not in good]
         if missing:
             self._journal.write("missing", round=self.round, question=name, sites=missing)
-        order, self.sites = self.sites, tuple(site for site in self.sites if site in good)
-        if len(self.sites) < self._limits.min_sites or not self.sites:
+        self._fallen.update(missing)
+        self.sites = tuple(site for site in self.sites if site not in self._fallen)
+        if len(good) < self._limits.min_sites or not good:
             raise SiteError(
-                f"round {self.round}: only {len(self.sites)} of {len(order)} sites gave a usable answer to '{name}', "
+                f"round {self.round}: only {len(good)} of {len(sites)} sites gave a usable answer to '{name}', "
                 f"{self._limits.min_sites} are needed; the journal names the others and why"
             )
-        answers = reduction.result(order)
+        answers = reduction.result(sites)
         self.numbers |= {
             f"{name}.{leaf}": float(answers[leaf])
             for leaf in answers

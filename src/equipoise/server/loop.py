@@ -24,7 +24,10 @@ def drawn(participation: float, sites: int) -> int:
 
 
 class Observer(Protocol):
-    """Told of every finished round before it is committed; may ask the sites (evaluation) and pin rounds."""
+    """Told of every finished round before it is committed; may ask the sites (evaluation) and pin rounds.
+
+    Pinned are the rounds that would be reported if this were the end: their state stays, and the method's ending starts from it.
+    """
 
     def wants_tuned(self, round: int) -> bool: ...
 
@@ -61,6 +64,7 @@ class Federation:
             limits=self.limits,
             journal=self.journal,
             sites=sites,
+            everyone=self.sites,
             round=round,
             rounds=self.rounds,
             seed=self.seed,
@@ -106,21 +110,41 @@ class Federation:
             pinned = self.observer.pinned()
             pins = {number: kept for number, kept in (pins | {round + 1: versions}).items() if number in pinned}
             commits.save(server, round + 1, versions, pinned)
+        return self._end(commits, server, pins)
+
+    def _end(self, commits: Commits, server: Tree, pins: dict[int, Mapping[str, str]]) -> Tree:
+        """The method's ending of every round that is to be reported, each a step of its own, tested and committed like a round.
+
+        A method without an ending changes nothing, and the run ends as its last round left it.
+        """
         last = commits.settle()
         assert last is not None
-        ask = self.exchange(
-            self.rounds,
-            versions,
-            self.sites,
-            versions,
-            pinned=tuple(pins.values()),
-            tuned=self.observer.wants_tuned(self.rounds),
-        )
-        server = self.method.finish(server, ask)
-        if digest(server) != last.state or ask.versions != last.versions:
-            # Post-training changed something: it counts as one more step, tested like a round.
-            self._observe(server, self.rounds + 1, ask)
-        commits.save(server, self.rounds, ask.versions, self.observer.pinned(), finished=True)
+        done, versions = last.round, last.versions
+        starts = [round for round in sorted(self.observer.pinned()) if round <= self.rounds] or [self.rounds]
+        for i, start in enumerate(starts):
+            before, header = self.checkpoints.load(start)
+            ask = self.exchange(
+                self.rounds,
+                header.versions,
+                self.sites,
+                versions,
+                step=done,
+                pinned=tuple(pins.values()),
+                tuned=self.observer.wants_tuned(self.rounds),
+            )
+            after = self.method.finish(before, ask)
+            if digest(after) == header.state and ask.versions == header.versions:
+                break
+            server, versions, done = after, ask.versions, done + 1
+            self._observe(server, done, ask, ending_of=start)
+            pinned = self.observer.pinned()
+            pins = {number: kept for number, kept in (pins | {done: versions}).items() if number in pinned}
+            # Until this is on disk, a crash has the ending start again: what it started from must stay, at the sites too.
+            commits.save(server, done, versions, pinned | set(starts[i:]), finished=start == starts[-1])
+            commits.settle()
+        else:
+            return server
+        commits.save(server, done, versions, self.observer.pinned(), finished=True)
         return server
 
     def _pins(self, done: int) -> dict[int, Mapping[str, str]]:
@@ -128,9 +152,9 @@ class Federation:
         rounds = (round for round in self.observer.pinned() if round <= done and self.checkpoints.path(round).exists())
         return {round: self.checkpoints.load(round)[1].versions for round in rounds}
 
-    def _observe(self, server: Tree, done: int, ask: Exchange) -> None:
-        facts = {**ask.numbers, "sites": list(ask.sites), "bytes_up": ask.bytes_up, "bytes_down": ask.bytes_down}
-        listen = self.exchange(done - 1, ask.versions, self.sites, ask.durable, writes=False)
+    def _observe(self, server: Tree, done: int, ask: Exchange, **more: int) -> None:
+        facts = {**more, **ask.numbers, "sites": list(ask.sites), "bytes_up": ask.bytes_up, "bytes_down": ask.bytes_down}
+        listen = self.exchange(ask.round, ask.versions, self.sites, ask.durable, writes=False)
         self.observer.observe(done, server, listen, facts)
 
     def _committed(self, header: Header) -> None:

@@ -69,7 +69,9 @@ class Facts(Options):
     site: str | None
     """whose own predictor; none: the global one"""
     round: int
-    """after which round"""
+    """after which round; a method's ending counts as one after the last"""
+    ending_of: int | None = None
+    """the round whose ending that is; none: it is a round of training"""
     rule: str
     """how that round was selected"""
     shots: tuple[int, ...]
@@ -88,7 +90,8 @@ class Facts(Options):
         """One line for people."""
         whose = "the global predictor" if self.site is None else f"the own predictor of '{self.site}'"
         mean = ", the last of the rounds whose mean is reported" if self.rule == "mean_last_5" else ""
-        return f"{whose} of {self.method['name']} after round {self.round}{mean}"
+        when = f"round {self.round}" if self.ending_of is None else f"round {self.ending_of} and the method's ending"
+        return f"{whose} of {self.method['name']} after {when}{mean}"
 
 
 @dataclass(frozen=True)

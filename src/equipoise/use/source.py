@@ -35,8 +35,9 @@ def _from_run(folder: Path, site: str | None) -> Predictor:
     if not (folder / "config.toml").is_file():
         raise StorageError(f"{folder} is not a run folder: it has no config.toml")
     config = read(folder / "config.toml")
-    rounds, done, sites = _history(folder)
-    server, header, number = _checkpoint(folder, config, rounds, done)
+    rounds, endings, sites = _history(folder)
+    server, header = _checkpoint(folder, rounds)
+    number = header.round
     tree = config.method.serving(server)
     net, mine = dict(tree["model"]), dict[str, Tree]()
     if site is not None:
@@ -55,6 +56,7 @@ def _from_run(folder: Path, site: str | None) -> Predictor:
         method=config.table()["method"],
         site=site,
         round=number,
+        ending_of=endings[-1] if endings else None,
         rule=config.evaluate.select,
         shots=sight.shots,
         fingerprint=sight.fingerprint,
@@ -74,13 +76,13 @@ def _from_run(folder: Path, site: str | None) -> Predictor:
     return model
 
 
-def _history(folder: Path) -> tuple[list[int], int, list[str]]:
-    """The selected rounds, the last round (training after the last one counts as one more), and the sites."""
+def _history(folder: Path) -> tuple[list[int], list[int], list[str]]:
+    """The reported rounds (a method's ending counts as one after the last), those whose endings they are, and the sites."""
     try:
-        rounds = json.loads((folder / "result.json").read_bytes())["selected_rounds"]
+        result = json.loads((folder / "result.json").read_bytes())
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         sites = sorted({site for row in rows for site in (*row["sites"], *row.get("test", {}).get("sites", ()))})
-        return rounds, max((row["round"] for row in rows), default=0), sites
+        return result["selected_rounds"], result["ending_of"], sites
     except FileNotFoundError as error:
         name = Path(error.filename).name
         raise StorageError(f"{folder} has no {name}: finish the run with `equipoise resume {folder}`") from error
@@ -88,17 +90,13 @@ def _history(folder: Path) -> tuple[list[int], int, list[str]]:
         raise StorageError(f"{folder} is damaged ({error}): restore it, or start the run anew") from error
 
 
-def _checkpoint(folder: Path, config: Config, rounds: list[int], done: int) -> tuple[Tree, Header, int]:
-    """The coordinator's state after the selected round (the last of several), and that round."""
-    last = config.train.rounds
-    number = rounds[-1] if rounds else last
-    if number == last < done:
-        raise StorageError(
-            f"{folder}: round {number} was selected, but its checkpoint became that of the training after the last round; "
-            'run again with evaluate.select = "last"'
-        )
-    server, header = Checkpoints(folder / "checkpoints").load(min(number, last))
-    return server, header, number
+def _checkpoint(folder: Path, rounds: list[int]) -> tuple[Tree, Header]:
+    """The coordinator's state after the reported round, the last of several; without any, the newest."""
+    checkpoints = Checkpoints(folder / "checkpoints")
+    found = checkpoints.load(rounds[-1]) if rounds else checkpoints.newest()
+    if found is None:
+        raise StorageError(f"{folder} has no checkpoint: finish the run with `equipoise resume {folder}`")
+    return found
 
 
 def _private(folder: Path, site: str, sites: list[str], header: Header) -> Tree:
