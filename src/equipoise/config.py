@@ -172,9 +172,7 @@ def resolve(table: Mapping[str, Any], base: Path | None = None) -> Config:
     name, method = _method(dict(sections["method"]), base)
     train = {**method.recommends, **sections["train"]}
     options = validate(TrainOptions, train, "train")
-    for view in options.views or ():
-        if view not in VIEWS:
-            raise ConfigError("train.views: " + unknown("view", view, VIEWS))
+    _check_views(options.views or method.views, name, method)
     net = validate(NetOptions, sections["net"], "net")
     given = validate(_kind(data.KINDS, sections["data"], "data"), sections["data"], "data")
     objective = _objective(options.objective, given.multi)
@@ -216,6 +214,19 @@ def _method(table: dict[str, Any], base: Path) -> tuple[str, Method]:
     if preset and preset not in cls.presets:
         raise ConfigError("method.preset: " + unknown(f"preset of '{name}'", preset, cls.presets))
     return name, validate(cls, {**cls.presets.get(preset, {}), **table}, "method", also=("name", "preset"))
+
+
+def _check_views(views: Sequence[str], name: str, method: Method) -> None:
+    """Refuse views nobody knows, and fewer of them than the method sees of every image."""
+    for view in views:
+        if view not in VIEWS:
+            raise ConfigError("train.views: " + unknown("view", view, VIEWS))
+    if len(views) < len(method.views):
+        own = ", ".join(f'"{view}"' for view in method.views)
+        raise ConfigError(
+            f"train.views: '{name}' sees {len(method.views)} views of every image and {[*views]} has {len(views)}: "
+            f"set train.views = [{own}], or leave it out"
+        )
 
 
 def _objective(value: Any, multi: bool) -> ObjectiveOptions:

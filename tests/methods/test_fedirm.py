@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,12 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from equipoise.config import Config
 from equipoise.exchange import Reduction
 from equipoise.leaves import Mean, Upload
 from equipoise.losses import make_objective, parse_objective
 from equipoise.methods.fedirm import FedIRM
-from equipoise.running import run
 from equipoise.site import Batch
 
 
@@ -154,11 +150,3 @@ def test_row_nobody_shows_stays_as_it_was() -> None:
 @pytest.mark.parametrize(("warmup", "phases"), [(0, [0]), (1, [0]), (5, [0, 4]), (9, [0, 8]), (50, [0])])
 def test_phases_are_within_the_run(warmup: int, phases: list[int]) -> None:
     assert list(FedIRM(warmup=warmup).phases(9)) == phases
-
-
-def test_one_view_and_no_weight_is_fedavg(make_findings: Callable[..., Config], tmp_path: Path) -> None:
-    train = {"objective": "bce", "views": ["weak"]}
-    plain = run(make_findings({"name": "fedavg"}, **train), tmp_path / "plain").server["model"]
-    method = {"name": "equipoise.methods.fedirm:FedIRM", "weight": 0.0, "warmup": 1}
-    model = run(make_findings(method, **train), tmp_path / "run").server["model"]
-    assert all(torch.equal(model[name], plain[name]) for name in plain)

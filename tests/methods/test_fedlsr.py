@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from equipoise.config import Config
-from equipoise.errors import MethodError
 from equipoise.losses import make_objective, parse_objective
 from equipoise.methods.fedlsr import FedLSR, jensen_shannon, mix, mix_odds
 from equipoise.running import run
@@ -124,11 +123,6 @@ def test_extreme_logits_and_shares_stay_finite() -> None:
 )
 def test_agreement_rises(warmup: int | None, round: int, share: float) -> None:
     assert FedLSR(gamma=0.4, warmup=warmup).strength(place("single", round)) == pytest.approx(0.4 * share)
-
-
-def test_one_view_is_refused(make_config: Callable[..., Config], tmp_path: Path) -> None:
-    with pytest.raises(MethodError, match="two views"):
-        run(make_config({"name": "equipoise.methods.fedlsr:FedLSR"}), tmp_path / "run")
 
 
 def test_it_is_not_fedavg(make_config: Callable[..., Config], tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from equipoise.errors import MethodError
 from equipoise.losses import make_objective, parse_objective
 from equipoise.methods.fixmatch import FedFixMatch
 from equipoise.site import Batch
@@ -72,9 +71,7 @@ def test_bounds_decide_who_counts() -> None:
     assert loss[0.0, 1.0] != loss[0.2, 0.8]
 
 
-def test_site_that_labels_everything_has_the_base_loss_and_needs_one_view() -> None:
+def test_site_that_labels_everything_has_the_base_loss() -> None:
     loc = place([0, 1, 2])
     assert torch.equal(FedFixMatch().loss(lambda x: x, batch_of(WEAK), loc), loc.objective(WEAK, batch_of(WEAK).y))  # type: ignore[arg-type]
-    with pytest.raises(MethodError, match="weak and a strong view"):
-        FedFixMatch().loss(lambda x: x, batch_of(WEAK), place([0]))  # type: ignore[arg-type]
     assert FedFixMatch(weight=0.0).loss(lambda x: x, batch_of(WEAK), place([0])).isfinite()  # type: ignore[arg-type]

@@ -21,7 +21,6 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from equipoise.errors import MethodError
 from equipoise.methods.base import Method
 from equipoise.nets import Net
 from equipoise.site import Batch, Loc
@@ -56,8 +55,6 @@ class FedLSR(Method):
         loc.scratch["draw"] = loc.generator("mix")
 
     def loss(self, net: Net, batch: Batch, loc: Loc) -> Tensor:
-        if len(batch.views) < 2:
-            raise MethodError('FedLSR compares two views of every image: set train.views = ["weak", "weak"], or leave it out')
         single, (a, b) = loc.task == "single", (net(x) for x in batch.views[:2])
         mixed = self.sharpen * (mix if single else mix_odds)(a, b, torch.rand((), generator=loc.scratch["draw"]))
         if self.variant == "released":

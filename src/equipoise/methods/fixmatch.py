@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from equipoise.errors import MethodError
 from equipoise.losses import bce_cells, masked_mean
 from equipoise.methods.base import Method
 from equipoise.nets import Net
@@ -48,10 +47,6 @@ class FedFixMatch(Method):
         missing = (~loc.annotated).to(weak.device)
         if self.weight == 0 or not missing.any():
             return total
-        if len(batch.views) < 2:
-            raise MethodError(
-                'FedFixMatch needs a weak and a strong view of every image: set train.views = ["weak", "rand"], or leave it out'
-            )
         p = weak.detach().sigmoid()
         sure = (p < self.low) | (p > self.high)
         if self.every:
