@@ -44,10 +44,19 @@ def test_loss_by_hand(every: bool, cells: dict[tuple[int, int], int]) -> None:
     strong = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     y = batch_of(WEAK).y
     expected = sum(cell(float(WEAK[i, 0]), int(y[i, 0])) for i in range(4)) / 4
-    expected += 0.5 * sum(cell(float(strong[i, c]), label) for (i, c), label in cells.items()) / 8
-    method = FedFixMatch(weight=0.5, every=every)
-    found = method.loss(lambda x: x, batch_of(WEAK, strong), place([0]))  # type: ignore[arg-type]
-    assert float(found) == pytest.approx(expected, rel=1e-10)
+    pseudo = 0.5 * sum(cell(float(strong[i, c]), label) for (i, c), label in cells.items())
+    for over, divisor in {"all": 8, "decided": len(cells)}.items():
+        method = FedFixMatch(weight=0.5, every=every, over=over)  # type: ignore[arg-type]
+        found = method.loss(lambda x: x, batch_of(WEAK, strong), place([0]))  # type: ignore[arg-type]
+        assert float(found) == pytest.approx(expected + pseudo / divisor, rel=1e-10)
+
+
+def test_preset_divides_by_the_decided_images_as_fedmlp_s_code() -> None:
+    assert FedFixMatch.presets["fedmlp"]["over"] == "decided"
+    unsure = torch.zeros(4, 3, dtype=torch.float64)
+    for over in ("all", "decided"):  # nobody is decided: no pseudo-labels, and no division by zero
+        found = FedFixMatch(over=over).loss(lambda x: x, batch_of(unsure, WEAK), place([0]))  # type: ignore[arg-type]
+        assert float(found) == pytest.approx(math.log(2), rel=1e-10)
 
 
 def test_pseudo_labels_move_the_strong_view_only() -> None:
