@@ -10,6 +10,7 @@ import tomli_w
 
 from equipoise.config import SECTIONS, Config, departures, override, read, resolve
 from equipoise.errors import ConfigError
+from equipoise.methods import METHODS
 
 
 def text(table: dict[str, Any], overrides: list[str] | None = None) -> str:
@@ -62,6 +63,21 @@ def test_nothing_said_is_a_whole_run() -> None:
         ({"train": {"participation": 0}}, "'train.participation' is 0: input should be greater than 0"),
         ({"exchange": {"max_weight": 1e9}}, "'exchange.max_weight' is 1000000000.0: input should be less than or equal to"),
         ({"train": {"views": ["waek"]}}, "train.views: unknown view 'waek': did you mean 'weak'?"),
+        *(
+            (
+                {"method": {"name": name}, "train": {"views": ["flip"]}},
+                f"train.views: '{name}' sees 2 views of every image and ['flip'] has 1: "
+                f"set train.views = [{own}], or leave it out",
+            )
+            for name, own in (
+                ("rscfed", '"weak", "weak"'),
+                ("fedfixmatch", '"weak", "rand"'),
+                ("fedirm", '"weak", "weak"'),
+                ("fedlsr", '"weak", "weak"'),
+                ("fediic", '"rand", "sim"'),
+                ("fedmlp", '"weak", "weak"'),
+            )
+        ),
         ({"train": {"objective": "crossentropy"}}, "train.objective"),
         ({"train": {"objective": "ldam"}}, "train.objective: 'ldam' needs cosines: set net.head = \"cosine\""),
         ({"train": 3}, "'train' must be a section, written [train]"),
@@ -72,6 +88,17 @@ def test_nothing_said_is_a_whole_run() -> None:
 )
 def test_a_mistake_is_told_with_its_place(table: dict[str, Any], expected: str) -> None:
     assert expected in text(table)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_views_of_the_user_s_are_at_least_as_many_as_the_method_sees(name: str) -> None:
+    sees = len(METHODS[name].views)
+    for count in (1, 2, 3):
+        table = {"method": {"name": name}, "train": {"views": ["flip"] * count}}
+        if count < sees:
+            assert "or leave it out" in text(table)
+        else:
+            assert resolve(table).train.views == ("flip",) * count
 
 
 @pytest.mark.parametrize("section", SECTIONS)

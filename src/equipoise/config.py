@@ -184,9 +184,7 @@ def resolve(table: Mapping[str, Any], base: Path | None = None, yields: Sequence
     wanted = recommended(method, given.multi)
     train = {**wanted, **sections["train"], **{key: wanted[key] for key in yields if key in wanted}}
     options = validate(TrainOptions, train, "train")
-    for view in options.views or ():
-        if view not in VIEWS:
-            raise ConfigError("train.views: " + unknown("view", view, VIEWS))
+    _check_views(options.views or method.views, name, method)
     net = validate(NetOptions, sections["net"], "net")
     objective = objective_of(options.objective, given.multi)
     if objective.scale is not None and net.head != "cosine":
@@ -227,6 +225,19 @@ def _method(table: dict[str, Any], base: Path) -> tuple[str, Method]:
     if preset and preset not in cls.presets:
         raise ConfigError("method.preset: " + unknown(f"preset of '{name}'", preset, cls.presets))
     return name, validate(cls, {**cls.presets.get(preset, {}), **table}, "method", also=("name", "preset"))
+
+
+def _check_views(views: Sequence[str], name: str, method: Method) -> None:
+    """Refuse views nobody knows, and fewer of them than the method sees of every image."""
+    for view in views:
+        if view not in VIEWS:
+            raise ConfigError("train.views: " + unknown("view", view, VIEWS))
+    if len(views) < len(method.views):
+        own = ", ".join(f'"{view}"' for view in method.views)
+        raise ConfigError(
+            f"train.views: '{name}' sees {len(method.views)} views of every image and {[*views]} has {len(views)}: "
+            f"set train.views = [{own}], or leave it out"
+        )
 
 
 def recommended(method: Method | type[Method], multi: bool) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from equipoise.config import Config, resolve
 from equipoise.engine import Host
+from equipoise.methods import find
 from equipoise.nets import Net, NetOptions, build, load, state
 from equipoise.setup import Material, make_host, material
 from equipoise.site import Loc
@@ -41,7 +42,8 @@ def make_config(tmp_path_factory: pytest.TempPathFactory) -> MakeConfig:
         if names not in written:
             chosen, test = ({site: labels[site] for site in names} for labels in (SITES | LACKING, TEST | LACKING))
             written[names] = write_federation(root / "-".join(names), chosen, test)
-        options = {"rounds": 2, "batch_size": 4, "lr": 0.01, "seed": 3, "views": ["eval"], "persist_optimizer": False}
+        views = ["eval"] * len(find(method["name"], Path.cwd()).views)
+        options = {"rounds": 2, "batch_size": 4, "lr": 0.01, "seed": 3, "views": views, "persist_optimizer": False}
         tables = {"net": {"name": "small-cnn"}, "engine": {"device": "cpu"}, "train": options | train, "method": dict(method)}
         return resolve(written[names] | tables, base=Path.cwd())
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from equipoise.config import Config
@@ -17,7 +17,7 @@ from equipoise.exchange import Reduction
 from equipoise.leaves import Mean, Upload
 from equipoise.losses import make_objective, parse_objective
 from equipoise.methods.fedirm import FedIRM
-from equipoise.running import run
+from equipoise.nets import state
 from equipoise.site import Batch
 
 
@@ -53,7 +53,7 @@ def by_loops(logits: Tensor, method: FedIRM) -> tuple[float, int]:
             pairs = [(a, b), (1 - a, 1 - b)] if method.kl == "bernoulli" else [(a, b)]
             gap += 0.5 * sum(x * math.log(x / y) + y * math.log(y / x) for x, y in pairs)
         gaps.append(gap)
-    return (sum(gaps) / len(gaps) if gaps else 0.0), len(gaps)
+    return sum(gaps) / 3, len(gaps)
 
 
 @pytest.mark.parametrize("kl", ["bernoulli", "released"])
@@ -81,7 +81,7 @@ def test_mismatch_is_zero_where_relations_agree_or_nobody_is_sure() -> None:
 def place(round: int, **more: Any) -> Any:
     own, counts = torch.tensor([True, True, False]), torch.tensor([3.0, 2, 0], dtype=torch.float64)
     objective = make_objective(parse_objective("bce"), counts=counts, total=9, task="multi", labelled=own)
-    scratch = {"teacher": lambda x: 0.5 * x}
+    scratch = {"teacher": lambda x: 0.5 * x.detach()}
     facts = {"objective": objective, "scratch": scratch, "round": round, "down": {"relation": KNOWN}, "annotated": own}
     return SimpleNamespace(**(facts | more))
 
@@ -91,15 +91,63 @@ def test_loss_by_hand(round: int, share: float | None) -> None:
     first, second = logits_of(), logits_of(seed=3)
     y = (logits_of(seed=4) > 0).double() * torch.tensor([1.0, 1, 0])
     method, loc = FedIRM(warmup=4, ramp=10, weight=2.0), place(round)
-    expected = float(loc.objective(first, y) + loc.objective(second, y)) / 2
+    expected = float(loc.objective(first, y) + loc.objective(second, y))
     if share is not None:
         apart = 0.0
         for i in range(9):
             for c in range(3):
-                apart += (sigmoid(float(first[i, c])) - sigmoid(0.5 * float(second[i, c]))) ** 2 / 27
+                apart += (sigmoid(float(first[i, c])) - sigmoid(0.5 * float(second[i, c]))) ** 2 / 9
         expected += 2 * share * (apart + by_loops(first, method)[0])
     batch = Batch(views=(first, second), y=y, index=torch.arange(9), mask=None)
     assert float(method.loss(lambda x: x, batch, loc)) == pytest.approx(expected, rel=1e-9)  # type: ignore[arg-type]
+
+
+def published(first: Tensor, second: Tensor, y: Tensor, teacher: Tensor, known: Tensor, share: float) -> Tensor:
+    """The loss as FedMLP's repository adds it up, for a site that labels the first two of three classes."""
+    total = torch.zeros((), dtype=torch.float64)
+    for z in (first, second):
+        total = total + F.binary_cross_entropy_with_logits(z[:, :2], y[:, :2], reduction="sum") / (len(z) * 2)
+    total = total + share * ((first.sigmoid() - teacher.sigmoid()) ** 2).sum() / len(first)
+    p = first.detach().sigmoid()
+    nats = -(p * p.log() + (1 - p) * (1 - p).log()).sum(1)
+    sure = first[((p > 0.7) | (p < 0.3)).all(1) & (nats < 2)]
+    positive = (sure > 0).double()
+    rows = (positive.T @ sure / (positive.sum(0) + 1e-8)[:, None] / 2).sigmoid()  # ½ in a row without positives
+    both = F.kl_div(rows.log(), known, reduction="batchmean") + F.kl_div(known.log(), rows, reduction="batchmean")
+    return total + share * both / 2
+
+
+def test_preset_has_the_gradients_of_the_published_loss() -> None:
+    """Its value differs by what rows without pseudo-positives add: they are constants there and 0 here."""
+    known = torch.tensor([[0.8, 0.3, 0.2], [0.4, 0.7, 0.1], [0.2, 0.6, 0.9]], dtype=torch.float64)
+    y = (logits_of(seed=4) > 0).double() * torch.tensor([1.0, 1, 0])
+    rowless = logits_of() - torch.tensor([0.0, 9, 0], dtype=torch.float64)  # nobody has the second class
+    for logits in (logits_of(), rowless):
+        first, second = logits.clone().requires_grad_(), logits_of(seed=3).requires_grad_()
+        loc = place(25, down={"relation": known})
+        batch = Batch(views=(first, second), y=y, index=torch.arange(9), mask=None)
+        method = FedIRM(**FedIRM.presets["fedmlp"])
+        found = method.loss(lambda x: x, batch, loc)  # type: ignore[arg-type]
+        expected = published(first, second, y, 0.5 * second.detach(), known, math.exp(-5 * (1 - 25 / 30) ** 2))
+        for mine, theirs in zip(
+            torch.autograd.grad(found, (first, second)), torch.autograd.grad(expected, (first, second)), strict=True
+        ):
+            torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-9)
+    assert not (rowless[:, 1] > 0).any() and (logits_of() > 0).any(0).all()
+
+
+def test_teacher_starts_from_the_model_received_when_warm_up_ends(
+    make_findings: Callable[..., Config], visit: Callable[..., Any]
+) -> None:
+    config = make_findings({"name": "equipoise.methods.fedirm:FedIRM", "warmup": 2})
+    for round in (0, 1):
+        net, loc = visit(config, "north", {"relation": KNOWN}, round=round)
+        config.method.train(net, loc)
+        assert "teacher" not in loc.mine
+    net, loc = visit(config, "north", {"relation": KNOWN}, round=2)
+    start = {name: tensor.clone() for name, tensor in state(net).items()}
+    config.method.prepare(net, loc)
+    assert all(torch.equal(tensor, start[name]) for name, tensor in loc.mine["teacher"].items())
 
 
 def relation(n: int, own: list[int], seed: int) -> tuple[Upload, Tensor, Tensor]:
@@ -154,11 +202,3 @@ def test_row_nobody_shows_stays_as_it_was() -> None:
 @pytest.mark.parametrize(("warmup", "phases"), [(0, [0]), (1, [0]), (5, [0, 4]), (9, [0, 8]), (50, [0])])
 def test_phases_are_within_the_run(warmup: int, phases: list[int]) -> None:
     assert list(FedIRM(warmup=warmup).phases(9)) == phases
-
-
-def test_one_view_and_no_weight_is_fedavg(make_findings: Callable[..., Config], tmp_path: Path) -> None:
-    train = {"objective": "bce", "views": ["weak"]}
-    plain = run(make_findings({"name": "fedavg"}, **train), tmp_path / "plain").server["model"]
-    method = {"name": "equipoise.methods.fedirm:FedIRM", "weight": 0.0, "warmup": 1}
-    model = run(make_findings(method, **train), tmp_path / "run").server["model"]
-    assert all(torch.equal(model[name], plain[name]) for name in plain)

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from equipoise.config import Config
-from equipoise.errors import MethodError
 from equipoise.losses import make_objective, parse_objective
 from equipoise.methods.fedlsr import FedLSR, jensen_shannon, mix, mix_odds
 from equipoise.running import run
@@ -91,10 +90,21 @@ def test_several_labels_by_hand(variant: Any) -> None:
             if OWN[c]:
                 total -= math.log(sharp if y[i, c] else 1 - sharp) / 8
             q1, q2 = ([sigmoid(3 * z), sigmoid(-3 * z)] for z in (one, two))
-            agree += js(q1, q2) / 12
+            agree += (js(q1, q2) if variant == "paper" else js(q1[:1], q2[:1])) / 12
     batch = Batch(views=(a, b), y=y, index=torch.arange(4), mask=OWN)
     found = FedLSR(gamma=0.4, warmup=5, variant=variant).loss(lambda x: x, batch, place("multi"))  # type: ignore[arg-type]
     assert float(found) == pytest.approx(total + 0.4 * agree, rel=1e-6)
+
+
+@pytest.mark.parametrize("task", ["single", "multi"])
+def test_released_agreement_is_kl_div_with_its_mean_over_elements(task: Any) -> None:
+    """So FedLSR's repository, and FedMLP's with sigmoids, of which it takes the positive side alone."""
+    a, b = logits(0), logits(1)
+    p, q = (((3 * z).softmax(1) if task == "single" else (3 * z).sigmoid()).clamp_min(1e-6) for z in (a, b))
+    middle = ((p + q) / 2).log()
+    expected = (F.kl_div(middle, p, reduction="none") + F.kl_div(middle, q, reduction="none")).mean() / 2
+    found = FedLSR(variant="released").agreement(a, b, task == "single")
+    assert float(found) == pytest.approx(float(expected), rel=1e-9)
 
 
 def test_equal_views_without_sharpening_are_the_base_loss() -> None:
@@ -124,11 +134,6 @@ def test_extreme_logits_and_shares_stay_finite() -> None:
 )
 def test_agreement_rises(warmup: int | None, round: int, share: float) -> None:
     assert FedLSR(gamma=0.4, warmup=warmup).strength(place("single", round)) == pytest.approx(0.4 * share)
-
-
-def test_one_view_is_refused(make_config: Callable[..., Config], tmp_path: Path) -> None:
-    with pytest.raises(MethodError, match="two views"):
-        run(make_config({"name": "equipoise.methods.fedlsr:FedLSR"}), tmp_path / "run")
 
 
 def test_it_is_not_fedavg(make_config: Callable[..., Config], tmp_path: Path) -> None:

@@ -341,7 +341,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
 
     def config(method: Mapping[str, Any], missing: int = 1, table: Any = None, one: bool = False, **train: Any) -> Config:
         chosen = table or (alone if one else tables)
-        options = {"rounds": 3, "batch_size": 4, "lr": 0.01, "seed": 3, "views": ["weak"]} | train
+        options = {"rounds": 3, "batch_size": 4, "lr": 0.01, "seed": 3, "views": ["weak", "weak"]} | train
         rest = {"net": {"name": "small-cnn"}, "engine": {"device": "cpu"}, "train": options, "method": dict(method)}
         partition = chosen["partition"] | ({"missing": missing, "missing_seed": MISSING_SEED} if missing else {})
         return resolve(chosen | rest | {"partition": partition, "evaluate": {"every": 99}})

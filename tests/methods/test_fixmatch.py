@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from equipoise.errors import MethodError
 from equipoise.losses import make_objective, parse_objective
 from equipoise.methods.fixmatch import FedFixMatch
 from equipoise.site import Batch
@@ -45,10 +44,19 @@ def test_loss_by_hand(every: bool, cells: dict[tuple[int, int], int]) -> None:
     strong = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     y = batch_of(WEAK).y
     expected = sum(cell(float(WEAK[i, 0]), int(y[i, 0])) for i in range(4)) / 4
-    expected += 0.5 * sum(cell(float(strong[i, c]), label) for (i, c), label in cells.items()) / 8
-    method = FedFixMatch(weight=0.5, every=every)
-    found = method.loss(lambda x: x, batch_of(WEAK, strong), place([0]))  # type: ignore[arg-type]
-    assert float(found) == pytest.approx(expected, rel=1e-10)
+    pseudo = 0.5 * sum(cell(float(strong[i, c]), label) for (i, c), label in cells.items())
+    for over, divisor in {"all": 8, "decided": len(cells)}.items():
+        method = FedFixMatch(weight=0.5, every=every, over=over)  # type: ignore[arg-type]
+        found = method.loss(lambda x: x, batch_of(WEAK, strong), place([0]))  # type: ignore[arg-type]
+        assert float(found) == pytest.approx(expected + pseudo / divisor, rel=1e-10)
+
+
+def test_preset_divides_by_the_decided_images_as_fedmlp_s_code() -> None:
+    assert FedFixMatch.presets["fedmlp"]["over"] == "decided"
+    unsure = torch.zeros(4, 3, dtype=torch.float64)
+    for over in ("all", "decided"):  # nobody is decided: no pseudo-labels, and no division by zero
+        found = FedFixMatch(over=over).loss(lambda x: x, batch_of(unsure, WEAK), place([0]))  # type: ignore[arg-type]
+        assert float(found) == pytest.approx(math.log(2), rel=1e-10)
 
 
 def test_pseudo_labels_move_the_strong_view_only() -> None:
@@ -72,9 +80,7 @@ def test_bounds_decide_who_counts() -> None:
     assert loss[0.0, 1.0] != loss[0.2, 0.8]
 
 
-def test_site_that_labels_everything_has_the_base_loss_and_needs_one_view() -> None:
+def test_site_that_labels_everything_has_the_base_loss() -> None:
     loc = place([0, 1, 2])
     assert torch.equal(FedFixMatch().loss(lambda x: x, batch_of(WEAK), loc), loc.objective(WEAK, batch_of(WEAK).y))  # type: ignore[arg-type]
-    with pytest.raises(MethodError, match="weak and a strong view"):
-        FedFixMatch().loss(lambda x: x, batch_of(WEAK), place([0]))  # type: ignore[arg-type]
     assert FedFixMatch(weight=0.0).loss(lambda x: x, batch_of(WEAK), place([0])).isfinite()  # type: ignore[arg-type]

@@ -48,6 +48,59 @@ def test_steps_are_those_of_torch(options: dict[str, Any], reference: type[torch
             assert torch.equal(ours[name], theirs[name]), (step, name)
 
 
+SHAPES = {"kernel": (4, 3, 3, 3), "bias": (4,), "late": (5, 2), "scalar": ()}
+HAS_GRADIENT = {
+    "kernel": (1, 1, 1, 1, 1, 1, 1, 1),
+    "bias": (1, 0, 1, 1, 0, 0, 1, 1),  # at times
+    "late": (0, 0, 1, 1, 0, 1, 1, 1),  # for the first time in the third step
+    "scalar": (0, 1, 1, 0, 0, 0, 0, 0),  # and no more
+}
+"""by parameter and step"""
+
+
+def some_parameters() -> dict[str, nn.Parameter]:
+    draw = torch.Generator().manual_seed(0)
+    return {name: nn.Parameter(torch.randn(shape, generator=draw)) for name, shape in SHAPES.items()}
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize(
+    ("options", "reference", "arguments"),
+    [
+        *CASES,
+        (
+            {"optimizer": "sgd", "momentum": 0.9, "nesterov": True, "weight_decay": 1e-2},
+            torch.optim.SGD,
+            {"momentum": 0.9, "nesterov": True, "weight_decay": 1e-2},
+        ),
+    ],
+)
+def test_gradients_come_late_and_go_missing(
+    options: dict[str, Any], reference: type[torch.optim.Optimizer], arguments: dict[str, Any], kept: bool
+) -> None:
+    """One oracle per parameter, since torch's fused SGD cannot start the momentum of one after another's; and one for all."""
+    ours, theirs, together = some_parameters(), some_parameters(), some_parameters()
+    optimizer = Optimizer(TrainOptions(**options), 0.01, ours)
+    oracles = {name: reference([p], lr=0.01, fused=True, **arguments) for name, p in theirs.items()}
+    unfused = reference(list(together.values()), lr=0.01, foreach=False, **arguments)
+    draw = torch.Generator().manual_seed(1)
+    for step in range(8):
+        for name, shape in SHAPES.items():
+            gradient = torch.randn(shape, generator=draw)
+            for copies in (ours, theirs, together):
+                copies[name].grad = gradient.clone() if HAS_GRADIENT[name][step] else None
+            oracles[name].step()
+        if kept:
+            moments = {name: {key: value.clone() for key, value in m.items()} for name, m in optimizer.moments.items()}
+            optimizer = Optimizer(TrainOptions(**options), 0.01, ours)
+            optimizer.restore(moments)
+        optimizer.step()
+        unfused.step()
+        for name in SHAPES:
+            assert torch.equal(ours[name], theirs[name]), (step, name)
+            torch.testing.assert_close(ours[name], together[name], rtol=1e-5, atol=1e-7)
+
+
 def test_a_parameter_without_gradient_stays() -> None:
     named = parameters()
     before = named["bias"].detach().clone()

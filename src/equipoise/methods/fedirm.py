@@ -2,15 +2,17 @@
 
 Liu, Yang, Dou, Heng, "Federated semi-supervised medical image classification via inter-client relation matching", MICCAI 2021; with
 partial labels as in Sun et al. (FedMLP), 2024, where every site is both teacher and pupil. Row c of a relation matrix is
-R_c = σ(mean logits of the positives of c / T). Warm-up rounds train with the base loss on both views. From the last of them on, sites
-answer with the rows of the classes they label, and row c of R* is the mean over those sites, weighted by samples. After it:
-    L = base loss (mean over views) + λ(r) [ mean (σ(z) − σ(z_teacher))² + ½ (KL(R* ‖ R^u) + KL(R^u ‖ R*)) ]
+R_c = σ(mean logits of the positives of c / T). Warm-up rounds train with the base loss, summed over both views. From the last of them
+on, sites answer with the rows of the classes they label, and row c of R* is the mean over those sites, weighted by samples. After it:
+    L = Σ_views base loss + λ(r) [ 1/B Σ (σ(z) − σ(z_teacher))² + 1/C Σ_c ½ (KL(R*_c ‖ R^u_c) + KL(R^u_c ‖ R*_c)) ]
 with a mean teacher on the second view and all classes, λ(r) = weight · exp(−5 (1 − min(r, ramp)/ramp)²), and R^u from the pseudo-labels
-1[p > ½] of those images of the batch whose classes are all decided (p < low or p > high) and whose entropy is small.
-Choices: the KL is that of Bernoulli variables, summed along a row (`kl = "released"`: of rows of sigmoids as if they summed to 1);
-it is the mean over rows that have a pseudo-positive and are known in R* (the released code puts the constant ½ in their place); a
-site's rows are measured on plain images after training; the teacher predicts in eval mode, and its entropy is not sampled by dropout.
-Sites are weighted by samples. Only several-label tasks have sites with missing labels here.
+1[p > ½] of those images of the batch whose classes are all decided (p < low or p > high) and whose entropy is small. The teacher
+starts as the model a site receives when warm-up ends.
+Choices: the KL is that of Bernoulli variables, summed along a row (`kl = "released"`: of rows of sigmoids as if they summed to 1); a row
+without pseudo-positives, or unknown in R*, adds 0 (the released code adds a constant, so the gradients are the same); a site's rows
+are measured on plain images after training (released: the mean over training batches); the teacher predicts in eval mode, follows
+without an early ramp, and its entropy is not sampled by dropout. Sites are weighted by samples. Only several-label tasks have sites
+with missing labels here.
 Leaves the site: delta, loss (means); from the last warm-up round relation (mean masked by class). Stays: teacher.
 """
 
@@ -82,10 +84,12 @@ class FedIRM(Method):
         return {"model": model, "relation": torch.where(seen, up["relation"], server["relation"])}
 
     def prepare(self, net: Net, loc: Loc) -> None:
-        loc.scratch["teacher"] = Teacher(net, loc, self.decay)
+        if loc.round >= self.warmup and self.weight > 0:
+            loc.scratch["teacher"] = Teacher(net, loc, self.decay)
 
     def fit(self, net: Net, loc: Loc) -> float:
-        return loc.fit(net, self.loss, after=loc.scratch["teacher"].follow)
+        teacher = loc.scratch.get("teacher")
+        return loc.fit(net, self.loss, after=teacher.follow if teacher else None)
 
     def train(self, net: Net, loc: Loc) -> Upload:
         up = super().train(net, loc)
@@ -93,15 +97,17 @@ class FedIRM(Method):
 
     def loss(self, net: Net, batch: Batch, loc: Loc) -> Tensor:
         logits = [net(x) for x in batch.views]
-        total = torch.stack([loc.objective(z, batch.y) for z in logits]).mean()
+        total = torch.stack([loc.objective(z, batch.y) for z in logits]).sum()
         if loc.round < self.warmup or self.weight == 0:
             return total
         guide = loc.scratch["teacher"](batch.views[-1]).sigmoid()
-        apart = ((logits[0].sigmoid() - guide) ** 2).mean() + self.mismatch(logits[0], loc.down["relation"].to(logits[0]))
+        apart = ((logits[0].sigmoid() - guide) ** 2).sum(1).mean() + self.mismatch(
+            logits[0], loc.down["relation"].to(logits[0])
+        )
         return total + self.weight * rise(loc.round, self.ramp) * apart
 
     def mismatch(self, logits: Tensor, known: Tensor) -> Tensor:
-        """½ (KL(R* ‖ R^u) + KL(R^u ‖ R*)), the mean over rows that both have; 0 where there is none."""
+        """½ (KL(R* ‖ R^u) + KL(R^u ‖ R*)), the mean over all rows; 0 for a row that one of them lacks."""
         p = logits.detach().sigmoid()
         decided = ((p < self.low) | (p > self.high)).all(1) & (bce_cells(logits.detach(), p).sum(1) < self.entropy)
         positive = (decided[:, None] & (p > 0.5)).to(logits)
@@ -112,7 +118,7 @@ class FedIRM(Method):
         gap = goal.logit() - row if self.kl == "bernoulli" else goal.log() - F.logsigmoid(row)
         both = (count > 0) & (known > 0).any(1)
         rows = 0.5 * ((goal - row.sigmoid()) * gap).sum(1)
-        return rows.masked_fill(~both, 0.0).sum() / both.sum().clamp_min(1)
+        return rows.masked_fill(~both, 0.0).mean()
 
     @torch.no_grad()
     def _relation(self, net: Net, loc: Loc) -> Mean:

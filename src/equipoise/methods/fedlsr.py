@@ -7,8 +7,9 @@ p_s ∝ p^sharpen, and with q_i = softmax(z_i / T_d)
 With several labels per image (so Sun et al., FedMLP, 2024) every label is a Bernoulli variable: sigmoids in place of softmax, the
 sharpened p_s = σ(sharpen · logit p), and JS as the mean over cells. It needs no labels, so missing classes take part in it.
 Choices: CE is the base loss, given log p_s (logit p_s) as logits, so other base losses compose. `variant = "released"` gives it the
-probability p_s itself (a second softmax or sigmoid follows) and divides the single-label JS by the number of classes. FedMLP's row also
-trains missing labels as negatives: set train.objective = {name = "bce", missing = "negative", pos_weight = true}.
+probability p_s itself (a second softmax or sigmoid follows), divides the single-label JS by the number of classes, and with several
+labels takes the positive side of each alone: ½ (q_1 log(q_1/m) + q_2 log(q_2/m)), m = (q_1 + q_2)/2, the mean over cells. FedMLP's row
+also trains missing labels as negatives, which no preset can say: set train.objective = {name = "bce", missing = "negative", pos_weight = true}.
 Leaves the site: delta, loss (means), as FedAvg. Stays: nothing.
 """
 
@@ -21,7 +22,6 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from equipoise.errors import MethodError
 from equipoise.methods.base import Method
 from equipoise.nets import Net
 from equipoise.site import Batch, Loc
@@ -56,16 +56,24 @@ class FedLSR(Method):
         loc.scratch["draw"] = loc.generator("mix")
 
     def loss(self, net: Net, batch: Batch, loc: Loc) -> Tensor:
-        if len(batch.views) < 2:
-            raise MethodError('FedLSR compares two views of every image: set train.views = ["weak", "weak"], or leave it out')
         single, (a, b) = loc.task == "single", (net(x) for x in batch.views[:2])
         mixed = self.sharpen * (mix if single else mix_odds)(a, b, torch.rand((), generator=loc.scratch["draw"]))
         if self.variant == "released":
             mixed = mixed.softmax(1) if single else mixed.sigmoid()
         total = loc.objective(mixed, batch.y)
+        total = total + self.strength(loc) * self.agreement(a, b, single)
+        if self.entropy == 0:
+            return total
+        return total + self.entropy * 0.5 * sum(entropy(self.soft(z, single)) for z in (a, b))
+
+    def agreement(self, a: Tensor, b: Tensor, single: bool) -> Tensor:
+        """JS(q_1, q_2)."""
         p, q = (self.soft(z, single) for z in (a, b))
-        agree = jensen_shannon(p, q) / (a.shape[1] if single and self.variant == "released" else 1)
-        return total + self.strength(loc) * agree + self.entropy * 0.5 * (entropy(p) + entropy(q))
+        if self.variant == "paper":
+            return jensen_shannon(p, q)
+        if single:
+            return jensen_shannon(p, q) / a.shape[1]
+        return jensen_shannon(p[..., :1], q[..., :1])
 
     def soft(self, logits: Tensor, single: bool) -> Tensor:
         """q: distributions along the last dimension, [B, C] or, for several labels, [B, C, 2]."""

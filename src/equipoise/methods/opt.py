@@ -9,8 +9,9 @@ Reddi et al., "Adaptive federated optimization", ICLR 2021, Algorithm 2 (the oth
     FedAdagrad   v ← v + Δ²,  β₁ = 0
 Choices: only parameters are optimised, BatchNorm statistics are averaged (`apply_to_buffers` optimises both, as Flower does); sites
 weigh by samples, as in the FedAvg rows beside them, where Reddi et al. take a uniform mean; v starts at `v0` = 0. The rate of
-0.01 is a start for a search: published ones run from 0.003 to 1. FedSDC does not say which it used; Flower's defaults are
-η = 0.1, τ = 1e-3, for FedAdam with `bias_correction`.
+0.01 is a start for a search: published ones run from 0.003 to 1. FedSDC does not say which it used. Flower's FedAdam is η = 0.1 with
+`bias_correction`, which multiplies η by √(1−β₂^t)/(1−β₁^t), t = 2 in the first round (Adam has t = 1); its FedAdagrad is η = 0.1, its
+FedYogi η = 0.01; all have τ = 1e-3 and optimise buffers.
 Leaves the site: delta (mean), loss (mean). Stays: nothing.
 """
 
@@ -117,12 +118,12 @@ class FedAdam(FedAdagrad):
     beta2: float = Field(0.99, ge=0, lt=1)
     """memory of the second moment"""
     bias_correction: bool = False
-    """make up for moments that start at 0, as Flower does"""
+    """make up for moments that start at 0, as Flower does: as Adam would, but one step ahead"""
 
     def rate(self, round: int) -> float:
         if not self.bias_correction:
             return self.lr
-        steps = round + 1
+        steps = round + 2  # Flower numbers rounds from 1 and counts one more
         return self.lr * (1 - self.beta2**steps) ** 0.5 / (1 - self.beta1**steps)
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:

@@ -38,10 +38,10 @@ class Optimizer:
 
     def _sgd(self, live: dict[str, nn.Parameter]) -> None:
         o = self.options
-        first = not all(name in self.moments for name in live)
-        if o.momentum and first:
+        if o.momentum:
             for name, p in live.items():
-                self.moments.setdefault(name, {"momentum": torch.zeros_like(p)})
+                if name not in self.moments:
+                    self.moments[name] = {"momentum": torch.zeros_like(p)}
         torch._fused_sgd_(
             list(live.values()),
             gradients(live),
@@ -52,7 +52,9 @@ class Optimizer:
             dampening=0.0,
             nesterov=o.nesterov,
             maximize=False,
-            is_first_step=bool(o.momentum) and first,
+            # True would restart the momentum of every parameter given here, also of those that had steps before. A momentum
+            # of zeros becomes the gradient by itself.
+            is_first_step=False,
         )
 
     def _adam(self, live: dict[str, nn.Parameter]) -> None:
