@@ -89,7 +89,9 @@ def listing(wanted: Sequence[str] = ()) -> list[dict[str, Any]]:
                 "folds": recipe.folds,
                 "columns": list(recipe.columns),
                 "rows": {
-                    label: {"reported": dict(row.reported), **({"cannot": row.cannot} if row.cannot else {})}
+                    label: {"reported": dict(row.reported)}
+                    | ({"p_value": row.p_value} if row.p_value else {})
+                    | ({"cannot": row.cannot} if row.cannot else {})
                     for label, row in recipe.rows.items()
                 },
                 "notes": list(recipe.notes),
