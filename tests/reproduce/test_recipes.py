@@ -149,7 +149,8 @@ def test_inherited_rows_keep_their_settings() -> None:
 def test_protocols() -> None:
     fca = configs(find("fca-table4"))["FCA"]
     assert (fca.train.rounds, fca.train.batch_size, fca.train.lr, fca.train.milestones) == (80, 64, 1e-3, (60, 70))
-    assert fca.train.persist_optimizer and fca.net.name == "efficientnet-b0" and fca.data.image_size == 224
+    assert fca.train.persist_optimizer and fca.net.name == "efficientnet-b0-torchvision" and fca.data.image_size == 224
+    assert configs(find("fediic-table1-isic"))["FedIIC"].net.name == "efficientnet-b0"  # not torchvision's there
     assert [part.name for part in fca.objective.parts] == ["balanced_softmax"]
     plain = configs(find("fca-table4"))["FedAvg CE"]
     assert [part.name for part in plain.objective.parts] == ["cross_entropy"]

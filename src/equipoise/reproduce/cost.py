@@ -23,6 +23,7 @@ EFFORT = {
     "resnet50": 22.0,
     "densenet121": 16.0,
     "efficientnet-b0": 5.6,
+    "efficientnet-b0-torchvision": 5.6,
     "efficientnet-lite0": 4.4,
     "mobilenet-v2": 3.6,
 }
