@@ -173,8 +173,9 @@ def short(values: Channels) -> Channels:
 
 def make_sight(config: Config, stuff: Material, measured: tuple[Channels, Channels] | None = None) -> Sight:
     """The sight of a run; `measured` is its normalisation, where that is known already."""
-    samples = stuff.samples
+    samples, evaluate = stuff.samples, config.evaluate
     mean, std = normalisation(config, stuff) if measured is None else measured
+    shots = shot_groups(stuff.counts(), evaluate.shots, head=evaluate.head_over, tail=evaluate.tail_under)
     return Sight(
         task=samples.task,
         classes=samples.classes,
@@ -182,7 +183,7 @@ def make_sight(config: Config, stuff: Material, measured: tuple[Channels, Channe
         channels=samples.images.shape[3],
         mean=short(mean),
         std=short(std),
-        shots=tuple(shot_groups(stuff.counts(), config.evaluate.shots).tolist()),
+        shots=tuple(shots.tolist()),
         fingerprint=samples.fingerprint,
     )
 

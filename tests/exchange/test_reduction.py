@@ -61,6 +61,39 @@ def test_weights_along_the_first_dimension_count_row_by_row() -> None:
     np.testing.assert_allclose(answers.weight["class"].numpy(), w.sum(0), rtol=0, atol=1e-7)
 
 
+@pytest.mark.parametrize("unit", [1e-3, 1e-8, 1e-10, 1e-15])
+def test_a_mean_does_not_depend_on_the_unit_of_its_weights(unit: float) -> None:
+    draw = torch.Generator().manual_seed(3)
+    values = [torch.randn(50, generator=draw, dtype=torch.float64) * 1e-3 for _ in SITES]
+    shares = [0.7, 0.1, 2.5, 0.0, 1.3, 0.02, 0.9]
+    uploads: dict[str, Upload] = {
+        site: {"delta": Mean(x, share * unit), "class": Mean(x.reshape(5, 10), torch.full((5,), share * unit).double())}
+        for site, x, share in zip(SITES, values, shares, strict=True)
+    }
+    answers = reduce(uploads)
+    expected = np.average(np.stack([x.numpy() for x in values]), axis=0, weights=shares)
+    np.testing.assert_allclose(answers["delta"].numpy(), expected, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(answers["class"].numpy().ravel(), expected, rtol=0, atol=1e-9)
+    assert float(answers.weight["delta"]) == pytest.approx(sum(shares) * unit, rel=1e-7)
+    for order in (SITES[::-1], SITES[3:] + SITES[:3]):
+        assert digest(reduce(uploads, order).leaves) == digest(answers.leaves)
+        assert digest(reduce(uploads, order).weight) == digest(answers.weight)
+
+
+def test_small_weights_beside_large_ones_and_values_at_the_limit() -> None:
+    answers = reduce(
+        {
+            "a": {"x": Mean(torch.tensor([3.0, LARGEST], dtype=torch.float64), 1e-9)},
+            "b": {"x": Mean(torch.tensor([5.0, 0.0], dtype=torch.float64), 1000)},
+        }
+    )
+    assert answers["x"].tolist() == pytest.approx([(3e-9 + 5000) / (1000 + 1e-9), LARGEST * 1e-9 / (1000 + 1e-9)], rel=1e-12)
+    reduction = Reduction()
+    for i in range(MOST_SITES):
+        reduction.add(str(i), {"x": Mean(torch.tensor([LARGEST * 2, -0.75 / SCALE], dtype=torch.float64), 0.5)})
+    assert reduction.result(())["x"].tolist() == [LARGEST * 2, -0.75 / SCALE]
+
+
 def test_by_hand() -> None:
     answers = reduce(
         {

@@ -51,6 +51,11 @@ def batch() -> Batch:
     return Batch(views=views, y=torch.tensor([0, 1, 0, 2, 1]), index=torch.arange(5), mask=None)
 
 
+def single(batch: Batch) -> Batch:
+    """The same batch in single precision."""
+    return Batch(tuple(x.float() for x in batch.views), batch.y, batch.index, batch.mask)
+
+
 # The three terms, written out -------------------------------------------------------------------------------------------
 
 
@@ -70,7 +75,8 @@ def slow_intra(unit: Tensor, y: Sequence[int], temperature: Callable[[int, int],
     n, total = len(y), 0.0
     for i in range(n):
         similar = {a: float(unit[i] @ unit[a]) / temperature(y[i], y[a]) for a in range(n) if a != i}
-        bottom = math.log(sum(math.exp(s) for s in similar.values()))
+        top = max(similar.values())
+        bottom = top + math.log(sum(math.exp(s - top) for s in similar.values()))
         positive = [a for a in similar if y[a] == y[i]]
         total -= sum(similar[a] - bottom for a in positive) / len(positive)
     return total / n
@@ -161,10 +167,52 @@ def test_pair_temperature() -> None:
     assert FedIIC().pair_temperature(tiny, y).unique().tolist() == [0.07]
     mixed = FedIIC().pair_temperature(torch.tensor([0.9, 0.1], dtype=torch.float64), y)
     torch.testing.assert_close(mixed, torch.tensor([[0.9, 0.3], [0.3, 0.1]], dtype=torch.float64))
-    paper = FedIIC(temperature="paper", tau=0.2).pair_temperature(torch.tensor([0.9, 0.1], dtype=torch.float64), y)
-    torch.testing.assert_close(paper, torch.tensor([[0.18, 0.07], [0.07, 0.07]], dtype=torch.float64))
-    base = FedIIC(**FedIIC.presets["t=0"]).pair_temperature(tiny, y)
-    assert base.unique().tolist() == [0.1]
+    assert FedIIC(**FedIIC.presets["t=0"]).pair_temperature(tiny, y).unique().tolist() == [1.0]
+    assert FedIIC(**FedIIC.presets["paper-t=0"]).pair_temperature(tiny, y).unique().tolist() == [0.1]
+
+
+def test_temperature_of_the_paper_is_equation_3_without_a_floor() -> None:
+    # Class shares of a site as they are: under a floor of 0.07 every pair would have the same temperature.
+    share = [0.55, 0.3, 0.1, 0.04, 0.01]
+    y = torch.arange(5)
+    for t, tau in ((0.5, 0.1), (0.5, 0.2), (1.0, 0.1)):
+        found = FedIIC(temperature="paper", t=t, tau=tau).pair_temperature(torch.tensor(share, dtype=torch.float64), y)
+        expected = [[(a * b) ** t * tau for b in share] for a in share]
+        torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=0)
+        assert len(found.unique()) > 10
+
+
+@pytest.mark.parametrize("t", [0.0, 0.5, 1.0])
+@torch.no_grad()
+def test_loss_with_the_temperature_of_equation_3(net: Net, batch: Batch, t: float) -> None:
+    loc = place(torch.tensor([900.0, 90.0, 10.0]))
+    p = loc.prior.tolist()
+    units = torch.cat([F.normalize(net.projector(net.body(x))) for x in batch.views])
+    within = slow_intra(units, [*batch.y.tolist()] * 2, lambda a, b: (p[a] * p[b]) ** t * 0.1)
+    both = FedIIC(temperature="paper", t=t, k_inter=0).loss(net, batch, loc)
+    alone = FedIIC(k_intra=0, k_inter=0).loss(net, batch, loc)
+    assert float(both - alone) == pytest.approx(2 * within, rel=1e-9)
+
+
+def test_rare_pairs_at_the_temperature_of_equation_3_have_finite_gradients(net: Net, batch: Batch) -> None:
+    FedIIC(temperature="paper").loss(net.float(), single(batch), place(torch.tensor([99_998.0, 1.0, 1.0]))).backward()
+    assert all(torch.isfinite(p.grad).all() for p in net.parameters() if p.grad is not None)
+
+
+REFERENCE: dict[str, dict[str, Any]] = {
+    "dala": FedIIC.neutral or {},
+    "dala+intra": FedIIC.presets["dala"],
+    "dala+inter": FedIIC.presets["dala"],
+    "paper-t=0": {"temperature": "paper"},
+}
+"""the row each preset is compared with; the whole method for those not named"""
+
+
+@pytest.mark.parametrize("preset", FedIIC.presets)
+def test_every_preset_changes_one_thing_against_its_reference(preset: str) -> None:
+    row, reference = FedIIC(**FedIIC.presets[preset]), FedIIC(**REFERENCE.get(preset, {}))
+    changed = [name for name in FedIIC.model_fields if getattr(row, name) != getattr(reference, name)]
+    assert len(changed) == 1, changed
 
 
 def test_one_view_is_refused(net: Net, batch: Batch) -> None:
@@ -294,7 +342,7 @@ def test_presets_leave_out_what_their_names_say(net: Net, batch: Batch) -> None:
     loc = place()
     dala, within, across = parts(net, batch, loc)
     p, units = loc.prior.tolist(), torch.cat([F.normalize(net.projector(net.body(x))) for x in batch.views])
-    constant = slow_intra(units, [*batch.y.tolist()] * 2, lambda a, b: 0.1)
+    constant = slow_intra(units, [*batch.y.tolist()] * 2, lambda a, b: 1.0)
     no_difficulty = slow_dala(net(batch.x), batch.y, loc, q=0)
     assert len(set(p)) == 3
     expected = {

@@ -123,6 +123,7 @@ def test_rescue_factor_by_hand() -> None:
     before, during = torch.tensor([0.5, 0.25, 0.0]), torch.tensor([0.4, 0.8, 0.0])
     assert rescue_factor(before, during) == pytest.approx(0.5 * 0.4 + 0.25 * 0.8)
     assert rescue_factor(before, during, normalised=True) == pytest.approx((2 / 3) * (1 / 3) + (1 / 3) * (2 / 3))
+    assert rescue_factor(torch.tensor([-1e-7, 0.5]), torch.tensor([1.0, 1.0])) == 0.5  # rounding below 0 weighs nothing
     nothing = torch.zeros(3)
     assert rescue_factor(nothing, nothing) == rescue_factor(nothing, nothing, normalised=True) == 0.0
 
@@ -226,6 +227,31 @@ def test_scaling_all_divergences_changes_nothing(
     assert after == pytest.approx(9 * before, rel=1e-5)
     for name in model:
         torch.testing.assert_close(scaled[name], model[name], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("unit", [2.0**-30, 2.0**-50])
+def test_tiny_rescue_factors_count_as_any_others(
+    unit: float, make_config: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(MAS, rounds=1)
+    model = run(config, tmp_path / "plain").server["model"]
+    monkeypatch.setattr(fedmas, "rescue_factor", lambda *a, **k: unit * rescue_factor(*a, **k))
+    tiny = run(config, tmp_path / "tiny").server["model"]
+    assert 0 < notes(tmp_path / "tiny", "west")[0]["rescue_factor"] < 1e-6
+    for name in model:
+        torch.testing.assert_close(tiny[name], model[name], rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize(("train", "norm"), [({}, 5.0), ({"clip_norm": 2.0}, 2.0)])
+def test_released_clips_gradients(train: dict[str, Any], norm: float, make_config: Callable[..., Any], tmp_path: Path) -> None:
+    # One step of plain descent at rate 1 along a gradient made long by the pull: the step is as long as the clip allows.
+    method = MAS | {"preset": "released", "lambda_f": 1e4}
+    config = make_config(method, ["west"], rounds=1, optimizer="sgd", lr=1.0, batch_size=64, **train)
+    _, tap = watched(config, tmp_path / "run")
+    (answer,) = (a for a in tap.answers if a.question.name == "train")
+    delta = flatten(decode_upload(answer.data)[1]["delta"].value)
+    step = [tensor.double().norm() for name, tensor in delta.items() if "running" not in name]
+    assert float(torch.stack(step).norm()) == pytest.approx(norm, rel=1e-4)
 
 
 def test_frozen_network_never_changes_and_its_features_are_computed_once(

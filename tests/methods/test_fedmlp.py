@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +20,9 @@ from torch import Tensor, nn
 from equipoise.config import Config, resolve
 from equipoise.exchange import Reduction, decode_upload
 from equipoise.leaves import Mean, Upload
-from equipoise.methods.fedmlp import NONE, FedMLP, selected
+from equipoise.losses.tagging import NONE, selected
+from equipoise.methods import fedmlp
+from equipoise.methods.fedmlp import FedMLP
 from equipoise.running import Result, run
 from equipoise.setup import material
 from equipoise.site import Batch
@@ -113,6 +117,40 @@ def test_late_loss_over_labels_tags_and_the_rest(cr: bool) -> None:
         expected += sum((sigmoid(float(logits[i, c])) - sigmoid(float(guide[i, c]))) ** 2 for i, c in rest) / 12
     found = method.late_loss(same, batch_of(y, logits), loc)
     assert float(found) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(("over", "labelled", "missing"), [("all", 12, 12), ("labelled", 8, 4)])
+def test_warm_up_consistency_is_the_squared_distance_on_missing_classes(over: Any, labelled: int, missing: int) -> None:
+    views, guides = (draw(4, 3, seed=1), draw(4, 3, seed=2)), (draw(4, 3, seed=5), draw(4, 3, seed=6))
+    y = torch.tensor([[1.0, 0, 0], [0, 0, 1], [1, 0, 1], [0, 0, 0]], dtype=torch.float64)
+    answer = {id(view): guide for view, guide in zip(views, guides, strict=True)}
+    loc = place(10, [0, 2], positives=[2, 0, 7])
+    loc.scratch = {"shift": torch.zeros(3, dtype=torch.float64), "received": lambda x: answer[id(x)]}
+    expected = 0.0
+    for view, guide in zip(views, guides, strict=True):
+        for i in range(4):
+            for c in (0, 2):
+                p = sigmoid(float(view[i, c]))
+                expected -= (math.log(p) if y[i, c] else math.log(1 - p)) / labelled
+            expected += (sigmoid(float(view[i, 1])) - sigmoid(float(guide[i, 1]))) ** 2 / missing
+    method = FedMLP(wpc=False, warmup_cr=True, over=over)
+    assert float(method.loss(same, batch_of(y, *views), loc)) == pytest.approx(expected / 2, rel=1e-9)
+
+
+def test_late_loss_over_the_cells_of_each_term() -> None:
+    logits, guide = draw(4, 3, seed=3), draw(4, 3, seed=4)
+    y, loc = torch.zeros(4, 3, dtype=torch.float64), place(4, [0])
+    loc.mine["tags"][:3, 1] = torch.tensor([1, 0, 0], dtype=torch.int8)
+    loc.scratch = {"shift": torch.zeros(3, dtype=torch.float64), "received": lambda x: guide}
+    known = {(i, 0): 0.0 for i in range(4)} | {(0, 1): 1.0, (1, 1): 0.0, (2, 1): 0.0}
+    rest = [(i, c) for i in range(4) for c in range(3) if (i, c) not in known]
+    supervised = sum(
+        -math.log(sigmoid(float(logits[cell])) if label else 1 - sigmoid(float(logits[cell]))) for cell, label in known.items()
+    )
+    distance = sum((sigmoid(float(logits[cell])) - sigmoid(float(guide[cell]))) ** 2 for cell in rest)
+    both, alone = FedMLP(wpc=False, over="labelled"), FedMLP(**FedMLP.presets["released"])
+    assert float(both.late_loss(same, batch_of(y, logits), loc)) == pytest.approx(supervised / 7 + distance / 5, rel=1e-9)
+    assert float(alone.late_loss(same, batch_of(y, logits), loc)) == pytest.approx(supervised / 7, rel=1e-9)
 
 
 def test_consistency_moves_only_unknown_cells_and_not_the_guide() -> None:
@@ -251,14 +289,14 @@ def test_small_sites_tag_at_least_one(n: int, rule: bool | None, small: bool) ->
 # What sites say of classes ----------------------------------------------------------------------------------------------
 
 
-def described(n: int, own: list[int], seed: int) -> tuple[Upload, Tensor, Tensor, Tensor]:
+def described(n: int, own: list[int], seed: int, **options: Any) -> tuple[Upload, Tensor, Tensor, Tensor]:
     """The description of one site, and the features, labels and scores it is made from."""
     feature = draw(n, 5, seed=seed).float()
     seen = Seen(feature, head=draw(3, 5, seed=seed + 1).float() * 2)
     y = (draw(n, 3, seed=seed + 2) > 0.3).float() * torch.tensor([c in own for c in range(3)])
     loc = place(n, own, scan=seen.scan, train=SimpleNamespace(labels=y))
     score = seen.net.head["fed"](feature).detach().sigmoid()
-    return FedMLP()._describe(seen.net, loc), feature, y, score
+    return FedMLP(**options)._describe(seen.net, loc), feature, y, score
 
 
 def test_prototypes_are_means_over_labelling_sites_and_degrees_over_the_others() -> None:
@@ -278,6 +316,34 @@ def test_prototypes_are_means_over_labelling_sites_and_degrees_over_the_others()
         expected = sum(decided.values()) / sum(sites[s][0] for s in missing) if missing else 0.0
         assert float(answers["degree"][c]) == pytest.approx(expected, abs=1e-6)
         assert float(answers.weight["degree"][c]) == sum(sites[s][0] for s in missing)
+
+
+def test_equation_10_as_printed_goes_over_the_labelling_sites() -> None:
+    sites = {"a": (20, [0, 1]), "b": (31, [0]), "c": (12, [0, 2])}
+    found = {name: described(n, own, seed=10 * n, **FedMLP.presets["eq-10"]) for name, (n, own) in sites.items()}
+    reduction = Reduction()
+    for name, (upload, *_) in found.items():
+        reduction.add(name, upload)
+    answers = reduction.result(tuple(sites))
+    for c, labelling in enumerate((["a", "b", "c"], ["a"], ["c"])):
+        images = sum(sites[s][0] for s in labelling)
+        share = {s: sum(float(v) < 0.3 or float(v) > 0.7 for v in found[s][3][:, c]) / sites[s][0] for s in labelling}
+        expected = sum(sites[s][0] / images * share[s] for s in labelling)
+        assert float(answers["degree"][c]) == pytest.approx(expected, abs=1e-6)
+        assert float(answers.weight["degree"][c]) == images
+
+
+def test_prototypes_may_be_weighted_by_images() -> None:
+    sites = {"a": (20, [0, 1]), "b": (31, [0]), "c": (12, [0, 2])}
+    found = {name: described(n, own, seed=10 * n, prototypes_by="samples") for name, (n, own) in sites.items()}
+    reduction = Reduction()
+    for name, (upload, *_) in found.items():
+        reduction.add(name, upload)
+    answers = reduction.result(tuple(sites))
+    for kind in (0, 1):
+        means = torch.stack([found[s][1][found[s][2][:, 0] == kind].mean(0) for s in sites])
+        expected = torch.tensor([20.0, 31.0, 12.0]) @ means / 63
+        torch.testing.assert_close(answers["prototypes"][0, kind], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_kind_nobody_has_shown_has_no_weight() -> None:
@@ -418,16 +484,39 @@ def test_labels_a_site_does_not_have_change_nothing(make: Make, tmp_path: Path) 
 
 def test_every_switch_counts(make: Make, tmp_path: Path) -> None:
     arms: dict[str, dict[str, Any]] = {"all": {}, **{f"no {name}": {name: False} for name in ("mld", "wpc", "cr", "st")}}
+    arms |= {"warm": {"warmup_cr": True}, "over": {"over": "labelled"}, "eq-10": {"degree_of": "labelling"}}
+    arms |= {"weighted": {"prototypes_by": "samples"}, "released": {"preset": "released"}}
     hashes = {arm: run(make(EAGER | change), tmp_path / arm).state_hash for arm, change in arms.items()}
     assert len(set(hashes.values())) == len(arms), hashes
     assert all((t == NONE).all() for t in tags(tmp_path / "no mld", "2.0").values())
 
 
 def test_presets_add_one_component_after_the_other() -> None:
-    on = {
-        name: {c for c in ("mld", "wpc", "cr", "st") if getattr(FedMLP(**change), c)} for name, change in FedMLP.presets.items()
-    }
-    assert on == {name: set(name.split("+")) for name in FedMLP.presets}
+    rows = [name for name in FedMLP.presets if name.startswith("mld")]
+    on = {name: {c for c in ("mld", "wpc", "cr", "st") if getattr(FedMLP(**FedMLP.presets[name]), c)} for name in rows}
+    assert on == {name: set(name.split("+")) for name in rows}
+    for before, after in pairwise(rows):
+        assert differing(before, after) == {after.split("+")[-1]}
+    assert FedMLP(**FedMLP.presets[rows[-1]]) == FedMLP()
+    assert differing(rows[-1], "eq-10") == {"degree_of"}
+
+
+def differing(one: str, other: str) -> set[str]:
+    """The options in which two presets differ."""
+    first, second = (FedMLP(**FedMLP.presets[name]) for name in (one, other))
+    return {name for name in FedMLP.model_fields if getattr(first, name) != getattr(second, name)}
+
+
+def test_released_has_detection_alone_and_a_consistency_while_warming_up() -> None:
+    released = FedMLP(**FedMLP.presets["released"])
+    assert released.mld and released.warmup_cr
+    assert not (released.wpc or released.cr or released.st or released.at_least_one)
+    assert (released.over, released.prototypes_by, released.degree_of) == ("labelled", "samples", "missing")
+
+
+def test_equations_named_are_those_of_the_paper() -> None:
+    named = [int(n) for part in re.findall(r"Eq\. ([\d-]+)", str(fedmlp.__doc__)) for n in part.split("-")]
+    assert set(named) == {3, 4, 5, 6, 7, 9, 10}  # 1 and 2 are others' losses, and 10 is the last
 
 
 def test_neutral_is_fedavg_on_the_labels_there_are(make: Make, tmp_path: Path) -> None:

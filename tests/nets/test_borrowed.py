@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
-from equipoise.nets import NETS, Net, NetOptions, build, state
-from equipoise.nets.borrowed import rename_b0, rename_densenet
+from equipoise.errors import WeightsError
+from equipoise.nets import NETS, Net, NetOptions, build, load, state
+from equipoise.nets.borrowed import rename_b0, rename_b0_torchvision, rename_densenet
+from equipoise.nets.norm import batch_norms
 from equipoise.seeds import generator
 
 pytestmark = pytest.mark.slow
@@ -24,6 +28,7 @@ COUNTS = {
     "resnet50": 25_557_032 - 2049 * 1000,
     "densenet121": 7_978_856 - 1025 * 1000,
     "efficientnet-b0": 5_288_548 - 1281 * 1000,
+    "efficientnet-b0-torchvision": 5_288_548 - 1281 * 1000,
 }
 
 
@@ -106,21 +111,24 @@ def densenet_shapes(dot: str) -> dict[str, tuple[int, ...]]:
     return shapes | norm("features.norm5", channels)
 
 
+B0_STAGES = [
+    (1, 3, 1, 1, 16),
+    (2, 3, 2, 6, 24),
+    (2, 5, 2, 6, 40),
+    (3, 3, 2, 6, 80),
+    (3, 5, 1, 6, 112),
+    (4, 5, 2, 6, 192),
+    (1, 3, 1, 6, 320),
+]
+"""EfficientNet-B0: repeats, kernel, stride of the first block, expansion, outputs"""
+
+
 def b0_shapes() -> dict[str, tuple[int, ...]]:
-    """The same for EfficientNet-B0: (repeats, kernel, expansion, outputs) per stage."""
+    """The same for EfficientNet-B0."""
     shapes = {"_conv_stem.weight": (32, 3, 3, 3), **norm("_bn0", 32)}
     shapes |= {"_conv_head.weight": (1280, 320, 1, 1), **norm("_bn1", 1280), "_fc.weight": (1000, 7)}
-    stages = [
-        (1, 3, 1, 16),
-        (2, 3, 6, 24),
-        (2, 5, 6, 40),
-        (3, 3, 6, 80),
-        (3, 5, 6, 112),
-        (4, 5, 6, 192),
-        (1, 3, 6, 320),
-    ]
     inputs, block = 32, 0
-    for repeats, kernel, expansion, outputs in stages:
+    for repeats, kernel, _, expansion, outputs in B0_STAGES:
         for _ in range(repeats):
             at, wide, narrow = f"_blocks.{block}", inputs * expansion, inputs // 4
             if expansion > 1:
@@ -131,6 +139,135 @@ def b0_shapes() -> dict[str, tuple[int, ...]]:
             shapes |= {f"{at}._project_conv.weight": (outputs, wide, 1, 1), **norm(f"{at}._bn2", outputs)}
             inputs, block = outputs, block + 1
     return shapes
+
+
+def torchvision_b0_shapes() -> dict[str, tuple[int, ...]]:
+    """The same under the names of torchvision's module tree: a list of stages, of blocks, of layers, of parts."""
+    shapes = {"features.0.0.weight": (32, 3, 3, 3), **norm("features.0.1", 32)}
+    shapes |= {"features.8.0.weight": (1280, 320, 1, 1), **norm("features.8.1", 1280)}
+    shapes |= {"classifier.1.weight": (1000, 1280), "classifier.1.bias": (1000,)}
+    inputs = 32
+    for stage, (repeats, kernel, _, expansion, outputs) in enumerate(B0_STAGES, start=1):
+        for block in range(repeats):
+            at, wide, narrow, layer = f"features.{stage}.{block}.block", inputs * expansion, inputs // 4, 0
+            if expansion > 1:
+                shapes |= {f"{at}.0.0.weight": (wide, inputs, 1, 1), **norm(f"{at}.0.1", wide)}
+                layer = 1
+            shapes |= {f"{at}.{layer}.0.weight": (wide, 1, kernel, kernel), **norm(f"{at}.{layer}.1", wide)}
+            shapes |= {f"{at}.{layer + 1}.fc1.weight": (narrow, wide, 1, 1), f"{at}.{layer + 1}.fc1.bias": (narrow,)}
+            shapes |= {f"{at}.{layer + 1}.fc2.weight": (wide, narrow, 1, 1), f"{at}.{layer + 1}.fc2.bias": (wide,)}
+            shapes |= {f"{at}.{layer + 2}.0.weight": (outputs, wide, 1, 1), **norm(f"{at}.{layer + 2}.1", outputs)}
+            inputs = outputs
+    return shapes
+
+
+def drawn(shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """Weights that keep values in range through 81 layers: kernels scaled by their inputs, variances around 1."""
+    draw = generator(0, "weights")
+    content = {}
+    for name, shape in shapes.items():
+        fan = max(1, int(np.prod(shape[1:])))
+        spread = (
+            0.5 + torch.rand(shape, generator=draw)
+            if len(shape) == 1
+            else torch.randn(shape, generator=draw) * (2 / fan) ** 0.5
+        )
+        content[name] = spread
+    return content
+
+
+def torchvision_b0(w: dict[str, Tensor], x: Tensor) -> Tensor:
+    """Pooled features of torchvision's EfficientNet-B0 in eval mode, layer by layer."""
+
+    def unit(x: Tensor, at: str, stride: int = 1, groups: int = 1) -> Tensor:
+        kernel = w[f"{at}.0.weight"]
+        x = F.conv2d(x, kernel, stride=stride, padding=(kernel.shape[-1] - 1) // 2, groups=groups)
+        mean, variance, scale, shift = (w[f"{at}.1.{part}"] for part in ("running_mean", "running_var", "weight", "bias"))
+        return F.batch_norm(x, mean, variance, scale, shift, training=False, eps=1e-5)
+
+    x = F.silu(unit(x, "features.0", stride=2))
+    for stage, (repeats, _, stride, expansion, _) in enumerate(B0_STAGES, start=1):
+        for block in range(repeats):
+            at, before, layer = f"features.{stage}.{block}.block", x, 0
+            if expansion > 1:
+                x, layer = F.silu(unit(x, f"{at}.0")), 1
+            x = F.silu(unit(x, f"{at}.{layer}", stride if block == 0 else 1, groups=x.shape[1]))
+            gate = x.mean((2, 3), keepdim=True)
+            gate = F.silu(F.conv2d(gate, w[f"{at}.{layer + 1}.fc1.weight"], w[f"{at}.{layer + 1}.fc1.bias"]))
+            gate = F.conv2d(gate, w[f"{at}.{layer + 1}.fc2.weight"], w[f"{at}.{layer + 1}.fc2.bias"]).sigmoid()
+            x = unit(x * gate, f"{at}.{layer + 2}")
+            if before.shape == x.shape and (stride == 1 or block > 0):
+                x = x + before
+    return F.silu(unit(x, "features.8")).mean((2, 3))
+
+
+def test_torchvisions_names_are_one_for_one_and_complete():
+    shapes = torchvision_b0_shapes()
+    learned = [shape for name, shape in shapes.items() if "running" not in name]
+    assert sum(int(np.prod(shape)) for shape in learned) == 5_288_548  # what torchvision says of the whole net
+    renamed = {rename_b0_torchvision(name): shape for name, shape in shapes.items() if not name.startswith("classifier")}
+    assert len(renamed) == len(shapes) - 2
+    assert renamed == {name: tuple(tensor.shape) for name, tensor in state(make("efficientnet-b0-torchvision").body).items()}
+
+
+@pytest.mark.parametrize("size", [64, 75])
+def test_torchvisions_weights_give_torchvisions_features(tmp_path, size):
+    content = drawn(torchvision_b0_shapes())
+    path = tmp_path / "efficientnet_b0.pth"
+    torch.save(content | {"features.0.1.num_batches_tracked": torch.tensor(3)}, path)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    net = make("efficientnet-b0-torchvision", base=tmp_path, weights=path.name, sha256=digest, image_size=size).double().eval()
+    x = torch.randn(2, 3, size, size, generator=generator(0, "images")).double()
+    with torch.no_grad():
+        expected = torchvision_b0({name: tensor.double() for name, tensor in content.items()}, x)
+        torch.testing.assert_close(net.body(x), expected, rtol=1e-9, atol=1e-9)
+        other = make("efficientnet-b0", image_size=size).double().eval()
+        load(other.body, {name: tensor.double() for name, tensor in state(net.body).items()})
+        assert (other.body(x) - expected).abs().max() > 1e-3  # other padding and another eps
+
+
+@pytest.mark.parametrize(
+    ("name", "momentum", "eps"), [("efficientnet-b0", 0.01, 1e-3), ("efficientnet-b0-torchvision", 0.1, 1e-5)]
+)
+def test_batch_norm_of_b0(name, momentum, eps):
+    net = make(name, image_size=32).train()
+    assert {(layer.momentum, layer.eps) for layer in batch_norms(net)} == {(momentum, eps)}
+    assert f"momentum {momentum:g} and eps {eps:.5f}".rstrip("0") in NETS[name].description
+    x = torch.randn(4, 3, 32, 32)
+    seen = net.body._conv_stem(net.body._conv_stem_padding(x)).mean((0, 2, 3))
+    net.body(x)
+    torch.testing.assert_close(net.body._bn0.running_mean, momentum * seen)
+
+
+def test_blocks_are_skipped_as_often_as_in_torchvision():
+    blocks = [block for stage in make("efficientnet-b0-torchvision").body._blocks for block in stage]
+    assert [block.drop_connect_rate for block in blocks] == pytest.approx([0.2 * i / 16 for i in range(16)])
+
+
+def test_torchvisions_file_for_the_other_b0_names_the_right_one(tmp_path):
+    path = tmp_path / "w.safetensors"
+    for name, other, shapes in (
+        ("efficientnet-b0", "efficientnet-b0-torchvision", torchvision_b0_shapes()),
+        ("efficientnet-b0-torchvision", "efficientnet-b0", b0_shapes()),
+    ):
+        save_file({key: torch.zeros(shape) for key, shape in shapes.items()}, path)
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        with pytest.raises(WeightsError, match=f"do not fit net '{name}': .*choose net.name = '{other}'$"):
+            make(name, base=tmp_path, weights=path.name, sha256=digest)
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_a_checkpoint_of_moco_loads(tmp_path, zipped):
+    body = {key: shape for key, shape in resnet_shapes([3, 4, 6, 3], True).items() if not key.startswith("fc.")}
+    head = {"fc.0.weight": (2048, 2048), "fc.0.bias": (2048,), "fc.2.weight": (128, 2048), "fc.2.bias": (128,)}
+    content = {f"module.encoder_q.{key}": tensor for key, tensor in drawn(body | head).items()}
+    content |= {f"module.encoder_q.{key}": torch.tensor(7) for key in ("bn1.num_batches_tracked",)}
+    path = tmp_path / "moco_v2_800ep_pretrain.pth.tar"
+    checkpoint = {"epoch": 800, "arch": "resnet50", "state_dict": OrderedDict(content)}
+    torch.save(checkpoint, path, _use_new_zipfile_serialization=zipped)
+    net = make("resnet50", base=tmp_path, weights=path.name, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+    for key in body:
+        assert torch.equal(state(net.body)[key], content[f"module.encoder_q.{key}"])
 
 
 @pytest.mark.parametrize(
@@ -151,6 +288,12 @@ def b0_shapes() -> dict[str, tuple[int, ...]]:
             "features.denseblock1.denselayer2.layers.norm1.running_var",
         ),
         ("efficientnet-b0", b0_shapes(), "_blocks.11._se_expand.bias", "_blocks.5.11._se_expand.bias"),
+        (
+            "efficientnet-b0-torchvision",
+            torchvision_b0_shapes(),
+            "features.6.0.block.2.fc2.bias",
+            "_blocks.5.11._se_expand.bias",
+        ),
     ],
 )
 def test_published_names_find_their_place(tmp_path, name, shapes, published, ours):
@@ -163,17 +306,19 @@ def test_published_names_find_their_place(tmp_path, name, shapes, published, our
     net = make(name, base=tmp_path, weights="w.safetensors", sha256=digest, channels=1)
     assert torch.equal(state(net.body)[ours], content[published])
     stem = NETS[name].stem
-    torch.testing.assert_close(state(net.body)[stem][:, 0], content[stem].sum(dim=1))
+    (first,) = (key for key, shape in shapes.items() if NETS[name].rename(key) == stem)
+    torch.testing.assert_close(state(net.body)[stem][:, 0], content[first].sum(dim=1))
 
 
 def test_our_own_names_pass_through():
     for name in state(make("efficientnet-b0").body):
         assert rename_b0(name) == name
+        assert rename_b0_torchvision(name) == name
     for name in state(make("densenet121").body):
         assert rename_densenet(name) == name
 
 
-@pytest.mark.parametrize("name", ["resnet18", "efficientnet-b0"])
+@pytest.mark.parametrize("name", ["resnet18", "efficientnet-b0", "efficientnet-b0-torchvision"])
 def test_group_norm_and_frozen_reach_every_layer(name):
     group = make(name, batch_norm="group", image_size=32)
     assert not any("running" in key for key in state(group))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,7 @@ def same_body(a: Net, b: Net) -> bool:
     return all(torch.equal(tensor, state(b.body)[name]) for name, tensor in state(a.body).items())
 
 
-@pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".pt", ".th"])
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".pt", ".th", ".pth.tar"])
 def test_reads_safetensors_and_torch_files_new_and_old(tmp_path, suffix):
     source, target = make(1), make(2)
     path = write(tmp_path / f"w{suffix}", tensors(source))
@@ -162,8 +163,9 @@ def test_damaged_files_are_refused(tmp_path, suffix, content):
         load_weights(make(), path, sha(path))
 
 
-def test_other_endings_are_refused(tmp_path):
-    path = tmp_path / "w.npz"
+@pytest.mark.parametrize("name", ["w.npz", "w.tar", "w.pth.tar.gz", "pth.tar.txt"])
+def test_other_endings_are_refused(tmp_path, name):
+    path = tmp_path / name
     path.write_bytes(b"x")
     with pytest.raises(WeightsError, match=r"must end in \.safetensors"):
         load_weights(make(), path, sha(path))
@@ -179,13 +181,23 @@ class Bomb:
         return os.system, (f"touch {self.marker}",)
 
 
+@pytest.mark.parametrize("name", ["w.pth", "w.pth.tar"])
 @pytest.mark.parametrize("zipped", [True, False])
-def test_code_in_a_file_does_not_run(tmp_path, zipped):
-    marker, path = tmp_path / "boom", tmp_path / "w.pth"
+def test_code_in_a_file_does_not_run(tmp_path, zipped, name):
+    marker, path = tmp_path / "boom", tmp_path / name
     torch.save({"conv1.weight": Bomb(marker)}, path, _use_new_zipfile_serialization=zipped)
     with pytest.raises(WeightsError, match="cannot be read safely"):
         load_weights(make(), path, sha(path))
     assert not marker.exists()
+
+
+def test_a_real_archive_is_refused(tmp_path):
+    path = tmp_path / "w.pth.tar"
+    (tmp_path / "w.pth").write_bytes(b"x")
+    with tarfile.open(path, "w") as archive:
+        archive.add(tmp_path / "w.pth", "w.pth")
+    with pytest.raises(WeightsError, match="cannot be read safely"):
+        load_weights(make(), path, sha(path))
 
 
 def test_code_in_a_bare_stream_does_not_run(tmp_path):

@@ -72,6 +72,49 @@ def test_a_metric_may_be_a_mean_and_may_be_lacking() -> None:
     assert value(test, thirds) == pytest.approx(0.6)
     assert value(test, ["generalisation.map"]) is None
     assert value(test, [*thirds, "attributes.tone.dark.balanced_accuracy"]) is None
+    assert value(test, []) is None
+
+
+PRINTED = """
+extends = "phantom.toml"
+[train]
+rounds = 1
+batch_size = 8
+[engine]
+device = "cpu"
+[reproduce]
+title = "t"
+source = "s"
+images = 10
+columns = { ACC = "generalisation.accuracy", "Average ACC" = [] }
+[reproduce.rows.A]
+method.name = "fedavg"
+reported = { ACC = 50.0, "Average ACC" = 60.25 }
+[reproduce.rows.B]
+method.name = "fedprox"
+reported = { ACC = 51.0, "Average ACC" = 61.5 }
+p_value = "< 0.001"
+"""
+
+
+@pytest.mark.slow
+def test_averages_over_tables_and_p_values_stand_beside_ours(phantom: Path, tmp_path: Path) -> None:
+    (tmp_path / "printed.toml").write_text(PRINTED)
+    out = tmp_path / "out"
+    facts = reproduce(prepare(read(tmp_path / "printed.toml"), phantom, seeds=(0, 1), base=tmp_path), out, 1)
+    cell = facts["rows"]["B"]["cells"]["Average ACC"]
+    assert (cell["ours"], cell["paper"], cell["difference"]) == (None, 61.5, None)
+    versus = json.loads((out / "comparison.json").read_text())["versus"]["B"]["p"]["t"]
+    assert facts["rows"]["B"]["p"] == {"ours": versus, "paper": "< 0.001"} and versus is not None
+    assert "p" not in facts["rows"]["A"]
+    text = (out / "reproduction.md").read_text()
+    lines = {line.split("|")[1].strip(): line.split("|") for line in text.splitlines() if line.startswith("|")}
+    assert [cell.strip() for cell in lines["method"][-4:-1]] == ["p", "paper p", "runs"]
+    assert [cell.strip() for cell in lines["A"][-4:-1]] == ["", "", "2"]
+    assert [cell.strip() for cell in lines["B"][-4:-2]] == [f"{versus:.3f}", r"\< 0.001"]
+    assert "paired t test against A" in text
+    (row,) = (row for row in csv.DictReader(io.StringIO((out / "reproduction.csv").read_text())) if row["method"] == "B")
+    assert row["p paper"] == "< 0.001" and row["Average ACC paper"] == "61.5000" and row["Average ACC ours"] == ""
 
 
 # What is asked for ------------------------------------------------------------------------------------------------------
@@ -138,6 +181,7 @@ def test_the_list_has_rows_data_and_cost(monkeypatch: pytest.MonkeyPatch) -> Non
     assert fca["estimated_seconds"]["small"] == pytest.approx(13 * 20 * 18597 * 1e-3)
     assert found["fediic-table1-real"]["data"] == ["ham10000", "ph2", "derm7pt", "isic2019"]
     assert "cannot" in found["fedmas-table5"]["rows"]["CLIP ViT-B/32"]
+    assert found["fedmas-table2"]["rows"]["Fed-MAS"]["p_value"] == "< 0.001"
     two_views = found["fediic-table2-isic"]["estimated_seconds"]["full"]
     assert two_views == pytest.approx((1 + 4 * 2) * 200 * 17731)
     assert [one["table"] for one in listing(["fca-table4"])] == ["fca-table4"]

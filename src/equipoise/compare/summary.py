@@ -146,7 +146,7 @@ def table_of(facts: Mapping[str, Any]) -> Table:
         versus = facts["versus"].get(label)
         remarks = ["", *("" for _ in TESTS)]
         if versus is not None:
-            remarks = [_signed(versus["difference"]), *(_p(versus["holm"][test]) for test in TESTS)]
+            remarks = [_signed(versus["difference"]), *(p_text(versus["holm"][test]) for test in TESTS)]
         done, wanted = len(arm["runs"]), facts["runs"]
         rows.append(
             Row(
@@ -243,6 +243,6 @@ def _signed(value: float) -> str:
     return f"{100 * value:+.1f}"
 
 
-def _p(value: float | None) -> str:
+def p_text(value: float | None) -> str:
     """0.0123 → 0.012; what is smaller than can be shown is said to be."""
     return "–" if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"

@@ -73,7 +73,7 @@ def shot_groups(
 ) -> Tensor:
     """int64 [C]: 0 for head, 1 for medium and 2 for tail classes, by the number of training images.
 
-    `absolute` takes Fed-MAS's thresholds: more than `head` images, fewer than `tail`. `thirds` takes the third of the
+    `absolute` takes thresholds, at first Fed-MAS's: more than `head` images, fewer than `tail`. `thirds` takes the third of the
     classes with most images and the third with fewest, which also suits small data; of equals the first is the larger.
     """
     counts = torch.as_tensor(train_counts)

@@ -49,7 +49,7 @@ class Evaluation:
         self.method, self.options, self.rounds, self.path = method, options, rounds, path
         self.samples, self.holdings = samples, {holding.name: holding for holding in holdings}
         self.tell = tell or (lambda row: None)
-        self.shots = shot_groups(counts, options.shots)
+        self.shots = shot_groups(counts, options.shots, head=options.head_over, tail=options.tail_under)
         self.history: list[dict[str, Any]] = []
         self._since = time.perf_counter()
 

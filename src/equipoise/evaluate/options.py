@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from equipoise.options import Options
 
@@ -21,8 +21,20 @@ class EvaluateOptions(Options):
     exact: bool = True
     """in simulation, compute AUC from the scores themselves instead of from histograms"""
     shots: Literal["absolute", "thirds"] = "thirds"
-    """head, medium and tail classes by training images (over 700, under 70) or by thirds of the classes"""
+    """head, medium and tail classes by number of training images, or by thirds of the classes"""
+    head_over: int = Field(default=700, ge=0)
+    """with `shots = "absolute"`: a class of more training images than this is a head class"""
+    tail_under: int = Field(default=70, ge=0)
+    """with `shots = "absolute"`: a class of fewer training images than this is a tail class"""
     attributes: bool = True
     """also report the metrics per value of each attribute column"""
     tensorboard: bool = False
     """also write every round's metrics as TensorBoard events, into the run folder's `tensorboard/`"""
+
+    @model_validator(mode="after")
+    def _groups_are_apart(self) -> EvaluateOptions:
+        if self.tail_under > self.head_over + 1:
+            raise ValueError(
+                f"tail_under = {self.tail_under} is above head_over = {self.head_over}, so a class could be both: lower it"
+            )
+        return self

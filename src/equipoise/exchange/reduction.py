@@ -2,6 +2,8 @@
 
 A float x with weight w contributes round(w · x · 2^28) as an int64. With at most 1,024 sites and |w · x| ≤ 2^22 each, a sum
 cannot overflow; the guard refuses anything larger. Answers are added as they arrive, so memory does not grow with sites.
+A mean does not depend on the unit of its weights, so weights below 1 keep what this rounding takes away: another int64, in units
+of 2^-78. A weight of 10^-15 counts as exactly as one of 1; below 2^-78 (3 · 10^-24) it is 0.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from equipoise.tree import Tree, flatten, unflatten
 
 FRACTION_BITS = 28
 SCALE = float(2**FRACTION_BITS)
+FINE = float(2**50)
+"""the rest after rounding is at most half a unit, so 1,024 sites' rests stay below 2^59"""
 LARGEST = float(2**22)
 MOST_SITES = 1024
 PIECE = 2**15
@@ -32,6 +36,13 @@ def fixed(x: Tensor, weight: Tensor | None = None) -> Tensor:
     if weight is not None:
         y = y.mul_(spread(weight, x))
     return y.round_().to(torch.int64)
+
+
+def fixed_fine(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """round(weight · x · 2^28) and what that left over, times 2^50, both as int64."""
+    y = x.to(torch.float64) * SCALE * spread(weight, x)
+    whole = y.round()
+    return whole.to(torch.int64), ((y - whole) * FINE).round_().to(torch.int64)
 
 
 def add_fixed(total: Tensor, x: Tensor, weight: float) -> None:
@@ -53,6 +64,12 @@ def quotient(total: Tensor, divisor: float, dtype: torch.dtype) -> Tensor:
     for y, out in zip(total.view(-1).split(PIECE), result.view(-1).split(PIECE), strict=True):
         out.copy_(scaled[: len(y)].copy_(y).div_(divisor))
     return result
+
+
+def with_rest(total: Tensor, rest: Tensor | None) -> Tensor:
+    """A sum in units of 2^-28 as float64, with the rests of its rounding where they were kept."""
+    value = total.to(torch.float64)
+    return value if rest is None else value + rest.to(torch.float64) / FINE
 
 
 def spread(weight: Tensor, x: Tensor) -> Tensor:
@@ -97,7 +114,9 @@ class Reduction:
         self._kinds: dict[str, str] = {}
         self._dtypes: dict[tuple[str, str], torch.dtype] = {}
         self._sums: dict[tuple[str, str], Tensor] = {}
+        self._rests: dict[tuple[str, str], Tensor] = {}
         self._weights: dict[str, Tensor] = {}
+        self._weight_rests: dict[str, Tensor] = {}
         self._each: dict[str, dict[str, Any]] = {}
         self._sites: list[str] = []
 
@@ -111,14 +130,22 @@ class Reduction:
                 self._each.setdefault(name, {})[site] = whole({path: x.clone() for path, x in tensors_of(leaf).items()})
                 continue
             weight = torch.as_tensor(leaf.weight, dtype=torch.float64) if isinstance(leaf, Mean) else None
+            small = weight is not None and bool(((weight > 0) & (weight < 1)).any())
             if weight is not None:
-                self._weights[name] = self._weights.get(name, 0) + fixed(weight)
+                whole_weight, rest = fixed_fine(weight, torch.ones(()))
+                self._weights[name] = self._weights.get(name, 0) + whole_weight
+                if small:
+                    self._weight_rests[name] = self._weight_rests.get(name, 0) + rest
             for path, x in tensors_of(leaf).items():
                 self._dtypes[name, path] = x.dtype
                 if (name, path) not in self._sums:
                     self._sums[name, path] = torch.zeros(x.shape, dtype=torch.int64)
                 total = self._sums[name, path]
-                if x.is_floating_point() and (weight is None or weight.dim() == 0):
+                if weight is not None and small:
+                    coarse, rest = fixed_fine(x, weight)
+                    total.add_(coarse)
+                    self._rests[name, path] = self._rests.get((name, path), 0) + rest
+                elif x.is_floating_point() and (weight is None or weight.dim() == 0):
                     add_fixed(total, x, 1.0 if weight is None else float(weight))
                 else:
                     total.add_(fixed(x, weight))
@@ -126,7 +153,7 @@ class Reduction:
     def result(self, order: tuple[str, ...]) -> Answers:
         """The reduced leaves; `order` is the federation's order of sites."""
         leaves: dict[str, Any] = {}
-        weights = {name: total.to(torch.float64) / SCALE for name, total in self._weights.items()}
+        weights = {name: with_rest(total, self._weight_rests.get(name)) / SCALE for name, total in self._weights.items()}
         for name, kind in self._kinds.items():
             if kind == "each":
                 leaves[name] = {site: self._each[name][site] for site in order if site in self._each[name]}
@@ -141,12 +168,14 @@ class Reduction:
                     continue
                 weight = weights[name] if kind == "mean" else torch.ones((), dtype=torch.float64)
                 dtype = dtype if dtype.is_floating_point else torch.float64
-                if weight.dim() == 0:
+                rest = self._rests.get((leaf, path))
+                if weight.dim() == 0 and rest is None:
                     parts[path] = (
                         quotient(total, SCALE * float(weight), dtype) if weight > 0 else torch.zeros(total.shape, dtype=dtype)
                     )
                     continue
                 each = spread(weight, total)
-                parts[path] = torch.where(each > 0, total / (SCALE * each.clamp_min(1 / SCALE)), 0.0).to(dtype)
+                floor = 1 / (SCALE * FINE)
+                parts[path] = torch.where(each > 0, with_rest(total, rest) / (SCALE * each.clamp_min(floor)), 0.0).to(dtype)
             leaves[name] = whole(parts) if parts else {}
         return Answers(leaves, weights, tuple(site for site in order if site in self._sites))

@@ -5,11 +5,13 @@ Wu, Yu, Yang, Cheng, Yan, "FedIIC: Towards robust federated learning for class-i
 and the coordinator makes class prototypes from the classifier's rows through the projector, spread apart (Eq. 5). Locally, on two
 views:  L = L_DALA + k_intra L_intra + k_inter L_inter (Eq. 7), all means.
     DALA (Eq. 6), view 1:  CE(z + log π_k − log(ℓ^q + 1e-5));  a class the site lacks has logit −∞, so exactly no gradient
-    intra (Eq. 3), both views: supervised contrast with a temperature per pair, max((π_i π_j)^t, 0.07)
+    intra (Eq. 3), both views: supervised contrast with a temperature per pair, here max((π_i π_j)^t, 0.07)
     inter (Eq. 4), both views: −log softmax_c(⟨ẑ, V_c⟩ / 0.1)
-Choices between paper and code: the temperature has no base τ, as released (`temperature = "paper"` multiplies by τ);
-prototypes are spread until they form a simplex, as Eq. 5 reads (`spread = "released"` stops once no cosine is positive); ℓ_c is
-measured on plain images, not on one frozen augmentation; the t = 0 row uses τ.
+Choices between paper and code: the pair temperature is the released one, with a floor and without the base τ;
+`temperature = "paper"` is (π_i π_j)^t τ as Eq. 3 prints it, without the floor (with real class shares every pair would
+be at it). At t = 0 the first is 1 for every pair and the second τ. Prototypes are spread until they form a simplex, as
+Eq. 5 reads (`spread = "released"` stops once no cosine is positive); ℓ_c is measured on plain images, not on one
+frozen augmentation.
 Leaves the site: loss and count per class (sums), delta, loss (means). Stays: nothing.
 """
 
@@ -31,7 +33,7 @@ from equipoise.site import Batch, Loc
 from equipoise.tree import Tree, plus
 
 FLOOR, SMOOTH = 0.07, 1e-5
-"""lowest pair temperature; keeps empty classes and zero losses finite"""
+"""lowest pair temperature of the released code; keeps empty classes and zero losses finite"""
 
 
 class FedIIC(Method):
@@ -45,10 +47,12 @@ class FedIIC(Method):
         "dala": {"k_intra": 0.0, "k_inter": 0.0},
         "dala+intra": {"k_inter": 0.0},
         "dala+inter": {"k_intra": 0.0},
-        "t=0": {"t": 0.0, "temperature": "paper"},
+        "t=0": {"t": 0.0},
         "no-orthogonalisation": {"spread": "none"},
         "q=0": {"q": 0.0},
         "released": {"spread": "released"},
+        "paper": {"temperature": "paper"},
+        "paper-t=0": {"temperature": "paper", "t": 0.0},
     }
 
     dala: bool = True
@@ -64,7 +68,7 @@ class FedIIC(Method):
     tau: float = Field(0.1, gt=0)
     """temperature of the inter contrast (and base of the intra one under `temperature = "paper"`)"""
     temperature: Literal["released", "paper"] = "released"
-    """intra temperature without or with the base τ"""
+    """intra temperature of a pair: (π_i π_j)^t but at least 0.07, or (π_i π_j)^t τ as Eq. 3 prints it"""
     spread: Literal["paper", "released", "none"] = "paper"
     """how prototypes are pushed apart: to a simplex, until no cosine is positive, or not at all"""
     spread_steps: int = Field(1000, ge=0)
@@ -128,4 +132,4 @@ class FedIIC(Method):
     def pair_temperature(self, prior: Tensor, y: Tensor) -> Tensor:
         """T_ij for every pair of labels."""
         share = (prior[y][:, None] * prior[y][None, :]) ** self.t
-        return (share * self.tau if self.temperature == "paper" else share).clamp_min(FLOOR)
+        return share * self.tau if self.temperature == "paper" else share.clamp_min(FLOOR)

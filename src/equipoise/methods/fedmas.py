@@ -7,7 +7,7 @@ L_f = 2 − 2 cos(y, y') (Eq. 1-2), before training (w_k) and while training (ŵ
 The rescue factor is the weight of a mean, so the coordinator never sees a single one; a site notes its own in its own folder.
 
 `variant = "released"`: w and ŵ are first normalised to sum 1 over classes (which rewards sites with few classes, where the paper's
-form rewards many), a second classifier on the projector shares the loss, and gradients are clipped at 5 (set `train.clip_norm`).
+form rewards many), and a second classifier on the projector shares the loss. The preset `released` also clips gradients at 5.
 The frozen network is in eval mode from the start and has the same digest at all sites, or the run is refused. w is measured on plain
 images, and the frozen network's features of those are computed once (they serve training too where its view is deterministic).
 Leaves the site: delta (mean weighted by rescue factor), loss (mean), the frozen network's digest (sums). Stays: the rescue factor.
@@ -46,7 +46,7 @@ class FedMAS(Method):
         "kd-1": {"mas": False, "lambda_f": 1.0},
         "lambda-1": {"lambda_f": 1.0},
         "lambda-3": {"lambda_f": 3.0},
-        "released": {"variant": "released"},
+        "released": {"variant": "released", "clip_norm": 5.0},
     }
 
     lambda_f: float = Field(3.0, ge=0)
@@ -55,6 +55,8 @@ class FedMAS(Method):
     """aggregate by rescue factor; off = by samples (the KD-only arm)"""
     variant: Literal["paper", "released"] = "paper"
     """rescue factor and auxiliary classifier of the paper or of the published code"""
+    clip_norm: float | None = Field(None, gt=0)
+    """largest gradient norm, if any; `train.clip_norm` goes before it"""
     target: NetName = "resnet50"
     """architecture of the frozen network"""
     target_weights: str | None = None
@@ -97,6 +99,9 @@ class FedMAS(Method):
             up["delta"] = Mean(up["delta"].value, factor)
         return up
 
+    def fit(self, net: Net, loc: Loc) -> float:
+        return loc.fit(net, self.loss, clip_norm=self.clip_norm)
+
     @torch.no_grad()
     def _divergence(self, net: Net, loc: Loc) -> Tensor:
         """w_k: mean L_f per class of the received model (0 for classes the site lacks)."""
@@ -137,6 +142,7 @@ def feature_distance(a: Tensor, b: Tensor) -> Tensor:
 
 def rescue_factor(before: Tensor, during: Tensor, normalised: bool = False) -> float:
     """RF = Σ_k w_k ŵ_k over classes; `normalised` scales both to sum 1 first, as the published code does."""
+    before, during = before.clamp_min(0), during.clamp_min(0)  # a cosine may be a rounding error above 1
     if normalised:
         before, during = before / before.sum().clamp_min(1e-12), during / during.sum().clamp_min(1e-12)
     return float((before * during).sum())

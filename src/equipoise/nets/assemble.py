@@ -25,9 +25,10 @@ class NetOptions(Options):
     """The network: architecture, starting weights, and how its BatchNorm layers take part."""
 
     name: NetName
-    """Architecture: small-cnn, resnet18, resnet50, densenet121, efficientnet-b0, efficientnet-lite0 or mobilenet-v2."""
+    """Architecture: small-cnn, resnet18, resnet50, densenet121, efficientnet-b0 (BatchNorm and padding as in TensorFlow),
+    efficientnet-b0-torchvision, efficientnet-lite0 or mobilenet-v2."""
     weights: str | None = None
-    """Local file with pretrained weights of the body (.safetensors, .pth, .pt or .th); none: a random start."""
+    """Local file with pretrained weights of the body (.safetensors, .pth, .pt, .th or .pth.tar); none: a random start."""
     sha256: str | None = Field(default=None, pattern="^[0-9a-fA-F]{64}$")
     """Expected sha256 of the weights file; may be left out for files Equipoise knows."""
     batch_norm: BatchNormPolicy = "average"

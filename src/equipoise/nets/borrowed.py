@@ -23,6 +23,18 @@ B0 = (
 B0_WIDTH = 1280
 # Number of the last block of each stage, plus one.
 B0_ENDS = tuple(accumulate(int(stage[1]) for stage in B0))
+# torchvision numbers the layers of a stage and of a block, where MONAI names them.
+B0_EDGES = {"0": ("_conv_stem", "_bn0"), "8": ("_conv_head", "_bn1")}
+B0_LAYERS = {
+    (0, "0"): "_expand_conv",
+    (0, "1"): "_bn0",
+    (1, "0"): "_depthwise_conv",
+    (1, "1"): "_bn1",
+    (2, "fc1"): "_se_reduce",
+    (2, "fc2"): "_se_expand",
+    (3, "0"): "_project_conv",
+    (3, "1"): "_bn2",
+}
 
 
 def resnet18(channels: int, size: int) -> nn.Module:
@@ -61,10 +73,30 @@ def densenet121(channels: int, size: int) -> nn.Module:
 
 
 def efficientnet_b0(channels: int, size: int) -> nn.Module:
-    """EfficientNet-B0 (Tan and Le 2019). Its "same" padding is fixed here for images of this size."""
+    """EfficientNet-B0 as its authors have it (Tan and Le 2019), and efficientnet_pytorch after them.
+
+    Its "same" padding, which at stride 2 adds a row only below and a column only to the right, is fixed here for images
+    of this size.
+    """
+    return _b0(channels, size, momentum=0.01, eps=1e-3)
+
+
+def efficientnet_b0_torchvision(channels: int, size: int) -> nn.Module:
+    """EfficientNet-B0 as torchvision has it: other constants in BatchNorm, and the same padding on all four sides."""
+    body = _b0(channels, size, momentum=0.1, eps=1e-5)
+    for module in list(body.modules()):
+        for name, conv in list(module.named_children()):
+            if isinstance(conv, nn.Conv2d):
+                setattr(module, f"{name}_padding", nn.Identity())
+                conv.padding = (conv.kernel_size[0] // 2, conv.kernel_size[1] // 2)
+    return body
+
+
+def _b0(channels: int, size: int, momentum: float, eps: float) -> nn.Module:
     from monai.networks.nets.efficientnet import EfficientNet
 
-    body: nn.Module = EfficientNet(list(B0), in_channels=channels, num_classes=1, image_size=size)
+    norm = ("batch", {"momentum": momentum, "eps": eps})
+    body: nn.Module = EfficientNet(list(B0), in_channels=channels, num_classes=1, image_size=size, norm=norm)
     body._dropout = nn.Identity()
     body._fc = nn.Identity()
     return body
@@ -83,3 +115,19 @@ def rename_b0(name: str) -> str:
     block = int(match[1])
     stage = sum(block >= end for end in B0_ENDS)
     return f"_blocks.{stage}.{block}.{name[match.end() :]}"
+
+
+def rename_b0_torchvision(name: str) -> str:
+    """torchvision's name (`features.3.0.block.1.1.bias`) → MONAI's (`_blocks.2.3._bn1.bias`); others stay."""
+    match = re.fullmatch(r"features\.([08])\.([01])\.(\w+)", name)
+    if match is not None:
+        return f"{B0_EDGES[match[1]][int(match[2])]}.{match[3]}"
+    match = re.fullmatch(r"features\.([1-7])\.(\d)\.block\.([0-3])\.(\w+)\.(\w+)", name)
+    if match is None:
+        return name
+    stage, layer = int(match[1]) - 1, int(match[3])
+    block = (B0_ENDS[stage - 1] if stage else 0) + int(match[2])
+    if stage == 0:
+        layer += 1  # the first stage does not expand
+    part = B0_LAYERS.get((layer, match[4]))
+    return name if part is None else f"_blocks.{stage}.{block}.{part}.{match[5]}"

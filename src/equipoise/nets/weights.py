@@ -16,7 +16,7 @@ from equipoise.errors import WeightsError
 from equipoise.nets.net import Net, load, state
 from equipoise.nets.registry import NETS
 
-TORCH_SUFFIXES = (".pth", ".pt", ".th")
+TORCH_SUFFIXES = (".pth", ".pt", ".th", ".pth.tar")
 # Training scripts wrap a model and leave the wrapper's name in front; MoCo calls its trained half `encoder_q`.
 WRAPPERS = ("module.", "encoder_q.", "body.")
 # Parts of a file that are not the body: classifiers, projectors, MoCo's momentum half and its queue.
@@ -58,7 +58,8 @@ def load_weights(net: Net, path: Path, sha256: str | None = None) -> None:
     """
     content = _read(path, net.name)
     _check(path, hashlib.sha256(content).hexdigest(), sha256, net.name)
-    found = _body(_parse(path, content), net.name)
+    tensors = _parse(path, content)
+    found = _body(tensors, net.name)
     own = state(net.body)
     stem = NETS[net.name].stem
     if stem in found and found[stem].ndim == 4 and found[stem].shape[1] == 3 and own[stem].shape[1] == 1:
@@ -74,10 +75,8 @@ def load_weights(net: Net, path: Path, sha256: str | None = None) -> None:
     ]
     if wrong:
         more = f", and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
-        raise WeightsError(
-            f"weights '{path}' do not fit net '{net.name}': {', '.join(wrong[:SHOWN])}{more}; "
-            f"choose the net the file was made for"
-        )
+        choose = "the net the file was made for" if set(found) == set(own) else _made_for(tensors, set(own))
+        raise WeightsError(f"weights '{path}' do not fit net '{net.name}': {', '.join(wrong[:SHOWN])}{more}; choose {choose}")
     load(net.body, found)
 
 
@@ -107,12 +106,12 @@ def _check(path: Path, actual: str, expected: str | None, net: str) -> None:
 
 def _parse(path: Path, content: bytes) -> dict[str, Tensor]:
     """The tensors of a file, by name. Never runs code from it: torch files are read with `weights_only=True`."""
-    suffix = path.suffix.lower()
-    if suffix != ".safetensors" and suffix not in TORCH_SUFFIXES:
+    name = path.name.lower()
+    if not name.endswith((".safetensors", *TORCH_SUFFIXES)):
         raise WeightsError(f"weights '{path}' must end in .safetensors, {', '.join(TORCH_SUFFIXES)}")
     tensors: Any
     try:
-        if suffix == ".safetensors":
+        if name.endswith(".safetensors"):
             tensors = parse_safetensors(content)
         else:
             tensors = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
@@ -125,6 +124,14 @@ def _parse(path: Path, content: bytes) -> dict[str, Tensor]:
     if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
         raise WeightsError(f"weights '{path}' must hold named tensors; save the state dict again as .safetensors")
     return dict(tensors)
+
+
+def _made_for(tensors: dict[str, Tensor], own: set[str]) -> str:
+    """The net of the same layers whose published names the file has, if there is one."""
+    for name in NETS:
+        if set(_body(tensors, name)) == own:
+            return f"net.name = '{name}'"
+    return "the net the file was made for"
 
 
 def _body(tensors: dict[str, Tensor], net: str) -> dict[str, Tensor]:

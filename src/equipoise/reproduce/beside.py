@@ -10,7 +10,7 @@ from typing import Any
 
 from equipoise.compare import Plan, compare
 from equipoise.compare import page as comparison_page
-from equipoise.compare.summary import read_facts, results_of
+from equipoise.compare.summary import p_text, read_facts, results_of
 from equipoise.report import Sheet
 from equipoise.report.table import Figure, Row, Table, comma_separated, latex, markdown
 from equipoise.reproduce.plan import Task
@@ -22,6 +22,9 @@ NOTE = """\
 Per cent, mean ± standard deviation over {runs}; paper: as published, with the standard deviation where there is one; Δ: ours minus
 the paper's. {source}.
 """
+P_NOTE = """
+p: ours, Student's paired t test against {reference} over runs, two-sided, uncorrected; paper p: as printed.
+"""
 
 
 def reproduce(task: Task, out: Path, processes: int | None = None, watch: Watch | None = None) -> dict[str, Any]:
@@ -30,10 +33,11 @@ def reproduce(task: Task, out: Path, processes: int | None = None, watch: Watch 
     The other files are those of a comparison: every run's folder, and table.* with p-values between the rows.
     """
     compared = compare(task.plan, out, processes, watch)
-    facts = summarise(task, out) | {"failures": compared["failures"]}
+    facts = summarise(task, out, compared["versus"]) | {"failures": compared["failures"]}
     shown = sheet(facts)
     text = f"# {facts['table']}: {facts['title']}\n\n" + markdown(shown) + "\n"
     text += NOTE.format(runs=_runs(task.plan), source=facts["source"])
+    text += P_NOTE.format(reference=compared["reference"]) if _with_p(facts) else ""
     text += "".join(f"\n- {remark}" for remark in facts["remarks"]) + "\n" * bool(facts["remarks"])
     text += "".join(f"\nFailed: {one['run']}: {one['error']}\n" for one in facts["failures"])
     for name, content in {
@@ -55,8 +59,11 @@ def page(out: Path) -> Path:
     return comparison_page(out, [Sheet(f"Beside the paper: {facts['title']}", sheet(facts), note)])
 
 
-def summarise(task: Task, out: Path) -> dict[str, Any]:
-    """Ours, the paper's and the difference for every row and column, in per cent; plain JSON types."""
+def summarise(task: Task, out: Path, versus: Mapping[str, Any]) -> dict[str, Any]:
+    """Ours, the paper's and the difference for every row and column, in per cent; plain JSON types.
+
+    `versus` has the comparison of every row with the reference, for the rows whose p-value the paper prints.
+    """
     recipe, plan = task.paper.recipe, task.plan
     results = results_of(plan, out)
     found = {
@@ -81,6 +88,8 @@ def summarise(task: Task, out: Path) -> dict[str, Any]:
                 "difference": None if ours is None or middle is None else 100 * ours.mean - middle,
             }
         rows[label] = {"runs": len(tests), "cells": cells}
+        if row.p_value:
+            rows[label]["p"] = {"ours": versus.get(label, {}).get("p", {}).get("t"), "paper": row.p_value}
     cannot = [f"{label} is not run: {row.cannot}" for label, row in recipe.rows.items() if row.cannot]
     return {
         "table": task.paper.name,
@@ -95,7 +104,7 @@ def summarise(task: Task, out: Path) -> dict[str, Any]:
 
 
 def value(test: Mapping[str, Any], places: Sequence[str]) -> float | None:
-    """The mean of the metrics at dotted places, or None where one is lacking."""
+    """The mean of the metrics at dotted places, or None where one is lacking, or there is no place."""
     found = []
     for place in places:
         here: Any = test
@@ -104,15 +113,17 @@ def value(test: Mapping[str, Any], places: Sequence[str]) -> float | None:
         if not isinstance(here, int | float):
             return None
         found.append(float(here))
-    return mean(found)
+    return mean(found) if found else None
 
 
 def sheet(facts: Mapping[str, Any]) -> Table:
     """For people: three columns for every metric, then how many runs there are."""
     heads = [head for name in facts["columns"] for head in (name, "paper", "Δ")]
+    heads += ["p", "paper p"] if _with_p(facts) else []
     rows = []
     for label, row in facts["rows"].items():
         cells = [text for name in facts["columns"] for text in texts(row["cells"][name])]
+        cells += _p_texts(row) if _with_p(facts) else []
         rows.append(Row(label, (), (*cells, f"{row['runs']}" if row["runs"] == facts["runs"] else _of(row, facts))))
     return Table((), tuple(rows), (*heads, "runs"))
 
@@ -127,6 +138,16 @@ def texts(cell: Mapping[str, float | None]) -> tuple[str, str, str]:
     )
 
 
+def _with_p(facts: Mapping[str, Any]) -> bool:
+    """Whether the paper prints a p-value for some row."""
+    return any("p" in row for row in facts["rows"].values())
+
+
+def _p_texts(row: Mapping[str, Any]) -> list[str]:
+    """Our p-value and the paper's, empty for a row without."""
+    return [p_text(row["p"]["ours"]), row["p"]["paper"]] if "p" in row else ["", ""]
+
+
 def _of(row: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
     return f"{row['runs']} of {facts['runs']}"
 
@@ -139,10 +160,13 @@ def _numbers(facts: Mapping[str, Any]) -> Table:
     """For programs: plain numbers in per cent, every column with a name of its own."""
     parts = ("ours", "ours_std", "paper", "paper_std", "difference")
     heads = [f"{name} {part.replace('_', ' ')}" for name in facts["columns"] for part in parts]
+    heads += ["p ours", "p paper"] if _with_p(facts) else []
     rows = []
     for label, row in facts["rows"].items():
         numbers = [row["cells"][name][part] for name in facts["columns"] for part in parts]
-        rows.append(Row(label, (), (*("" if one is None else f"{one:.4f}" for one in numbers), str(row["runs"]))))
+        cells = ["" if one is None else f"{one:.4f}" for one in numbers]
+        cells += _p_texts(row) if _with_p(facts) else []
+        rows.append(Row(label, (), (*cells, str(row["runs"]))))
     return Table((), tuple(rows), (*heads, "runs"))
 
 

@@ -23,6 +23,7 @@ EFFORT = {
     "resnet50": 22.0,
     "densenet121": 16.0,
     "efficientnet-b0": 5.6,
+    "efficientnet-b0-torchvision": 5.6,
     "efficientnet-lite0": 4.4,
     "mobilenet-v2": 3.6,
 }
@@ -89,7 +90,9 @@ def listing(wanted: Sequence[str] = ()) -> list[dict[str, Any]]:
                 "folds": recipe.folds,
                 "columns": list(recipe.columns),
                 "rows": {
-                    label: {"reported": dict(row.reported), **({"cannot": row.cannot} if row.cannot else {})}
+                    label: {"reported": dict(row.reported)}
+                    | ({"p_value": row.p_value} if row.p_value else {})
+                    | ({"cannot": row.cannot} if row.cannot else {})
                     for label, row in recipe.rows.items()
                 },
                 "notes": list(recipe.notes),

@@ -36,6 +36,8 @@ class Row(Options):
     evaluate: dict[str, Any] = {}
     reported: dict[str, float | tuple[float, float]] = {}
     """column → the published mean in per cent, or [mean, standard deviation]"""
+    p_value: str = ""
+    """the p-value the paper has for the row, as it prints it"""
     cannot: str = ""
     """why the row cannot be run; it is shown with the paper's numbers alone"""
     small: Sections = {}
@@ -62,7 +64,8 @@ class Recipe(Options):
     folds: int | None = Field(default=None, ge=2)
     """folds of the paper's cross-validation, if it has one"""
     columns: dict[str, str | tuple[str, ...]]
-    """column → where the metric stands in a run's test metrics, dots between; several are averaged"""
+    """column → where the metric stands in a run's test metrics, dots between; several are averaged, and with none the
+    paper's number stands alone (it goes over several tables)"""
     rows: dict[str, Row]
     weights: dict[str, str] = {}
     """keys that must name a file of pretrained weights → what the paper started from"""

@@ -145,17 +145,19 @@ class Loc:
         order: Callable[[int], Tensor] | None = None,
         after: Callable[[Any], None] | None = None,
         rate: float | None = None,
+        clip_norm: float | None = None,
     ) -> float:
         """Local training: `epochs` passes of `loss` over the training rows. Returns the mean loss.
 
         `epochs` may be a range, for a question that trains in several stretches with draws of their own. `only` picks the
         parameters (by name) that train; modules of which none trains stay in eval mode. `views` are others than the
         method's, `order` gives the rows of an epoch (a sampler of the method's own), `after` sees the net after each step,
-        `rate` is another learning rate than the round's. A site with a single image trains with its BatchNorm in eval mode:
+        `rate` is another learning rate than the round's, `clip_norm` the largest gradient norm where the options have none. A site with a single image trains with its BatchNorm in eval mode:
         one value has no variance.
         """
         named = {name: p for name, p in net.named_parameters() if only is None or only(name)}
         optimizer = Optimizer(self.options, self.options.rate(self.round) if rate is None else rate, named)
+        clip_norm = clip_norm if self.options.clip_norm is None else self.options.clip_norm
         keep = self.options.persist_optimizer and only is None
         if keep:
             optimizer.restore(self.moments)
@@ -176,8 +178,8 @@ class Loc:
                 with torch.autocast(self.device.type, torch.bfloat16) if bf16 else nullcontext():
                     value = loss(net, batch, self)
                 value.backward()
-                if self.options.clip_norm is not None:
-                    nn.utils.clip_grad_norm_(list(named.values()), self.options.clip_norm)
+                if clip_norm is not None:
+                    nn.utils.clip_grad_norm_(list(named.values()), clip_norm)
                 optimizer.step()
                 if after is not None:
                     after(net)
