@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from equipoise.errors import ConfigError, StorageError
+from equipoise.server.folders import private_folder
 
 SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 PEM, SSH = serialization.Encoding.PEM, serialization.Encoding.OpenSSH
@@ -37,7 +38,7 @@ def new_keys(folder: Path, hosts: Sequence[str], sites: Sequence[str]) -> list[P
         if not SITE.fullmatch(site):
             raise ConfigError(f"'{site}' cannot be a site's name: letters, digits, '-', '_' and '.', at most 64")
     keys, made = folder / "keys", list[Path]()
-    (keys / "sites").mkdir(parents=True, exist_ok=True, mode=0o700)
+    private_folder(keys / "sites")
     if not (keys / "ca.key").exists():
         made += _authority(keys)
     if not (keys / "server.key").exists():
@@ -46,7 +47,7 @@ def new_keys(folder: Path, hosts: Sequence[str], sites: Sequence[str]) -> list[P
         public, hand = keys / "sites" / f"{site}.pub", folder / "hand-out" / site
         if public.exists():
             continue
-        hand.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(hand)
         made += new_pair(hand / "site")
         public.write_bytes((hand / "site.pub").read_bytes())
         (hand / "ca.crt").write_bytes((keys / "ca.crt").read_bytes())
