@@ -54,7 +54,11 @@ class Listener(socket.socket):
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         super().__init__(family, kind, proto)
         self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.bind(address)
+        try:
+            self.bind(address)
+        except OSError:
+            self.close()
+            raise
         self.limits, self.count = limits, Counter[str]()
         self._refused, self._told = 0, float("-inf")
 
@@ -113,14 +117,21 @@ class Timed(H11Protocol):
     def data_received(self, data: bytes) -> None:
         self._received += len(data)
         super().data_received(data)
-        if self.cycle is None or self.cycle.response_complete:
-            self._await("headers")
-        else:
-            self._await("body" if self.cycle.more_body else "")
+        self._look()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._look()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._await("")
         super().connection_lost(exc)
+
+    def _look(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self._await("headers")
+        else:
+            self._await("body" if self.cycle.more_body else "")
 
     def _await(self, owed: str) -> None:
         """Set the timer for what the other end still owes us."""
