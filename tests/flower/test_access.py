@@ -16,7 +16,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_messa
 from flwr.supercore.protobuf.client import ProtobufClient
 
 from equipoise.deploy import access
-from equipoise.deploy.access import Access
+from equipoise.deploy.access import Access, Known
 from equipoise.deploy.limits import Limits
 
 WORD = "0123abcd" * 8
@@ -26,7 +26,13 @@ PRIVATE = ec.generate_private_key(ec.SECP384R1())
 KEY = public_key_to_bytes(PRIVATE.public_key())
 
 
-def said(path: str, client: Any, headers: dict[str, str] | None = None, times: int = 1, **more: Any) -> tuple[int, bool]:
+def listed(scope: Any, key: bytes) -> bool:
+    return key == KEY
+
+
+def said(
+    path: str, client: Any, headers: dict[str, str] | None = None, times: int = 1, known: Known = listed, **more: Any
+) -> tuple[int, bool]:
     """What is said to a request, and whether anything was read of its body; behind it is an app that reads and says 200."""
     events, read = list[dict[str, Any]](), []
 
@@ -43,7 +49,7 @@ def said(path: str, client: Any, headers: dict[str, str] | None = None, times: i
 
     lines = [(name.encode(), value.encode()) for name, value in (headers or {}).items()] * times
     scope = {"type": "http", "path": path, "client": client, "server": ("10.0.0.1", 1), "headers": lines} | more
-    asyncio.run(Access(app, WORD, Limits(body_mb=1), lambda scope, key: key == KEY)(scope, receive, send))
+    asyncio.run(Access(app, WORD, Limits(body_mb=1), known)(scope, receive, send))
     assert events[0]["status"] == 200 or (b"connection", b"close") in events[0]["headers"]
     return int(events[0]["status"]), bool(read)
 
@@ -101,6 +107,15 @@ STRANGERS = {
 @pytest.mark.parametrize("who", STRANGERS)
 def test_a_stranger_is_turned_away_before_its_body_is_read(who: str) -> None:
     assert said("/v1/fleet/push-object", LOCAL, STRANGERS[who]) == (412, False)
+
+
+def test_while_the_list_cannot_be_read_a_site_is_to_come_again() -> None:
+    """A 500 would make Flower's SuperNode give up; after a 503 it comes again."""
+
+    def broken(scope: Any, key: bytes) -> bool:
+        raise OSError("the database is locked")
+
+    assert said("/v1/fleet/push-object", ELSEWHERE, signed(), known=broken) == (503, False)
 
 
 @pytest.mark.parametrize(("length", "status"), [("1048576", 200), ("1048577", 413), ("9" * 20, 413)])

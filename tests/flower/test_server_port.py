@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
@@ -25,9 +26,13 @@ from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 
 from equipoise.deploy import link, processes
 from equipoise.deploy.keys import new_keys
+from equipoise.deploy.limits import Limits
+from equipoise.server.folders import private_folder
 
 pytestmark = pytest.mark.slow
 MUCH = 50 * 2**20
+OLD = ("superlink.db", "superlink.db-wal")
+"""where answers of sites were kept once"""
 
 
 @dataclass
@@ -53,7 +58,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder, port, before = tmp_path_factory.mktemp("port") / "federation", processes.free_port(), os.umask(0)
     try:
         new_keys(folder, ["127.0.0.1"], ["north"])
-        process = link.start(folder, "127.0.0.1", port)
+        for name in OLD:
+            (private_folder(folder / "flower") / name).write_text("answers of sites")
+        process = link.start(folder, "127.0.0.1", port, Limits(header_seconds=5.0))
     finally:
         os.umask(before)
     yield Server(folder, port, process)
@@ -123,3 +130,15 @@ def test_nobody_else_can_read_what_the_server_writes(server: Server) -> None:
     assert {"federation", "keys", "sites", "flower", "server.log", "secret", "books.db"} <= {path.name for path in inner}
     for path in inner:
         assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
+
+
+def test_answers_that_were_kept_once_are_gone(server: Server) -> None:
+    assert not {path.name for path in (server.folder / "flower").iterdir()} & set(OLD)
+
+
+def test_half_a_request_is_not_waited_for(server: Server) -> None:
+    """The limits that the server was started with count in its process."""
+    with server.dial() as line:
+        line.sendall(b"POST /v1/fleet/push-object HTTP/1.1\r\nho")
+        with contextlib.suppress(ConnectionError):
+            assert line.recv(1) == b""

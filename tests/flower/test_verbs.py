@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import shlex
@@ -19,6 +20,7 @@ with warnings.catch_warnings():
     import typer
 
     from equipoise.cli.app import app, main
+    from equipoise.cli.flower import server_start
 
 from tests.flower.outdated import DATED, redate
 
@@ -26,6 +28,7 @@ from equipoise.deploy import link
 from equipoise.deploy.access import make_secret
 from equipoise.deploy.card import Card
 from equipoise.deploy.keys import new_keys
+from equipoise.deploy.limits import Limits
 from equipoise.deploy.policy import approved, read_policy
 from equipoise.deploy.site import read_site
 from equipoise.server.folders import private_folder
@@ -123,6 +126,12 @@ def test_keys_new_says_what_it_made(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert code == 0 and len(json.loads(out)["made"]) == 8
     code, out, _ = equipoise(capsys, "keys", "new", tmp_path / "federation", "--site", "north")
     assert code == 0 and "already" in out
+
+
+def test_the_server_starts_with_the_limits_that_are_documented_there() -> None:
+    given = {name: one.default for name, one in inspect.signature(server_start).parameters.items()}
+    limits = Limits().model_dump()
+    assert {name: given[name] for name in limits} == limits
 
 
 @pytest.mark.parametrize("when", DATED)

@@ -40,7 +40,7 @@ FLEET = "/v1/fleet/"
 SECRET, FILE = "x-equipoise-secret", "secret"
 UNLISTED = 412
 """what Flower itself says to a key it does not know; at a 401 its SuperNode would end without a word"""
-FORBIDDEN, NO_LENGTH, TOO_LARGE = 403, 411, 413
+FORBIDDEN, NO_LENGTH, TOO_LARGE, LATER = 403, 411, 413, 503
 
 
 def make_secret(home: Path) -> None:
@@ -106,7 +106,11 @@ class Access:
 
     async def _refusal(self, scope: Scope) -> tuple[int, bytes] | None:
         if str(scope["path"]).startswith(FLEET):
-            if not await run_in_threadpool(self._of_a_site, scope):
+            try:
+                listed = await run_in_threadpool(self._of_a_site, scope)
+            except Exception:  # Flower trips over its database now and then; nobody is let in for that
+                return LATER, b"come again"
+            if not listed:
                 return UNLISTED, b"this key is not listed here, or the clocks differ"
         elif not _here(scope):
             return FORBIDDEN, b"only from the coordinator's own machine"

@@ -26,7 +26,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from equipoise.deploy import inside, listen
-from equipoise.deploy.access import Access, App, Receive, Scope, Send, read_secret
+from equipoise.deploy.access import LATER, Access, App, Receive, Scope, Send, read_secret
 from equipoise.deploy.access import Event as Said
 from equipoise.deploy.limits import Limits
 
@@ -39,7 +39,7 @@ GRACE = 1.0
 """how long the coordinator may wait for an answer that is on its way"""
 QUIET = 0.05
 """a message and its tensors are pushed one after the other; after this pause it is whole"""
-TRIPPED, LATER = 500, 503
+TRIPPED = 500
 SMALL = 4096
 """a question for work has a few bytes; what is longer is none"""
 
