@@ -23,6 +23,7 @@ from equipoise.evaluate import ENDING, Board, Evaluation
 from equipoise.exchange import Ledger
 from equipoise.server import Checkpoints, Federation, Journal, drawn
 from equipoise.server.checkpoint import write_atomic
+from equipoise.server.folders import private_folder
 from equipoise.setup import SIGHT, Material, keep_memory, make_host, make_sight, material
 from equipoise.tree import Tree, digest
 
@@ -190,7 +191,7 @@ def make_engine(config: Config, host: Host, stuff: Material, folder: Path) -> En
 def claim(folder: Path, config: Config) -> None:
     """Make the run folder, or check that the one there is of this very run."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
     except OSError as error:
         raise StorageError(f"the run folder {folder} cannot be made: {error.strerror}; choose another --out") from error
     path = folder / "config.toml"

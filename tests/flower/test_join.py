@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import socket
+import ssl
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,8 +18,11 @@ from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
 from flwr.supercore.inflatable.inflatable_utils import pull_objects
 from flwr.supernode import start_client_internal
+from tests.flower.outdated import DATED, redate
 
-from equipoise.deploy.join import DROPPED, Log, Task
+from equipoise.deploy.join import DROPPED, Log, Task, distrusted
+from equipoise.deploy.keys import new_keys
+from equipoise.deploy.processes import free_port
 
 LINES = (
     b"INFO :      Run ID 12 is not in `RUNNING` status. Ignoring message f1cc55d9.\n",
@@ -98,3 +105,30 @@ def test_a_question_that_never_comes_whole_is_given_up(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="the run was stopped before the whole question was here"):
         pull(Task(node, Log(tmp_path / "node.log")))
     assert len(node.pulled) == 3
+
+
+@pytest.mark.parametrize("when", [*DATED, "soon"])
+def test_why_a_server_is_not_trusted(when: str, tmp_path: Path) -> None:
+    """Its dates, if it is them; another authority otherwise. The server is asked, since Flower's log has no date."""
+    new_keys(tmp_path, [], [])
+    said = redate(tmp_path / "keys", "server", when)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "keys" / "server.crt", tmp_path / "keys" / "server.key")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def show() -> None:
+            with contextlib.suppress(OSError), context.wrap_socket(listener.accept()[0], server_side=True) as line:
+                line.recv(1)
+
+        thread = threading.Thread(target=show)
+        thread.start()
+        found = distrusted(f"127.0.0.1:{listener.getsockname()[1]}", "ca.crt")
+        thread.join()
+    if when in DATED:
+        assert found.startswith(f"the server's certificate {said}") and "`equipoise keys renew`" in found
+    else:
+        assert found == "the server is not one that ca.crt vouches for"
+
+
+def test_a_server_that_is_gone_is_not_judged_by_its_dates() -> None:
+    assert distrusted(f"127.0.0.1:{free_port()}", "ca.crt") == "the server is not one that ca.crt vouches for"

@@ -12,9 +12,10 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.cli.supernode.register import try_load_public_key
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, uses_nist_ec_curve
+from tests.flower.outdated import DATED, redate
 
-from equipoise.deploy.keys import listed, new_keys, new_pair, read_public
-from equipoise.errors import ConfigError
+from equipoise.deploy.keys import listed, new_keys, new_pair, read_public, renew
+from equipoise.errors import ConfigError, StorageError
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +94,42 @@ def test_nothing_that_is_there_is_replaced(folder: Path) -> None:
     assert list(listed(folder)) == ["north", "south", "west"]
     with pytest.raises(FileExistsError):
         new_pair(folder / "hand-out" / "north" / "site")
+
+
+@pytest.mark.parametrize("when", DATED)
+def test_a_renewed_certificate_is_trusted_by_sites_that_have_the_old_authority(when: str, tmp_path: Path) -> None:
+    new_keys(tmp_path, ["fl.example.org", "10.1.2.3"], ["north"])
+    redate(tmp_path / "keys", "server", when)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert [path.name for path in renew(tmp_path)] == ["server.crt"]
+    assert [path.name for path, data in before.items() if path.read_bytes() != data] == ["server.crt"]
+    for name in ("fl.example.org", "10.1.2.3", "localhost", "127.0.0.1"):
+        shake(tmp_path, tmp_path / "hand-out" / "north" / "ca.crt", name)
+    renew(tmp_path, ["new.example.org"])
+    shake(tmp_path, tmp_path / "keys" / "ca.crt", "new.example.org")
+    shake(tmp_path, tmp_path / "keys" / "ca.crt", "localhost")
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shake(tmp_path, tmp_path / "keys" / "ca.crt", "fl.example.org")
+
+
+def test_an_authority_that_would_expire_first_is_renewed_with_its_key(tmp_path: Path) -> None:
+    """Sites may take their time: the authority they have vouches for the new certificate until it expires itself."""
+    new_keys(tmp_path, [], [])
+    redate(tmp_path / "keys", "ca", "soon")
+    old = tmp_path / "old.crt"
+    old.write_bytes((tmp_path / "keys" / "ca.crt").read_bytes())
+    assert [path.name for path in renew(tmp_path)] == ["ca.crt", "server.crt"]
+    for authority in (old, tmp_path / "keys" / "ca.crt"):
+        shake(tmp_path, authority, "localhost")
+    assert [path.name for path in renew(tmp_path)] == ["server.crt"]
+
+
+@pytest.mark.parametrize("name", ["ca.key", "ca.crt", "server.key", "server.crt"])
+def test_damaged_keys_are_not_renewed(name: str, tmp_path: Path) -> None:
+    new_keys(tmp_path, [], [])
+    (tmp_path / "keys" / name).write_text("nonsense")
+    with pytest.raises(StorageError, match="missing or damaged"):
+        renew(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["../north", "a b", "", "x" * 65, ".hidden"])

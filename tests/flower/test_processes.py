@@ -194,17 +194,19 @@ def test_strangers_stay_outside_and_the_coordinator_has_nothing_of_the_data(tmp_
             assert reason in (made.site(name) / "join.log").read_text()
             assert reason in events(made.site(name), "turned away")[0]["reason"]
         made.perform(resolve(wanted), out)
-        # Among them Flower's log, and its database with what it has not yet tidied up.
+        # Among them Flower's log and its database, as they are while the server runs.
         files = [path for folder in (made.coordinator, out) for path in folder.rglob("*") if path.is_file()]
         there = b"".join(path.read_bytes() for path in files)
+        servers = b"".join(path.read_bytes() for path in files if made.coordinator in path.parents)
         secrets = at_home(made.site("site-02"))
     assert sorted({line["site"] for line in events(out, "silent")}) == ["site-00", "site-01"]
     assert list(json.loads((out / "roster.json").read_text())) == ["site-02"]
-    assert {"server.log", "superlink.db", "journal.jsonl", "ledger.json"} <= {path.name for path in files}
+    assert {"server.log", "books.db", "journal.jsonl", "ledger.json"} <= {path.name for path in files}
     newest = Checkpoints(out / "checkpoints").newest()
     assert newest is not None
-    database = b"".join(path.read_bytes() for path in files if path.name.startswith("superlink.db"))
-    assert any(raw(row) in database for row in newest[0]["model"]["head.fed.weight"])  # the federated head is there
+    # What went through the server is in the run's checkpoint, and in no file of the server's own.
+    head = [raw(row) for row in newest[0]["model"]["head.fed.weight"]]
+    assert all(row in there for row in head) and not any(row in servers for row in head)
     assert any("head.own" in what for what in secrets) and any("optimizer/" in what for what in secrets)
     for what, secret in secrets.items():
         assert secret not in there, what

@@ -1,8 +1,12 @@
-"""The server's doors (from another machine there is only the one for sites) and its bell; processes that end with all they started."""
+"""The server's bell, and what it leans on in Flower; processes that end with all they started."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import importlib
+import inspect
+import io
 import sys
 import time
 from pathlib import Path
@@ -10,44 +14,13 @@ from typing import Any
 
 import httpx
 import pytest
+from flwr.app import Array
+from flwr.supercore.constant import TaskType
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.retry.http_retry import _RETRYABLE_STATUS_CODES
+from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResultStatus
 
-from equipoise.deploy import processes, superlink
-from equipoise.deploy.superlink import SitesOnly
-
-
-def status(path: str, client: Any, kind: str = "http") -> int:
-    """What an app that always says 200 says behind the doors."""
-    said: list[dict[str, Any]] = []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200})
-
-    async def send(message: Any) -> None:
-        said.append(message)
-
-    asyncio.run(SitesOnly(app)({"type": kind, "path": path, "client": client}, None, send))
-    return int(said[0]["status"])
-
-
-@pytest.mark.parametrize(
-    "path", ["/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/acquire-task", "/docs", "/v1/fleet"]
-)
-@pytest.mark.parametrize("client", [("192.0.2.7", 5), ("2001:db8::1", 5), None, ("unix", 0)])
-def test_from_elsewhere_nothing_but_the_fleet(path: str, client: Any) -> None:
-    assert status(path, client) == 403
-
-
-@pytest.mark.parametrize("client", [("127.0.0.1", 5), ("::1", 5)])
-def test_from_here_everything(client: Any) -> None:
-    assert status("/v1/control/start-run", client) == 200
-    assert status("/v1/runtime/acquire-task", client) == 200
-
-
-def test_sites_come_in_from_anywhere() -> None:
-    assert status("/v1/fleet/activate-node", ("192.0.2.7", 5)) == 200
-    assert status("", ("192.0.2.7", 5), kind="lifespan") == 200
-
+from equipoise.deploy import access, inside, processes, superlink
 
 # The bell ------------------------------------------------------------------------------------------------------------
 
@@ -193,25 +166,76 @@ def test_only_a_short_question_for_work_may_wait(monkeypatch: pytest.MonkeyPatch
     assert scene(Server().call("/v1/fleet/pull-messages")) == (200, b"")
 
 
-def test_flower_has_the_doors_where_they_are_hung() -> None:
-    """What the launcher leans on: a hook for middleware, and these paths."""
+def test_flower_has_what_the_launcher_leans_on() -> None:
+    """A hook for middleware, these paths, and the names that are put in another's place."""
     from flwr.proto import fleet_pb2
     from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
-    from flwr.superlink import extensions
+    from flwr.supercore.superexec import run_superexec
+    from flwr.superlink import extensions, main
     from flwr.superlink.main import _get_middleware
     from flwr.superlink.routers.control.router import router as control
     from flwr.superlink.routers.fleet.router import router as fleet
 
+    program = importlib.import_module("flwr.superlink.cli.flower_superlink")
     assert extensions.get_middleware() == ()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(extensions, "get_middleware", lambda: ("first",))
         assert _get_middleware()[0] == "first"
-    assert fleet.prefix + "/" == "/v1/fleet/" and control.prefix == "/v1/control"
+    assert fleet.prefix + "/" == access.FLEET and control.prefix == "/v1/control"
     for end in superlink.ENDS:
         for call in (*superlink.PUSHES, superlink.PULL):
             assert ("POST", f"/v1/{end}/{call}") in PROTOBUF_REQUEST_TYPES
     assert fleet_pb2.PullMessagesResponse().SerializeToString() == b""  # no work has no bytes
     assert superlink.HOLD < 30  # the SuperNode's patience with an answer
+    assert callable(main.get_objectstore_linkstate_factories) and callable(run_superexec.get_executor)
+    assert callable(program.uvicorn.run) and callable(program._get_superexec_command)
+
+
+def test_no_other_port_of_flower_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever starts the server may have Flower's older ports, which ask for no key, in the environment."""
+    for name in ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API"):
+        assert name in inspect.getsource(importlib.import_module("flwr.superlink.cli.flower_superlink"))
+        monkeypatch.setenv(name, "1")
+        assert processes.environment(tmp_path)[name] == "0"
+
+
+def test_only_the_training_loop_is_started_and_its_token_is_no_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = list[list[str]]()
+
+    class Process:
+        stdin = io.BytesIO()
+
+        def __init__(self, command: list[str], **options: Any) -> None:
+            started.append(command)
+
+    monkeypatch.setattr(inside.subprocess, "Popen", Process)
+    starter = inside.Starter()
+    assert starter.get_eligible_capacity(set(TaskType)) == ({TaskType.SERVER_APP}, set())
+    spec = ExecutionSpec(TaskType.SERVER_APP, "127.0.0.1:8000", "secret-token", False, "ca.crt", False, 7, True, 1)
+    assert starter.launch(spec).status == LaunchResultStatus.ACCEPTED
+    assert "serverapp" in started[0] and not any("secret-token" in word for word in started[0])
+    assert starter.launch(dataclasses.replace(spec, task_type=TaskType.AGENT_APP)).status == LaunchResultStatus.FAILED
+    assert len(started) == 1
+
+
+@pytest.mark.filterwarnings("ignore:No path_separator found:DeprecationWarning")
+def test_what_sites_send_is_not_written_to_disk(tmp_path: Path) -> None:
+    """Flower's own state as the server makes it: a message's tensors go in and come out, and no file ever has them."""
+    from flwr.superlink.config_loader import get_federation_manager
+
+    pattern = bytes(range(256)) * 64
+    message = Array("uint8", (len(pattern),), "x", pattern)
+    objects = get_all_nested_objects(message)
+    store, links = superlink.in_memory(str(tmp_path / "books.db"), get_federation_manager(is_simulation=False))
+    state = links.state()
+    session = state.start_session(1)
+    state.preregister_object_tree(get_object_tree(message), session)
+    for number, one in objects.items():
+        assert state.store_object(1, session, number, one.deflate())
+    assert any(pattern in state.get_object(1, number) for number in objects) and store.store() is state.object_store
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert any(path.name == "books.db" for path in files)
+    assert not any(pattern[:256] in path.read_bytes() for path in files)
 
 
 def test_a_process_is_ended_with_all_that_it_started(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import warnings
@@ -18,10 +20,18 @@ with warnings.catch_warnings():
     import typer
 
     from equipoise.cli.app import app, main
+    from equipoise.cli.flower import server_start
 
+from tests.flower.outdated import DATED, redate
+
+from equipoise.deploy import link
+from equipoise.deploy.access import make_secret
 from equipoise.deploy.card import Card
+from equipoise.deploy.keys import new_keys
+from equipoise.deploy.limits import Limits
 from equipoise.deploy.policy import approved, read_policy
 from equipoise.deploy.site import read_site
+from equipoise.server.folders import private_folder
 from equipoise.testing import write_federation
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,7 +56,8 @@ def site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     data = {key: value for key, value in tables["data"].items() if key != "site"}
     own = {"name": "north", "superlink": "fl.example.org:8000", "device": "cpu", "data": data}
     (folder / "site.toml").write_text(tomli_w.dumps(own))
-    (folder / "keys" / "ca.crt").write_text("…")
+    new_keys(tmp_path / "coordinator", [], [])
+    shutil.copy(tmp_path / "coordinator" / "keys" / "ca.crt", folder / "keys" / "ca.crt")
     return folder
 
 
@@ -117,6 +128,46 @@ def test_keys_new_says_what_it_made(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert code == 0 and "already" in out
 
 
+def test_the_server_starts_with_the_limits_that_are_documented_there() -> None:
+    given = {name: one.default for name, one in inspect.signature(server_start).parameters.items()}
+    limits = Limits().model_dump()
+    assert {name: given[name] for name in limits} == limits
+
+
+@pytest.mark.parametrize("when", DATED)
+@pytest.mark.parametrize("verb", ["server start", "submit", "status", "stop"])
+@pytest.mark.parametrize("name", ["ca", "server"])
+def test_the_coordinator_is_told_of_a_certificate_out_of_date(
+    name: str, verb: str, when: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sentence with the date and the command that helps, before anything is started or made."""
+    monkeypatch.setattr(link.processes, "start", None)
+    equipoise(capsys, "keys", "new", tmp_path, "--host", "a.org", "--site", "north")
+    (tmp_path / "server.json").write_text(json.dumps({"address": "127.0.0.1:9"}))
+    make_secret(private_folder(tmp_path / "flower"))
+    said = redate(tmp_path / "keys", name, when)
+    (tmp_path / "a.toml").write_text("")
+    words = ["submit", tmp_path / "a.toml", "--to", tmp_path, "--out", tmp_path / "run"] if verb == "submit" else [tmp_path]
+    code, out, err = equipoise(capsys, *(words if verb == "submit" else [*verb.split(), *words]))
+    assert code == 2 and out == "" and len(err.strip().splitlines()) <= 2
+    text = " ".join(err.split())
+    assert f"{name}.crt {said}" in text and f"equipoise keys renew {tmp_path}" in text
+    assert not (tmp_path / "run").exists()
+    assert equipoise(capsys, "keys", "renew", tmp_path)[0] == 0
+    link.check_certificates(tmp_path)
+
+
+@pytest.mark.parametrize("when", DATED)
+@pytest.mark.parametrize("verb", ["check", "join"])
+def test_a_site_is_told_of_a_certificate_out_of_date(
+    verb: str, when: str, site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = redate(tmp_path / "coordinator" / "keys", "ca", when)
+    shutil.copy(tmp_path / "coordinator" / "keys" / "ca.crt", site / "keys" / "ca.crt")
+    code, _, err = equipoise(capsys, "site", verb, site)
+    assert code == 2 and f"ca.crt {said}" in " ".join(err.split()) and "keys renew" in err
+
+
 @pytest.mark.parametrize("words", [("status",), ("stop",)])
 def test_without_a_server_it_says_how_to_start_one(
     words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -125,6 +176,7 @@ def test_without_a_server_it_says_how_to_start_one(
     code, _, err = equipoise(capsys, *words, tmp_path)
     assert code == 2 and "equipoise server start" in err
     (tmp_path / "server.json").write_text(json.dumps({"address": "127.0.0.1:9"}))
+    make_secret(private_folder(tmp_path / "flower"))
     code, _, err = equipoise(capsys, *words, tmp_path)
     assert code == 7 and "does not answer at 127.0.0.1:9" in err
 

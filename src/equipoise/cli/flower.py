@@ -58,19 +58,63 @@ def keys_new(
         print("\n".join(made) or "everything was there already")
 
 
+@keys_app.command("renew")
+def keys_renew(
+    folder: Coordinator,
+    host: Annotated[
+        list[str] | None, typer.Option(help="A name or address sites reach the coordinator at. [default: as before]")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Sign the server's certificate anew, and the authority's if it would expire before; keys and allow-list stay as they are.
+
+    Example: `equipoise keys renew federation`
+    """
+    _need()
+    from equipoise.deploy.keys import renew
+
+    made = renew(folder, host or [])
+    if json:
+        _print({"made": [str(path) for path in made]})
+        return
+    print("\n".join(map(str, made)))
+    print("start the server again for it to count")
+    if made[0].name == "ca.crt":
+        print(f"send {made[0]} to every site, to be put into its keys/ before the old one expires")
+
+
 @server_app.command("start")
 def server_start(
     folder: Coordinator,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    body_mb: Annotated[float, typer.Option(min=6, help="Megabytes one request may have.")] = 16.0,
+    header_seconds: Annotated[
+        float, typer.Option(min=0.1, help="Time for a TLS handshake, and again for a request's headers.")
+    ] = 10.0,
+    stall_seconds: Annotated[
+        float, typer.Option(min=0.1, help="A body that comes slower than 1 kB/s for so long is given up.")
+    ] = 20.0,
+    connections: Annotated[int, typer.Option(min=8, help="Open connections from everywhere.")] = 512,
+    per_address: Annotated[
+        int, typer.Option(min=8, help="Open connections from one address: more where many sites share one.")
+    ] = 64,
 ) -> None:
     """Start the server the sites dial, and keep it running until Ctrl-C. Always TLS; only listed sites are let in."""
     _need()
     import signal
 
     from equipoise.deploy import link, processes
+    from equipoise.deploy.limits import Limits
 
-    process = link.start(folder, host, port)
+    limits = Limits(
+        body_mb=body_mb,
+        header_seconds=header_seconds,
+        stall_seconds=stall_seconds,
+        connections=connections,
+        per_address=per_address,
+    )
+    process = link.start(folder, host, port, limits)
     print(f"listening on {host}:{port}; `equipoise submit FILE.toml --to {folder}` hands in a run", flush=True)
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:

@@ -20,6 +20,7 @@ from equipoise.report.table import Figure, Row, Table, comma_separated, latex, m
 from equipoise.running import Watch
 from equipoise.seeds import numpy_generator
 from equipoise.server.checkpoint import write_atomic
+from equipoise.server.folders import private_folder
 
 FACTS = "comparison.json"
 LETTERS = {"generalisation": "G", "specialisation": "S", "average": "A"}
@@ -93,7 +94,7 @@ def note(facts: Mapping[str, Any]) -> str:
 
 def summarise(plan: Plan, out: Path, failures: Sequence[Failure] = ()) -> dict[str, Any]:
     """All there is to say about the runs, in plain JSON types and without a path or a date: the same runs give the same text."""
-    out.mkdir(parents=True, exist_ok=True)
+    private_folder(out)
     results = results_of(plan, out)
     arms: dict[str, dict[str, Any]] = {}
     for arm in plan.arms:

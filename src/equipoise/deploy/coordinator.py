@@ -36,6 +36,8 @@ from equipoise.server import Journal
 from equipoise.server.checkpoint import write_atomic
 from equipoise.setup import Material, fits, make_host
 
+ROSTER = "roster.json"
+
 
 @dataclass(frozen=True)
 class Roster(Material):
@@ -80,6 +82,9 @@ def plan(config: Config, folder: Path, keys: Mapping[str, bytes]) -> Config:
     if not path.exists():
         table = {"run": secrets.token_hex(8), "keys": {site: base64.b64encode(key).decode() for site, key in keys.items()}}
         write_atomic(path, json.dumps(table, indent=1).encode())
+    read_plan(folder)
+    if (folder / ROSTER).exists():
+        read_roster(folder / ROSTER)
     return config
 
 
@@ -141,16 +146,29 @@ def read_plan(folder: Path) -> tuple[str, dict[str, bytes]]:
     try:
         table = json.loads(path.read_bytes())
         return str(table["run"]), {site: base64.b64decode(key) for site, key in table["keys"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StorageError(f"{path} is missing or damaged: submit the run again into a new folder") from error
+
+
+def read_roster(path: Path) -> dict[str, Any]:
+    """What the sites of a run that was begun said they hold."""
+    broken = f"{path} is damaged: restore it, or submit the run again into a new folder"
+    try:
+        given = json.loads(path.read_bytes())
+        cards = [_card(site, card) for site, card in given.items()]
+    except (OSError, ValueError, AttributeError, RecursionError, SiteError) as error:
+        raise StorageError(broken) from error
+    if not cards:
+        raise StorageError(broken)
+    return dict(given)
 
 
 def roster(config: Config, folder: Path, fleet: Fleet, sites: tuple[str, ...]) -> Roster:
     """The sites of the run and what they hold: asked once, then kept. Who does not join now is not in the run."""
-    path = folder / "roster.json"
+    path = folder / ROSTER
     begun = path.exists()
     if begun:
-        given = json.loads(path.read_bytes())
+        given = read_roster(path)
     else:
         table = {key: value for key, value in config.table().items() if key not in OURS}
         given = fleet.invite({"config": table, "version": __version__}, sites, config.engine.patience)

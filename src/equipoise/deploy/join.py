@@ -6,9 +6,11 @@ executed at a site: what answers is the Equipoise installed here, in one process
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
+import ssl
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +19,7 @@ from types import FrameType
 from typing import Any
 
 import httpx
+from cryptography import x509
 from flwr.common.constant import SubStatus
 from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
@@ -28,9 +31,11 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 
 from equipoise.deploy import processes
 from equipoise.deploy.apps import respond
+from equipoise.deploy.keys import NEW_AUTHORITY, check_dates, outdated
 from equipoise.deploy.policy import read_policy
 from equipoise.deploy.site import Desk, read_site
 from equipoise.errors import ConfigError, SiteError
+from equipoise.server.folders import private_folder
 
 HOME, LOG = "flower", "node.log"
 POLL, LAZY = 0.2, 1.0
@@ -38,7 +43,9 @@ POLL, LAZY = 0.2, 1.0
 UP = 300.0
 PATIENCE, AGAIN = 150.0, 10.0
 """a site that was cut off is still there in Flower's books for a minute, and is not let in twice"""
-UNKNOWN = "the coordinator does not list this site's key: send it the .pub file"
+ANSWER = 10.0
+"""seconds for the server to show its certificate"""
+UNKNOWN = "the coordinator does not list this site's key: send it the .pub file (or this machine's clock is wrong)"
 ASTRAY = "Flower's SuperNode is out of step"
 DROPPED = (b"Ignoring message ", b"Failed to receive message ", b"Server error '", b"Client error '")
 """what the SuperNode says of a message it drops on its way in, and before it stops to work without ending"""
@@ -54,9 +61,9 @@ def join(folder: Path, patience: float = PATIENCE) -> None:
     for path in (key, certificate):
         if not path.is_file():
             raise ConfigError(f"there is no {path}: put what the coordinator gave you there (see `equipoise site init`)")
+    check_dates(certificate, NEW_AUTHORITY)
     read_policy(folder / "policy.toml")  # one that cannot be read is noticed before the coordinator dials in
-    home = folder / HOME
-    home.mkdir(exist_ok=True, mode=0o700)
+    home = private_folder(folder / HOME)
     secret = secrets.token_bytes(32)
     secret_file = home / "secret"
     with os.fdopen(os.open(secret_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
@@ -102,10 +109,22 @@ def _once(desk: Desk, command: Sequence[str], address: str, secret: bytes) -> st
     finally:
         processes.stop(node)
     if "CERTIFICATE_VERIFY_FAILED" in log.text():
-        return f"the server is not one that {Path(desk.options.certificate).name} vouches for"
+        return distrusted(desk.options.superlink, Path(desk.options.certificate).name)
     if "activate" in log.text():
         return UNKNOWN
     return ASTRAY if runs else "Flower's SuperNode ended"
+
+
+def distrusted(address: str, certificate: str) -> str:
+    """Why the server at an address is not to be trusted: its dates, if it is them, or else its signature."""
+    host, _, port = address.rpartition(":")
+    reason = ""
+    with contextlib.suppress(OSError, ValueError):
+        shown = ssl.get_server_certificate((host.strip("[]"), int(port)), timeout=ANSWER)
+        reason = outdated(x509.load_pem_x509_certificate(shown.encode()))
+    if reason:
+        return f"the server's certificate {reason}: ask the coordinator to run `equipoise keys renew`, and to start it again"
+    return f"the server is not one that {certificate} vouches for"
 
 
 class Log:

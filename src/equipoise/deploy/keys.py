@@ -24,11 +24,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from equipoise.errors import ConfigError, StorageError
+from equipoise.server.checkpoint import write_atomic
+from equipoise.server.folders import private_folder
 
 SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 PEM, SSH = serialization.Encoding.PEM, serialization.Encoding.OpenSSH
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 825
 LOOPBACK = ("localhost", "127.0.0.1")
+NEW_AUTHORITY = "ask the coordinator for the ca.crt that `equipoise keys renew` makes there"
 
 
 def new_keys(folder: Path, hosts: Sequence[str], sites: Sequence[str]) -> list[Path]:
@@ -37,7 +40,7 @@ def new_keys(folder: Path, hosts: Sequence[str], sites: Sequence[str]) -> list[P
         if not SITE.fullmatch(site):
             raise ConfigError(f"'{site}' cannot be a site's name: letters, digits, '-', '_' and '.', at most 64")
     keys, made = folder / "keys", list[Path]()
-    (keys / "sites").mkdir(parents=True, exist_ok=True, mode=0o700)
+    private_folder(keys / "sites")
     if not (keys / "ca.key").exists():
         made += _authority(keys)
     if not (keys / "server.key").exists():
@@ -46,7 +49,7 @@ def new_keys(folder: Path, hosts: Sequence[str], sites: Sequence[str]) -> list[P
         public, hand = keys / "sites" / f"{site}.pub", folder / "hand-out" / site
         if public.exists():
             continue
-        hand.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(hand)
         made += new_pair(hand / "site")
         public.write_bytes((hand / "site.pub").read_bytes())
         (hand / "ca.crt").write_bytes((keys / "ca.crt").read_bytes())
@@ -80,9 +83,66 @@ def listed(folder: Path) -> dict[str, Path]:
     return found
 
 
+def check_dates(path: Path, fix: str) -> None:
+    """Refuse a certificate that has expired, or is not valid yet; `fix` says what to do about it."""
+    try:
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} is not a certificate: {fix}") from error
+    reason = outdated(certificate)
+    if reason:
+        raise ConfigError(f"{path} {reason}: {fix}")
+
+
+def outdated(certificate: x509.Certificate) -> str:
+    """What is wrong with the dates of a certificate, if anything."""
+    now, first, last = datetime.datetime.now(datetime.UTC), certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if now > last:
+        return f"expired on {last:%Y-%m-%d}"
+    return f"is not valid before {first:%Y-%m-%d %H:%M} UTC (is this machine's clock right?)" if now < first else ""
+
+
+def renew(folder: Path, hosts: Sequence[str] = ()) -> list[Path]:
+    """Sign the server's certificate anew, for the same hosts if none are given; and the authority's, if it would not outlive that.
+
+    The keys stay the same, so a site that has the old ca.crt can go on with it until that expires.
+    """
+    keys, made = folder / "keys", list[Path]()
+    authority, old = _pair(keys / "ca")
+    key, server = _pair(keys / "server")
+    soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=SERVER_DAYS)
+    if old.not_valid_after_utc < soon:
+        write_atomic(keys / "ca.crt", _own_certificate(authority, old.subject).public_bytes(PEM))
+        made.append(keys / "ca.crt")
+    given = [*hosts, *(host for host in LOOPBACK if host not in hosts)] if hosts else _hosts(server)
+    write_atomic(keys / "server.crt", _server_certificate(authority, old.subject, key, given).public_bytes(PEM))
+    return [*made, keys / "server.crt"]
+
+
+def _pair(path: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+    """A private key and its certificate."""
+    try:
+        key = serialization.load_pem_private_key(path.with_suffix(".key").read_bytes(), None)
+        certificate = x509.load_pem_x509_certificate(path.with_suffix(".crt").read_bytes())
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise StorageError(f"{path}.key or .crt is missing or damaged: restore them, or make keys in a new folder") from error
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    return key, certificate
+
+
+def _hosts(certificate: x509.Certificate) -> list[str]:
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return [str(name.value) for name in names]
+
+
 def _authority(keys: Path) -> list[Path]:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Equipoise federation")])
+    return _save(keys / "ca", key, _own_certificate(key, name))
+
+
+def _own_certificate(key: ec.EllipticCurvePrivateKey, name: x509.Name) -> x509.Certificate:
+    """The authority's certificate of itself."""
     usage = x509.KeyUsage(
         digital_signature=False,
         content_commitment=False,
@@ -94,7 +154,7 @@ def _authority(keys: Path) -> list[Path]:
         encipher_only=False,
         decipher_only=False,
     )
-    certificate = (
+    return (
         _dated(x509.CertificateBuilder(), AUTHORITY_DAYS)
         .subject_name(name)
         .issuer_name(name)
@@ -104,21 +164,22 @@ def _authority(keys: Path) -> list[Path]:
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
-    return _save(keys / "ca", key, certificate)
 
 
 def _server(keys: Path, hosts: Sequence[str]) -> list[Path]:
-    try:
-        authority = serialization.load_pem_private_key((keys / "ca.key").read_bytes(), None)
-        issuer = x509.load_pem_x509_certificate((keys / "ca.crt").read_bytes())
-    except (OSError, ValueError) as error:
-        raise StorageError(f"{keys}/ca.key or ca.crt is damaged: restore them, or make keys in a new folder") from error
-    assert isinstance(authority, ec.EllipticCurvePrivateKey)
+    authority, issuer = _pair(keys / "ca")
     key = ec.generate_private_key(ec.SECP256R1())
-    certificate = (
+    return _save(keys / "server", key, _server_certificate(authority, issuer.subject, key, hosts))
+
+
+def _server_certificate(
+    authority: ec.EllipticCurvePrivateKey, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, hosts: Sequence[str]
+) -> x509.Certificate:
+    """The server's certificate, signed by the authority."""
+    return (
         _dated(x509.CertificateBuilder(), SERVER_DAYS)
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])]))
-        .issuer_name(issuer.subject)
+        .issuer_name(issuer)
         .public_key(key.public_key())
         .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -126,7 +187,6 @@ def _server(keys: Path, hosts: Sequence[str]) -> list[Path]:
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False)
         .sign(authority, hashes.SHA256())
     )
-    return _save(keys / "server", key, certificate)
 
 
 def _dated(builder: x509.CertificateBuilder, days: int) -> x509.CertificateBuilder:

@@ -1,7 +1,7 @@
 """The coordinator's day: Flower's SuperLink with an allow-list of sites, and runs handed to it.
 
 keys/           see `keys`
-flower/         Flower's own files, its database among them
+flower/         Flower's own files: the secret that lets in its processes and us, and its database (no tensor is in it)
 server.json     where the SuperLink of this folder listens
 server.log      what it says
 """
@@ -35,10 +35,13 @@ from flwr.supercore.fab import Fab
 
 from equipoise.config import Config
 from equipoise.deploy import processes
+from equipoise.deploy.access import Bearer, make_secret, read_secret
 from equipoise.deploy.coordinator import plan
-from equipoise.deploy.keys import listed, read_public
+from equipoise.deploy.keys import check_dates, listed, read_public
+from equipoise.deploy.limits import Limits
 from equipoise.errors import ConfigError, SiteError, StorageError
 from equipoise.server.checkpoint import write_atomic
+from equipoise.server.folders import private_folder
 from equipoise.server.journal import read as read_journal
 
 APP = """
@@ -66,27 +69,32 @@ clientapp = "equipoise_run.apps:client"
 folder = {folder}
 """
 CODE = '"""The apps of an Equipoise run."""\n\nfrom equipoise.deploy.apps import client, server\n\n__all__ = ["client", "server"]\n'
+HOME = "flower"
 UP = 300.0
 """seconds a server may take to listen: on a busy machine Flower is slow to start, and one that has ended is noticed at once"""
 MUTE = 120.0
 """seconds a server may miss calls before it is taken for gone"""
 
 
-def start(folder: Path, host: str, port: int) -> subprocess.Popen[bytes]:
-    """Start the SuperLink: TLS, sites by key, control from this machine only; then let in the listed sites. Runs are handed in anew."""
+def start(folder: Path, host: str, port: int, limits: Limits | None = None) -> subprocess.Popen[bytes]:
+    """Start the SuperLink: TLS, sites by key, control by the secret; then let in the listed sites. Runs are handed in anew."""
     keys = folder / "keys"
     for name in ("ca.crt", "server.crt", "server.key"):
         if not (keys / name).is_file():
             raise ConfigError(f"there is no {keys / name}: make it with `equipoise keys new {folder}`")
+    check_certificates(folder)
     sites = listed(folder)
-    home = folder / "flower"
-    home.mkdir(exist_ok=True, mode=0o700)
+    home = private_folder(folder / HOME)
+    make_secret(home)
+    for old in home.glob("superlink.db*"):
+        old.unlink()  # of an earlier version, which kept answers of sites in it
     process = processes.start(
         [
-            *(sys.executable, "-m", "equipoise.deploy.superlink", "--host", host, "--port", str(port)),
+            *(sys.executable, "-m", "equipoise.deploy.superlink", "--limits", (limits or Limits()).model_dump_json()),
+            *("--host", host, "--port", str(port)),
             *("--ssl-ca-certfile", str(keys / "ca.crt"), "--ssl-certfile", str(keys / "server.crt")),
             *("--ssl-keyfile", str(keys / "server.key"), "--enable-supernode-auth"),
-            *("--database", str(home / "superlink.db"), "--disable-runtime-dependency-installation"),
+            *("--database", str(home / "books.db"), "--disable-runtime-dependency-installation"),
         ],
         home,
         folder / "server.log",
@@ -103,18 +111,25 @@ def start(folder: Path, host: str, port: int) -> subprocess.Popen[bytes]:
     return process
 
 
+def check_certificates(folder: Path) -> None:
+    """Refuse to begin with a certificate that nobody would accept."""
+    for name in ("ca.crt", "server.crt"):
+        check_dates(folder / "keys" / name, f"renew it with `equipoise keys renew {folder}`, then start the server again")
+
+
 @contextmanager
 def control(folder: Path) -> Iterator[ControlHttpClient]:
     """A conversation with the SuperLink of this folder."""
     try:
-        address = json.loads((folder / "server.json").read_bytes())["address"]
-        certificate = (folder / "keys" / "ca.crt").read_bytes()
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        address = str(json.loads((folder / "server.json").read_bytes())["address"])
+        certificate, secret = (folder / "keys" / "ca.crt").read_bytes(), read_secret(folder / HOME)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"no server runs in {folder}: start it with `equipoise server start {folder}`") from error
-    client = ControlHttpClient.from_server_address(address, False, certificate, [])
+    check_certificates(folder)
+    client = ControlHttpClient.from_server_address(address, False, certificate, [Bearer(secret)])
     try:
         yield client
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise SiteError(
             f"the server of {folder} does not answer at {address} ({type(error).__name__}): "
             f"start it with `equipoise server start {folder}`; {folder / 'server.log'} says more"
@@ -138,6 +153,7 @@ def allow(folder: Path, keys: dict[str, bytes]) -> None:
 def submit(folder: Path, config: Config, out: Path) -> int:
     """Hand a run to the SuperLink; its number there. A run folder that was begun is gone on with."""
     keys = {site: read_public(path) for site, path in listed(folder).items()}
+    check_certificates(folder)
     plan(config, out, keys)
     allow(folder, keys)
     files = {
@@ -174,10 +190,17 @@ def wait(folder: Path, out: Path, number: int, look: Callable[[], None], pause: 
         time.sleep(pause)
     lines, _ = read_journal(out / "journal.jsonl")
     if run.status.sub_status == "completed" and (out / "result.json").exists():
-        return json.loads((out / "result.json").read_bytes())
+        return _result(out / "result.json")
     stopped = [line["reason"] for line in lines if line["event"] == "stopped"]
     reason = stopped[-1] if stopped else run.status.details or run.status.sub_status
     raise SiteError(f"the run stopped: {reason}; submit it again with the same --out to go on")
+
+
+def _result(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise StorageError(f"{path} is damaged: remove it, and submit the run again with the same --out") from error
 
 
 def standing(folder: Path) -> dict[str, Any]:
@@ -221,5 +244,5 @@ def run_number(out: Path) -> int:
     """The number a run folder has at the SuperLink."""
     try:
         return int(json.loads((out / "flower.json").read_bytes())["run"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise StorageError(f"{out} is not the folder of a submitted run") from error

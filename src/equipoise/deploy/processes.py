@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from equipoise.errors import SiteError
+from equipoise.server.folders import private_folder
 
 PR_SET_PDEATHSIG = 1
 """Linux: the signal a process gets when the one that started it is gone"""
@@ -31,6 +32,7 @@ def environment(home: Path) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+        **dict.fromkeys(("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API"), "0"),  # ports that ask for no key
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
@@ -38,9 +40,9 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def start(command: Sequence[str], home: Path, log: Path | None = None) -> subprocess.Popen[bytes]:
-    """Start a program in a session of its own; on Linux it ends when we do, however we end."""
-    home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    output = open(log, "ab") if log else None
+    """Start a program in a session of its own, whose files are for us alone; on Linux it ends when we do, however we end."""
+    private_folder(home)
+    output = open(log, "ab", opener=_ours) if log else None
     try:
         return subprocess.Popen(
             list(command),
@@ -50,10 +52,18 @@ def start(command: Sequence[str], home: Path, log: Path | None = None) -> subpro
             stderr=subprocess.STDOUT if output else None,
             start_new_session=True,
             preexec_fn=_end_with_parent,
+            umask=0o077,
         )
     finally:
         if output:
             output.close()
+
+
+def _ours(path: str, flags: int) -> int:
+    """Open a file that only its owner can read, also one that others could read before."""
+    number = os.open(path, flags, 0o600)
+    os.fchmod(number, 0o600)
+    return number
 
 
 def _end_with_parent() -> None:

@@ -21,6 +21,7 @@ from equipoise.deploy import link, processes
 from equipoise.deploy.card import COUNTS
 from equipoise.deploy.coordinator import federated
 from equipoise.deploy.keys import new_keys
+from equipoise.deploy.limits import Limits
 from equipoise.deploy.policy import fingerprint
 from equipoise.running import run
 from equipoise.setup import material
@@ -46,7 +47,9 @@ class Stage:
 
     def open(self) -> None:
         """Start the coordinator's SuperLink."""
-        self.server = link.start(self.coordinator, "127.0.0.1", self.port)
+        limits = Limits()
+        all_here = limits.model_copy(update={"per_address": limits.connections})
+        self.server = link.start(self.coordinator, "127.0.0.1", self.port, all_here)
 
     def join(self, name: str, *options: str) -> None:
         """Start a site."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from equipoise.config import read
 from equipoise.deploy.card import rows
-from equipoise.deploy.keys import new_pair, read_public
+from equipoise.deploy.keys import NEW_AUTHORITY, check_dates, new_pair, read_public
 from equipoise.deploy.policy import Refused, approved, fingerprint, read_policy
 from equipoise.deploy.site import own_config, read_site, take_part
 from equipoise.engine import probe
@@ -99,6 +99,7 @@ def check_site(folder: Path, file: Path | None = None) -> Checked:
         raise ConfigError(f"{key} must be there and readable by its owner only: chmod 600 {key}")
     if not (folder / options.certificate).is_file():
         raise ConfigError(f"there is no {folder / options.certificate}: ask the coordinator for ca.crt")
+    check_dates(folder / options.certificate, NEW_AUTHORITY)
     with one_thread(), tempfile.TemporaryDirectory() as place:
         config = own_config(options, folder, {} if file is None else read(file).table())
         joined = take_part(options, config, Path(place))

@@ -1,9 +1,12 @@
-"""Flower's SuperLink with its doors shut and a bell: `python -m equipoise.deploy.superlink …` takes the arguments of `flower-superlink`.
+"""Flower's SuperLink behind our own port: `python -m equipoise.deploy.superlink --limits JSON …`, then as `flower-superlink`.
 
 Flower serves three things at one port: what sites need, what its own processes need, and the control of runs. The last two ask for
-no key. Here they answer the machine itself only; from elsewhere there is nothing but the door for sites, which their keys open.
+no key, and bodies are read before any key is looked at. Here `access` decides who comes in, and `listen` how many and how fast.
 
-A SuperNode that finds no work comes back three seconds later. Here it is kept waiting for some seconds instead, and let in the
+What sites answer is kept in memory until the coordinator has fetched it: Flower's database holds who is listed and which runs there
+were, and no tensor is ever written to disk.
+
+A SuperNode that finds no work comes back three seconds later. Here it is kept waiting for some seconds instead, and answered the
 moment a question has come whole; and the coordinator is not handed an answer whose tensors are still on their way, for which it
 would have to come back as well. That takes most of the waiting out of a question, and changes nothing of what is said. And where
 Flower trips over itself (its database is locked, say) the answer is "later" and not "error", at which its programs would give up.
@@ -11,17 +14,22 @@ Flower trips over itself (its database is locked, say) the answer is "later" and
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import ipaddress
-from collections.abc import Awaitable, Callable, MutableMapping
+import importlib
+import os
+import sys
+from collections.abc import Awaitable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-Scope = MutableMapping[str, Any]
-Said = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Said]]
-Send = Callable[[Said], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-OPEN = "/v1/fleet/"
+from equipoise.deploy import inside, listen
+from equipoise.deploy.access import LATER, Access, App, Receive, Scope, Send, read_secret
+from equipoise.deploy.access import Event as Said
+from equipoise.deploy.limits import Limits
+
 ENDS = {"runtime": "fleet", "fleet": "runtime"}
 """who pushes for whom: the coordinator's process comes in at /v1/runtime, the sites at /v1/fleet"""
 PUSHES, PULL = ("push-messages", "push-object"), "pull-messages"
@@ -31,30 +39,9 @@ GRACE = 1.0
 """how long the coordinator may wait for an answer that is on its way"""
 QUIET = 0.05
 """a message and its tensors are pushed one after the other; after this pause it is whole"""
-TRIPPED, LATER = 500, 503
+TRIPPED = 500
 SMALL = 4096
 """a question for work has a few bytes; what is longer is none"""
-
-
-class SitesOnly:
-    """Turns away whoever comes from another machine for anything but the sites' door."""
-
-    def __init__(self, app: App) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not scope["path"].startswith(OPEN) and not _here(scope.get("client")):
-            await send({"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]})
-            await send({"type": "http.response.body", "body": b"only from the coordinator's own machine"})
-            return
-        await self.app(scope, receive, send)
-
-
-def _here(client: Any) -> bool:
-    try:
-        return ipaddress.ip_address(client[0]).is_loopback
-    except (TypeError, ValueError, IndexError):
-        return False
 
 
 class Post:
@@ -188,14 +175,38 @@ def _length(scope: Scope) -> int:
 
 
 def main() -> None:
-    """Start the SuperLink behind `SitesOnly` and `Bell`."""
+    """Start the SuperLink behind `Access` and `Bell`."""
     from flwr.superlink import extensions
-    from flwr.superlink.cli.flower_superlink import flower_superlink
     from starlette.middleware import Middleware
 
+    flower: Any = importlib.import_module("flwr.superlink.main")
+    program: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")  # its package has a function of that name
+
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--limits", default="{}")
+    ours, others = parser.parse_known_args()
+    limits, sys.argv[1:] = Limits.model_validate_json(ours.limits), others
+    secret = read_secret(Path(os.environ[inside.HOME]))
     # Flower's own hook, outermost first.
-    extensions.get_middleware = lambda: (Middleware(SitesOnly), Middleware(Bell))
-    flower_superlink()
+    extensions.get_middleware = lambda: (Middleware(Access, secret=secret, limits=limits), Middleware(Bell))
+    flower.get_objectstore_linkstate_factories = in_memory
+    program._get_superexec_command = partial(_superexec, program._get_superexec_command)
+    program.uvicorn = SimpleNamespace(run=partial(listen.run, limits=limits))
+    program.flower_superlink()
+
+
+def in_memory(database: str, manager: Any) -> tuple[Any, Any]:
+    """Flower's state with its books in a database, and the tensors of messages in memory only."""
+    from flwr.server.superlink.linkstate import LinkStateFactory
+    from flwr.supercore.object_store import ObjectStoreFactory
+
+    store = ObjectStoreFactory()
+    return store, LinkStateFactory(database, manager, store)
+
+
+def _superexec(original: Any, **options: Any) -> list[str]:
+    """Flower's command for its process that starts runs, with our program in front."""
+    return inside.command("superexec", *original(**options)[1:])
 
 
 if __name__ == "__main__":

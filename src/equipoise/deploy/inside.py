@@ -1,0 +1,74 @@
+"""Flower's processes beside its SuperLink, with the secret that lets them in: `python -m equipoise.deploy.inside PROGRAM …`.
+
+    superexec    looks for runs that were handed in, and starts a process for each
+    serverapp    such a process: the coordinator's training loop
+
+Both take the arguments of Flower's own program. A run's token comes by standard input and not as an argument, which every account
+of the machine could read.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from flwr.supercore.constant import TaskType
+from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
+from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
+
+from equipoise.deploy.access import read_secret, show_secret
+
+HOME = "FLWR_HOME"
+
+
+def command(program: str, *arguments: str) -> list[str]:
+    """The command line of a program in this file."""
+    return [sys.executable, "-m", "equipoise.deploy.inside", program, *arguments]
+
+
+class Starter(SubprocessExecutor):
+    """Starts the training loop of a run, and nothing else that Flower knows how to start."""
+
+    def get_eligible_capacity(self, supported_task_types: set[TaskType], **options: Any) -> tuple[set[TaskType], set[str]]:
+        return supported_task_types & {TaskType.SERVER_APP}, set()
+
+    def launch(self, spec: ExecutionSpec) -> LaunchResult:
+        if spec.task_type != TaskType.SERVER_APP:
+            return LaunchResult.failed(f"this server starts no {spec.task_type}")
+        process = subprocess.Popen(
+            command(
+                *("serverapp", "--runtime-api-address", spec.runtime_api_address),
+                *("--root-certificates", str(spec.root_certificates_path), "--parent-pid", str(spec.parent_pid)),
+            ),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        assert process.stdin is not None
+        with process.stdin as line:
+            line.write(f"{spec.token}\n".encode())
+        return LaunchResult.accepted()
+
+
+def main() -> None:
+    """Run one of the programs."""
+    program = sys.argv.pop(1)
+    show_secret(read_secret(Path(os.environ[HOME])))
+    if program == "superexec":
+        from flwr.supercore.cli.flower_superexec import flower_superexec
+        from flwr.supercore.superexec import run_superexec
+
+        run_superexec.get_executor = lambda *given, **options: Starter()
+        flower_superexec()
+    else:
+        from flwr.superlink.cli.flwr_serverapp import flwr_serverapp
+
+        sys.argv += ["--token", sys.stdin.readline().strip()]
+        flwr_serverapp()
+
+
+if __name__ == "__main__":
+    main()

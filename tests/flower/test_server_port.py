@@ -1,0 +1,144 @@
+"""The coordinator's one port, in a real SuperLink process: who may control runs, and what a stranger can do to it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import ssl
+import stat
+import subprocess
+from base64 import b64encode
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.proto.control_pb2 import ListRunsRequest, StartRunRequest
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
+from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
+
+from equipoise.deploy import link, processes
+from equipoise.deploy.keys import new_keys
+from equipoise.deploy.limits import Limits
+from equipoise.server.folders import private_folder
+
+pytestmark = pytest.mark.slow
+MUCH = 50 * 2**20
+OLD = ("superlink.db", "superlink.db-wal")
+"""where answers of sites were kept once"""
+
+
+@dataclass
+class Server:
+    folder: Path
+    port: int
+    process: subprocess.Popen[bytes]
+
+    @property
+    def memory(self) -> int:
+        found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{self.process.pid}/status").read_text())
+        assert found is not None
+        return int(found[1]) * 1024
+
+    def dial(self) -> ssl.SSLSocket:
+        trust = ssl.create_default_context(cafile=str(self.folder / "keys" / "ca.crt"))
+        return trust.wrap_socket(socket.create_connection(("127.0.0.1", self.port), 60), server_hostname="127.0.0.1")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that was started by somebody whose umask hides nothing."""
+    folder, port, before = tmp_path_factory.mktemp("port") / "federation", processes.free_port(), os.umask(0)
+    try:
+        new_keys(folder, ["127.0.0.1"], ["north"])
+        for name in OLD:
+            (private_folder(folder / "flower") / name).write_text("answers of sites")
+        process = link.start(folder, "127.0.0.1", port, Limits(header_seconds=5.0))
+    finally:
+        os.umask(before)
+    yield Server(folder, port, process)
+    processes.stop(process)
+
+
+class Claims:
+    """What a local stranger may try: to have been forwarded from here, and to know a secret."""
+
+    def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
+        claims = {"x-forwarded-for": "127.0.0.1", "forwarded": "for=127.0.0.1", "x-equipoise-secret": "0" * 64}
+        context.request.headers.update(claims)
+        return call_next(context)
+
+
+@pytest.mark.parametrize("claims", [[], [Claims()]])
+def test_a_local_stranger_controls_nothing(server: Server, claims: list[Claims]) -> None:
+    certificate = (server.folder / "keys" / "ca.crt").read_bytes()
+    client = ControlHttpClient.from_server_address(f"127.0.0.1:{server.port}", False, certificate, claims)
+    for call, request in ((client.ListRuns, ListRunsRequest()), (client.StartRun, StartRunRequest())):
+        with pytest.raises(httpx.HTTPStatusError, match="403"):
+            call(request)  # type: ignore[operator]
+    client.close()
+
+
+def test_a_local_stranger_is_given_no_task_of_the_server(server: Server) -> None:
+    body = AcquireTaskRequest(supported_task_types=["flwr-serverapp"]).SerializeToString()
+    answer = httpx.post(
+        f"https://127.0.0.1:{server.port}/v1/runtime/acquire-task",
+        content=body,
+        headers={"content-type": "application/protobuf"},
+        verify=ssl.create_default_context(cafile=str(server.folder / "keys" / "ca.crt")),
+    )
+    assert answer.status_code == 403
+
+
+def test_who_has_the_secret_file_does(server: Server) -> None:
+    assert link.standing(server.folder) == {"sites": {"north": {"status": "registered", "since": ""}}, "runs": []}
+
+
+def signed() -> str:
+    """The headers of a site that has a key, but none that is listed."""
+    private, now = ec.generate_private_key(ec.SECP384R1()), datetime.now(UTC).isoformat()
+    key, signature = public_key_to_bytes(private.public_key()), sign_message(private, now.encode())
+    lines = {"flwr-timestamp": now, "flwr-public-key": b64encode(key).decode(), "flwr-signature": b64encode(signature).decode()}
+    return "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+
+
+@pytest.mark.parametrize("who", ["without a key", "with a key that is not listed"])
+def test_a_stranger_is_refused_before_its_body(server: Server, who: str) -> None:
+    before, sent, line = server.memory, 0, server.dial()
+    head = "POST /v1/fleet/push-object HTTP/1.1\r\nhost: x\r\ncontent-type: application/protobuf\r\n"
+    line.sendall(f"{head}{signed() if 'listed' in who else ''}content-length: {MUCH}\r\n\r\n".encode())
+    try:
+        while sent < MUCH:
+            sent += line.send(bytes(2**16))
+    except OSError:
+        pass
+    line.close()
+    assert sent < MUCH // 2
+    assert server.memory - before < MUCH // 5
+
+
+def test_nobody_else_can_read_what_the_server_writes(server: Server) -> None:
+    found = [server.folder, *server.folder.rglob("*")]
+    inner = [path for path in found if path.is_dir() or path.suffix == ".log" or server.folder / "flower" in path.parents]
+    assert {"federation", "keys", "sites", "flower", "server.log", "secret", "books.db"} <= {path.name for path in inner}
+    for path in inner:
+        assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
+
+
+def test_answers_that_were_kept_once_are_gone(server: Server) -> None:
+    assert not {path.name for path in (server.folder / "flower").iterdir()} & set(OLD)
+
+
+def test_half_a_request_is_not_waited_for(server: Server) -> None:
+    """The limits that the server was started with count in its process."""
+    with server.dial() as line:
+        line.sendall(b"POST /v1/fleet/push-object HTTP/1.1\r\nho")
+        with contextlib.suppress(ConnectionError):
+            assert line.recv(1) == b""
