@@ -52,6 +52,7 @@ class Falls:
     [
         ("fedavg", 1.0),
         ("fca", 0.7),
+        ("fedsdc+", 0.7),
         *(
             pytest.param(m, p, marks=pytest.mark.slow)
             for m, p in [("fedavg", 0.7), ("fca", 1.0), ("fedprox", 1.0), ("local", 1.0)]

@@ -127,6 +127,10 @@ def test_a_round_and_its_ending_have_each_their_own_checkpoint(finished: Callabl
     before, after = load(copy), load(done.folder)
     assert (before.facts.round, after.facts.round) == (2, 3)
     assert before.facts.state != after.facts.state == done.state_hash
+    old = {key: value for key, value in result.items() if key != "ending_of"}
+    (copy / "result.json").write_text(json.dumps(old | {"selected_rounds": [2]}))
+    assert load(copy).facts.title == "the global predictor of fedavg after round 2"
+    assert after.facts.title == "the global predictor of fedavg after round 2 and the method's ending"
     (copy / "result.json").write_text(json.dumps(result | {"selected_rounds": [4]}))
     with pytest.raises(StorageError, match="is missing or damaged"):
         load(copy)

@@ -179,7 +179,7 @@ def _run(job: Job, result: Mapping[str, Any]) -> dict[str, Any]:
         "seed": job.seed,
         "fold": job.fold,
         "selected_rounds": result["selected_rounds"],
-        "ending_of": result["ending_of"],
+        "ending_of": result.get("ending_of", []),
         "state_hash": result["state_hash"],
         "metrics": {view: scalars(test[view]) for view in LETTERS if view in test},
         "recall": test.get("generalisation", {}).get("recall"),

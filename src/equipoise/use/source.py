@@ -82,7 +82,7 @@ def _history(folder: Path) -> tuple[list[int], list[int], list[str]]:
         result = json.loads((folder / "result.json").read_bytes())
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         sites = sorted({site for row in rows for site in (*row["sites"], *row.get("test", {}).get("sites", ()))})
-        return result["selected_rounds"], result["ending_of"], sites
+        return result["selected_rounds"], result.get("ending_of", []), sites
     except FileNotFoundError as error:
         name = Path(error.filename).name
         raise StorageError(f"{folder} has no {name}: finish the run with `equipoise resume {folder}`") from error
