@@ -65,7 +65,7 @@ def _ref(name: str, one: Distribution) -> str:
 
 
 def _component(name: str, one: Distribution) -> dict[str, Any]:
-    licence = one.metadata.get("License-Expression") or _classified(one) or one.metadata.get("License") or ""
+    licence = _field(one, "License-Expression") or _classified(one) or _field(one, "License")
     found: dict[str, Any] = {
         "type": "library",
         "bom-ref": _ref(name, one),
@@ -79,6 +79,10 @@ def _component(name: str, one: Distribution) -> dict[str, Any]:
     if record:  # the list of the package's files, each with its own hash
         found["properties"] = [{"name": "record:sha256", "value": hashlib.sha256(record.encode()).hexdigest()}]
     return found
+
+
+def _field(one: Distribution, name: str) -> str:
+    return one.metadata[name] if name in one.metadata else ""
 
 
 def _classified(one: Distribution) -> str:
