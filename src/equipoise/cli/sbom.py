@@ -82,7 +82,7 @@ def _component(name: str, one: Distribution) -> dict[str, Any]:
 
 
 def _field(one: Distribution, name: str) -> str:
-    return one.metadata[name] if name in one.metadata else ""
+    return (one.metadata.get_all(name) or [""])[0]
 
 
 def _classified(one: Distribution) -> str:
