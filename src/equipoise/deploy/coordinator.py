@@ -35,6 +35,7 @@ from equipoise.running import Result, Watch, claim, make_ledger, one_thread, tra
 from equipoise.server import Journal
 from equipoise.server.checkpoint import write_atomic
 from equipoise.setup import Material, fits, make_host
+from equipoise.trust import only, recorded
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def coordinate(grid: Grid, folder: Path, watch: Watch | None = None) -> Result:
 
 
 def _coordinate(grid: Grid, folder: Path, watch: Watch) -> Result:
-    config, (run, keys) = read(folder / "config.toml"), read_plan(folder)
+    config, (run, keys) = read(folder / "config.toml", allow=only(recorded(folder))), read_plan(folder)
     journal = Journal(folder / "journal.jsonl")
     options = config.engine
     fleet = Fleet(grid, run, keys, journal.write, deadline=options.deadline, retries=options.retries)
