@@ -65,6 +65,8 @@ class Config:
     """the folder relative paths start from"""
     code: str | None = None
     """the fingerprint of the method's code, where that is a file or module of the user's own"""
+    weights: Mapping[str, str] | None = None
+    """where files of weights are, by the name or sha256 they are asked for by; none: the name is a path"""
 
     def table(self) -> dict[str, Any]:
         """The resolved config as plain values, in the shape of the file."""

@@ -28,6 +28,7 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 
 from equipoise.deploy import processes
 from equipoise.deploy.apps import respond
+from equipoise.deploy.keys import own_key
 from equipoise.deploy.policy import read_policy
 from equipoise.deploy.site import Desk, read_site
 from equipoise.errors import ConfigError, SiteError
@@ -54,6 +55,7 @@ def join(folder: Path, patience: float = PATIENCE) -> None:
     for path in (key, certificate):
         if not path.is_file():
             raise ConfigError(f"there is no {path}: put what the coordinator gave you there (see `equipoise site init`)")
+    own_key(key)
     read_policy(folder / "policy.toml")  # one that cannot be read is noticed before the coordinator dials in
     home = folder / HOME
     home.mkdir(exist_ok=True, mode=0o700)

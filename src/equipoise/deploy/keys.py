@@ -14,6 +14,7 @@ import datetime
 import ipaddress
 import os
 import re
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from equipoise.errors import ConfigError, StorageError
+from equipoise.opening import read_regular
 
 SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 PEM, SSH = serialization.Encoding.PEM, serialization.Encoding.OpenSSH
@@ -63,10 +65,20 @@ def new_pair(path: Path) -> list[Path]:
     return [path, public]
 
 
+def own_key(path: Path) -> None:
+    """Refuse a private key that is not there, or that others can read."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        mode = 0
+    if not stat.S_ISREG(mode) or stat.S_IMODE(mode) & 0o077:
+        raise ConfigError(f"{path} must be there and readable by its owner only: chmod 600 {path}")
+
+
 def read_public(path: Path) -> bytes:
     """A public key file as Flower knows the key."""
     try:
-        key = serialization.load_ssh_public_key(path.read_bytes())
+        key = serialization.load_ssh_public_key(read_regular(path))
         return key.public_bytes(PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise ConfigError(f"{path} is not a site's public key: make one with `equipoise keys new` or `site init`") from error
@@ -109,8 +121,8 @@ def _authority(keys: Path) -> list[Path]:
 
 def _server(keys: Path, hosts: Sequence[str]) -> list[Path]:
     try:
-        authority = serialization.load_pem_private_key((keys / "ca.key").read_bytes(), None)
-        issuer = x509.load_pem_x509_certificate((keys / "ca.crt").read_bytes())
+        authority = serialization.load_pem_private_key(read_regular(keys / "ca.key"), None)
+        issuer = x509.load_pem_x509_certificate(read_regular(keys / "ca.crt"))
     except (OSError, ValueError) as error:
         raise StorageError(f"{keys}/ca.key or ca.crt is damaged: restore them, or make keys in a new folder") from error
     assert isinstance(authority, ec.EllipticCurvePrivateKey)

@@ -76,10 +76,11 @@ class Exchange:
             # The checkpoint of the round before may or may not have reached the disk: a crash resumes from it or from the one
             # before that. Pinned are the private versions of rounds that may be selected.
             keep={site: self._kept(site) for site in self._start},
+            asked=self.sites,
             tuned=self._tuned,
         )
         self._count += 1
-        reduction, good = Reduction(), set[str]()
+        reduction, good = Reduction(self._limits.min_sites), set[str]()
         for site, data in self._engine.ask(asked, self.sites):
             self.bytes_down += len(asked.payload) + len(asked.each.get(site, b""))
             self.bytes_up += len(data)
