@@ -47,6 +47,7 @@ from equipoise.server import Journal
 from equipoise.server.checkpoint import write_atomic
 from equipoise.setup import Material, cache_folder, fits, keep_memory, located, make_host
 from equipoise.site import Store
+from equipoise.site.measure import LEAST
 
 DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 RUN = re.compile(r"[0-9a-f]{16}")
@@ -366,6 +367,7 @@ class Desk:
         joined.accept(call.ticket)
         joined.count(call.round, policy)
         joined.splits.read.clear()
+        joined.host.least = max(LEAST, policy.small_cell)
         answer = joined.host.answer(call.model_dump(), data["payload"], data.get("extra"))
         joined.keep_results(call.round, answer)
         policy.release(call.question, answer, **joined.facts, read=sorted(joined.splits.read))
