@@ -10,7 +10,7 @@ from torch import Tensor
 
 from equipoise.data.samples import Task
 from equipoise.errors import DataError, SiteError
-from equipoise.site.measure import MOST, FIXED_POINT, coarse, measure, probabilities, score_bins, tallies
+from equipoise.site.measure import FIXED_POINT, MOST, coarse, measure, probabilities, score_bins, tallies
 
 
 def logits_of(chances: list[list[float]]) -> Tensor:

@@ -168,9 +168,7 @@ class Method(BaseModel):
             for split in SPLITS
         }
         pooled = {split: {n: s for n, s in counted[split].items() if n.startswith("global.")} for split in SPLITS}
-        own = {
-            split: {n: coarse(s, loc.least) for n, s in counted[split].items() if n.startswith("own.")} for split in SPLITS
-        }
+        own = {split: {n: coarse(s, loc.least) for n, s in counted[split].items() if n.startswith("own.")} for split in SPLITS}
         answer: Upload = {"pooled": Sum(pooled)}
         return answer | {"own": Each(own)} if "own" in kinds else answer
 
