@@ -1,4 +1,4 @@
-"""Shared fixtures: one thread, a cache folder of the tests' own, and the real images where they are at hand."""
+"""Shared fixtures: one thread, a cache folder and a list of trusted code of the tests' own, and the real images where they are at hand."""
 
 from __future__ import annotations
 
@@ -27,13 +27,10 @@ def _one_thread() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    before = os.environ.get("EQUIPOISE_CACHE")
-    os.environ["EQUIPOISE_CACHE"] = str(tmp_path_factory.mktemp("cache"))
-    yield
-    if before is None:
-        del os.environ["EQUIPOISE_CACHE"]
-    else:
-        os.environ["EQUIPOISE_CACHE"] = before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EQUIPOISE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("EQUIPOISE_TRUSTED", str(tmp_path_factory.mktemp("trust") / "trusted.jsonl"))
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

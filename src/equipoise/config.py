@@ -20,17 +20,20 @@ from pydantic import BaseModel, ValidationError
 from equipoise import data, partition
 from equipoise.data import DataOptions
 from equipoise.engine import EngineOptions
-from equipoise.errors import ConfigError
+from equipoise.errors import ConfigError, StorageError
 from equipoise.evaluate import EvaluateOptions
 from equipoise.exchange import ExchangeOptions
+from equipoise.locate import Allow
 from equipoise.losses import ObjectiveOptions, parse_objective
-from equipoise.methods import Method, find
+from equipoise.methods import Method, look_up
 from equipoise.names import nearest, unknown
 from equipoise.nets import NetOptions
+from equipoise.opening import TEXT, open_regular
 from equipoise.partition import PartitionOptions
 from equipoise.site import TrainOptions
 from equipoise.site.views import VIEWS
 from equipoise.text import parse_toml
+from equipoise.trust import of_folder, remember
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -63,6 +66,10 @@ class Config:
     exchange: ExchangeOptions
     base: Path
     """the folder relative paths start from"""
+    code: str | None = None
+    """the fingerprint of the method's code, where that is a file or module of the user's own"""
+    weights: Mapping[str, str] | None = None
+    """where files of weights are, by the name or sha256 they are asked for by; none: the name is a path"""
 
     def table(self) -> dict[str, Any]:
         """The resolved config as plain values, in the shape of the file."""
@@ -96,9 +103,17 @@ class Config:
         return replace(self, engine=self.engine.model_copy(update=changes))
 
 
-def read(path: Path, overrides: Sequence[str] = (), base: Path | None = None) -> Config:
-    """The config in a TOML file, with `section.key=value` overrides."""
-    return resolve(override(load(path), overrides), base)
+def read(path: Path, overrides: Sequence[str] = (), base: Path | None = None, allow: Allow = remember) -> Config:
+    """The config in a TOML file, with `section.key=value` overrides; `allow` as in `resolve`."""
+    return resolve(override(load(path), overrides), base, allow=allow)
+
+
+def read_folder(folder: Path, trust: bool = False) -> Config:
+    """The config of a run folder. Code that it names is run only if this user has run it before, or says to trust it."""
+    path = folder / "config.toml"
+    if not path.is_file():
+        raise StorageError(f"{folder} is not a run folder: it has no config.toml")
+    return read(path, allow=of_folder(folder, trust))
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -130,12 +145,14 @@ def merged(base: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
 
 def _toml(path: Path) -> dict[str, Any]:
     try:
-        with open(path, "rb") as file:
+        with open_regular(path, TEXT) as file:
             return parse_toml(file.read().decode())
     except FileNotFoundError:
         raise ConfigError(f"there is no config file {path}") from None
     except IsADirectoryError:
         raise ConfigError(f"{path} is a folder, not a config file; to go on with a run use `equipoise resume {path}`") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
 
@@ -169,17 +186,18 @@ def put(table: dict[str, Any], path: str, value: Any, text: str) -> None:
     table[last] = value
 
 
-def resolve(table: Mapping[str, Any], base: Path | None = None, yields: Sequence[str] = ()) -> Config:
+def resolve(table: Mapping[str, Any], base: Path | None = None, yields: Sequence[str] = (), allow: Allow = remember) -> Config:
     """Check a config table and fill in every default.
 
-    `yields` are keys of [train] that give way to what the method recommends, if it does; all others win over it.
+    `yields` are keys of [train] that give way to what the method recommends, if it does; all others win over it. A method's
+    file or module is run only if `allow` lets it pass; without one the table is taken for the user's own.
     """
     for key in table:
         if key not in (*SECTIONS, *BESIDE):
             raise ConfigError(unknown("section", key, SECTIONS))
     sections = {name: {**DEFAULTS.get(name, {}), **_section(table, name)} for name in SECTIONS}
     base = Path(str(table.get("base", base or Path.cwd())))
-    name, method = _method(dict(sections["method"]), base)
+    name, method, code = _method(dict(sections["method"]), base, allow)
     given = validate(_kind(data.KINDS, sections["data"], "data"), sections["data"], "data")
     wanted = recommended(method, given.multi)
     train = {**wanted, **sections["train"], **{key: wanted[key] for key in yields if key in wanted}}
@@ -201,6 +219,7 @@ def resolve(table: Mapping[str, Any], base: Path | None = None, yields: Sequence
         evaluate=validate(EvaluateOptions, sections["evaluate"], "evaluate"),
         exchange=validate(ExchangeOptions, sections["exchange"], "exchange"),
         base=base,
+        code=code,
     )
 
 
@@ -218,13 +237,14 @@ def _kind(kinds: Mapping[str, type[Model]], table: Mapping[str, Any], where: str
     return kinds[kind]
 
 
-def _method(table: dict[str, Any], base: Path) -> tuple[str, Method]:
+def _method(table: dict[str, Any], base: Path, allow: Allow) -> tuple[str, Method, str | None]:
     name = str(table.pop("name"))
-    cls = find(name, base)
+    cls, code = look_up(name, base, allow)
     preset = str(table.pop("preset", ""))
     if preset and preset not in cls.presets:
         raise ConfigError("method.preset: " + unknown(f"preset of '{name}'", preset, cls.presets))
-    return name, validate(cls, {**cls.presets.get(preset, {}), **table}, "method", also=("name", "preset"))
+    method = validate(cls, {**cls.presets.get(preset, {}), **table}, "method", also=("name", "preset"))
+    return name, method, code
 
 
 def _check_views(views: Sequence[str], name: str, method: Method) -> None:

@@ -18,6 +18,10 @@ class ConfigError(EquipoiseError):
     exit_code = 2
 
 
+class Untrusted(ConfigError):
+    """A run folder names Python code that this user has neither run nor said to trust; it was not run."""
+
+
 class DataError(EquipoiseError):
     """Images or labels cannot be used as they are."""
 

@@ -16,7 +16,7 @@ from typing import Any
 import tomli_w
 import torch
 
-from equipoise.config import Config, departures, read, resolve
+from equipoise.config import Config, departures, read, read_folder, resolve
 from equipoise.engine import Engine, Host, Pool, Serial, frames, probe
 from equipoise.errors import StorageError
 from equipoise.evaluate import ENDING, Board, Evaluation
@@ -26,6 +26,7 @@ from equipoise.server.checkpoint import write_atomic
 from equipoise.server.folders import private_folder
 from equipoise.setup import SIGHT, Material, keep_memory, make_host, make_sight, material
 from equipoise.tree import Tree, digest
+from equipoise.trust import CODE, recorded
 
 Watch = Callable[[str, dict[str, Any]], None]
 """told of events: ("data", …), ("note", …), ("round", …), ("answer", …)"""
@@ -92,12 +93,9 @@ def run(
             engine.close()
 
 
-def resume(folder: str | Path, *, watch: Watch | None = None) -> Result:
-    """Go on with the run in a folder."""
-    path = Path(folder) / "config.toml"
-    if not path.is_file():
-        raise StorageError(f"{folder} is not a run folder: it has no config.toml")
-    return run(read(path), folder, watch=watch)
+def resume(folder: str | Path, *, watch: Watch | None = None, trust: bool = False) -> Result:
+    """Go on with the run in a folder; `trust` lets it run a method's file or module that you have not run before."""
+    return run(read_folder(Path(folder), trust), folder, watch=watch)
 
 
 def train(
@@ -184,7 +182,7 @@ def make_engine(config: Config, host: Host, stuff: Material, folder: Path) -> En
     """The engine the config asks for."""
     if config.engine.kind == "serial":
         return Serial(host)
-    setup = json.dumps({"config": config.table(), "private": str(folder / "sites")}).encode()
+    setup = json.dumps({"config": config.table(), "code": config.code, "private": str(folder / "sites")}).encode()
     return Pool(frames.command("equipoise.worker"), setup, config.engine.workers, stuff.sizes)
 
 
@@ -196,9 +194,16 @@ def claim(folder: Path, config: Config) -> None:
         raise StorageError(f"the run folder {folder} cannot be made: {error.strerror}; choose another --out") from error
     path = folder / "config.toml"
     if not path.exists():
+        if config.code is not None:
+            write_atomic(folder / CODE, json.dumps({"name": config.method_name, "fingerprint": config.code}).encode())
         write_atomic(path, tomli_w.dumps(config.table()).encode())
-    elif read(path).digest != config.digest:
+    elif read_folder(folder).digest != config.digest:
         raise StorageError(f"{folder} holds a run with another config: choose another --out, or `equipoise resume {folder}`")
+    elif recorded(folder) not in (None, config.code):
+        raise StorageError(
+            f"the code of '{config.method_name}' has changed since the run in {folder} began: restore it, choose another --out, "
+            f"or delete {folder / CODE} to go on with the changed code"
+        )
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import torch
 from equipoise.config import Config
 from equipoise.data import Progress, Samples, Task
 from equipoise.engine import Host
-from equipoise.errors import ConfigError, MethodError
+from equipoise.errors import ConfigError, MethodError, WeightsError
 from equipoise.evaluate import shot_groups
 from equipoise.losses import make_objective
 from equipoise.methods import Method
@@ -113,12 +113,24 @@ def device_of(config: Config) -> torch.device:
     return device
 
 
+def located(options: NetOptions, config: Config) -> NetOptions:
+    """The options with the path of their weights. Where files of weights are named by others, only those the config lists are opened."""
+    if options.weights is None or config.weights is None:
+        return options
+    path = config.weights.get((options.sha256 or "").lower(), config.weights.get(options.weights))
+    if path is None:
+        raise WeightsError(
+            f"this site has no weights '{options.weights}': say in site.toml, section [weights], which file they are"
+        )
+    return options.model_copy(update={"weights": path})
+
+
 def frozen_net(
     options: NetOptions, name: str, config: Config, channels: int, image_size: int, device: torch.device
 ) -> torch.nn.Module:
     """The body of a network that never trains: in eval mode from the start, without gradients."""
     seed = derive(config.train.seed, "frozen", name)
-    net = build(options, classes=1, channels=channels, image_size=image_size, seed=seed, base=config.base)
+    net = build(located(options, config), classes=1, channels=channels, image_size=image_size, seed=seed, base=config.base)
     return net.body.to(device).eval().requires_grad_(False)
 
 
@@ -193,7 +205,9 @@ def make_host(config: Config, stuff: Material, private: Path) -> Host:
     device, samples = device_of(config), stuff.samples
     _, height, _, channels = samples.images.shape
     seed = derive(config.train.seed, "net")
-    net = make_net(config.net, config.method, len(samples.classes), channels, height, seed, config.base).to(device)
+    net = make_net(located(config.net, config), config.method, len(samples.classes), channels, height, seed, config.base).to(
+        device
+    )
     mean, std = normalisation(config, stuff)
     views = {name: make_view(name, config.train.augment, mean, std) for name in VIEWS}
     return Host(

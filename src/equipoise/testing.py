@@ -53,6 +53,7 @@ from equipoise.errors import ConfigError, MethodError, SiteError
 from equipoise.evaluate import ENDING
 from equipoise.exchange import Ledger, decode_upload
 from equipoise.exchange.ledger import Entry, entries
+from equipoise.locate import OF_FILE, Code
 from equipoise.methods import METHODS, Method, find
 from equipoise.names import unknown
 from equipoise.running import Result, make_ledger, run
@@ -62,6 +63,7 @@ from equipoise.server.journal import read as read_journal
 from equipoise.setup import material
 from equipoise.site import Store
 from equipoise.tree import Tree, flatten
+from equipoise.trust import remember
 
 CLASSES = 3
 SIZE = 16
@@ -227,6 +229,7 @@ class Bench:
             self.name, self.cls = method, find(method, Path.cwd())
         else:
             self.name, self.cls = _name(method), method
+        self.code = _code(self.name)
         given = dict(options or {})
         preset = given.pop("preset", None)
         if preset is not None and preset not in self.cls.presets:
@@ -263,7 +266,7 @@ class Bench:
             | {"net": {"name": "small-cnn", "dropout": 0.0}, "method": {"name": "fedavg"}, "engine": {"device": "cpu"}}
             | {"train": {**wanted, **chosen}}
         )
-        return replace(found, method=self.method(), method_name=self.name)
+        return replace(found, method=self.method(), method_name=self.name, code=self.code)
 
     def run(
         self,
@@ -336,9 +339,19 @@ def _name(cls: type[Method]) -> str:
     known = {found: name for name, found in METHODS.items()}
     if cls in known:
         return known[cls]
-    if "." not in cls.__qualname__ and importlib.util.find_spec(cls.__module__.partition(".")[0]):
+    from_file = cls.__module__.startswith(OF_FILE) or "." in cls.__qualname__
+    if not from_file and importlib.util.find_spec(cls.__module__.partition(".")[0]):
         return f"{cls.__module__}:{cls.__name__}"
     return f"{inspect.getfile(cls)}:{cls.__name__}"
+
+
+def _code(name: str) -> str | None:
+    """The fingerprint of a method's code, noted as trusted; none for Equipoise's own."""
+    if name in METHODS:
+        return None
+    code = Code(name, Path.cwd(), "method.name")
+    remember(code)
+    return code.fingerprint
 
 
 def expect(condition: bool, otherwise: str) -> None:

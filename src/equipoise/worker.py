@@ -19,6 +19,7 @@ from equipoise.config import resolve
 from equipoise.engine import Host, frames
 from equipoise.errors import EquipoiseError
 from equipoise.setup import keep_memory, make_host, material
+from equipoise.trust import only
 
 
 def main() -> None:
@@ -66,7 +67,7 @@ def _listen(pipe: BinaryIO, inbox: queue.SimpleQueue[bytes]) -> None:
 def _host(setup: dict[str, Any]) -> Host:
     torch.set_num_threads(1)
     keep_memory()
-    config = resolve(setup["config"])
+    config = resolve(setup["config"], allow=only(setup.get("code")))
     return make_host(config, material(config), Path(setup["private"]))
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from equipoise.data.samples import Task
 from equipoise.errors import ConfigError
 from equipoise.evaluate import by_attribute, from_scores, from_statistics, shot_groups
-from equipoise.site.measure import measure
+from equipoise.site.measure import coarse, measure
 
 COUNTED = (
     "accuracy",
@@ -114,6 +114,22 @@ def test_statistics_agree_with_scores(task: Task, spread: float, near: float) ->
     assert exact["tail"] is not None
     assert binned["macro_auc"] == pytest.approx(exact["macro_auc"], abs=1e-3)
     assert binned["map"] == pytest.approx(exact["map"], abs=near)
+
+
+@pytest.mark.parametrize(("rows", "auc", "precision"), [(35, 0.05, 0.35), (200, 0.005, 0.06)])
+def test_coarse_statistics_agree_as_well_as_they_say(rows: int, auc: float, precision: float) -> None:
+    """What is told for one site alone: decisions exactly, curves to the bins, which hold five images or more."""
+    for seed in range(10):
+        rng = torch.Generator().manual_seed(seed)
+        labels = torch.multinomial(torch.tensor([0.5, 0.25, 0.15, 0.07, 0.03]), rows, True, generator=rng)
+        logits = 2 * torch.randn(rows, 5, generator=rng) + 3 * torch.nn.functional.one_hot(labels, 5)
+        exact = from_scores(logits, labels, task="single")
+        told = from_statistics(coarse(measure(logits, labels, task="single")))
+        for name in COUNTED:
+            assert told[name] == exact[name] or name == "ece", name
+        assert told["macro_auc"] == pytest.approx(exact["macro_auc"], abs=auc)
+        assert told["map"] == pytest.approx(exact["map"], abs=precision)
+        assert told["ece"] <= exact["ece"] + 1e-6
 
 
 @pytest.mark.parametrize("task", ["single", "multi"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -115,18 +115,20 @@ def write_site(folder: Path, name: str, config: Config, policy: dict[str, Any]) 
 
 @pytest.fixture(scope="module")
 def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Town]]:
-    """town(config, policy={…}) → sites and a coordinator, not yet begun."""
+    """town(config, policy={…}) → sites and a coordinator, not yet begun. Sums over one site will do, unless it says otherwise."""
     made: list[Town] = []
     root = tmp_path_factory.mktemp("towns")
 
     def make(config: Config, policy: dict[str, dict[str, Any]] | None = None, **engine: Any) -> Town:
         place = root / f"town-{len(made)}"
+        if "min_sites" not in config.exchange.model_fields_set:
+            config = replace(config, exchange=config.exchange.model_copy(update={"min_sites": 1}))
         config = federated(config)
         stuff = material(config)
         names = sorted(holding.name for holding in stuff.holdings)
         ledger = make_ledger(config, make_host(config, stuff, place / "unused"), stuff)
         each = {f"{row['question']}.{row['leaf']}" for row in ledger.rows() if row["kind"] == "each"} | {COUNTS, "evaluate.own"}
-        usual = {"small_cell": 0, "each": sorted(each), "methods": approved()}
+        usual = {"small_cell": 0, "min_sites": 1, "batch_size": 1, "each": sorted(each), "methods": approved()}
         sites = {name: write_site(place / name, name, config, usual | (policy or {}).get(name, {})) for name in names}
         nodes = [Node(i + 2, name.encode(), "then", folder) for i, (name, folder) in enumerate(sites.items())]
         # The coordinator has no data, and its config says nothing of any.

@@ -13,12 +13,13 @@ import tomli_w
 import torch
 
 from equipoise.config import Config
-from equipoise.deploy.policy import Policy, Refused, approved, by_class, fingerprint, read_policy
+from equipoise.deploy.policy import Policy, Refused, approved, by_class, read_policy
 from equipoise.errors import ConfigError, SiteError
 from equipoise.exchange import encode_upload
 from equipoise.exchange.ledger import entries
 from equipoise.leaves import Each, Mean, Sum
-from equipoise.methods import METHODS
+from equipoise.locate import Code
+from equipoise.methods import METHODS, find, fingerprint
 from equipoise.server.journal import read as read_journal
 
 MakeConfig = Callable[..., Config]
@@ -97,21 +98,21 @@ def test_what_counts_as_told_by_class() -> None:
 def test_a_method_is_approved_by_its_files(tmp_path: Path) -> None:
     policy = Policy(methods=approved())
     for name, cls in METHODS.items():
-        policy.approve(name, cls)
+        policy.approve(name, fingerprint(cls))
     with pytest.raises(Refused, match="'mine' is not approved"):
-        policy.approve("mine", METHODS["fca"])
+        policy.approve("mine", fingerprint(METHODS["fca"]))
     text = inspect.getsource(inspect.getmodule(METHODS["fedprox"]) or METHODS["fedprox"])
     prints = []
     for extra in ("", "\n# another line\n"):
-        from equipoise.methods import find
-
         path = tmp_path / "mine.py"
         path.write_text(text + extra)
-        prints.append(fingerprint(find(f"{path}:FedProx", tmp_path)))
+        prints.append(Code(f"{path}:FedProx", tmp_path, "method.name").fingerprint)
     assert prints[0] != prints[1]
-    mine = Policy(methods={"mine": prints[0]})
+    mine = Policy(methods={f"{path}:FedProx": prints[0]})
     with pytest.raises(Refused, match="not the ones this site approved"):
-        mine.approve("mine", find(f"{path}:FedProx", tmp_path))
+        find(f"{path}:FedProx", tmp_path, mine.allow)
+    path.write_text(text)
+    assert find(f"{path}:FedProx", tmp_path, mine.allow).__name__ == "FedProx"
 
 
 def test_a_changed_base_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:

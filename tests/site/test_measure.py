@@ -10,7 +10,7 @@ from torch import Tensor
 
 from equipoise.data.samples import Task
 from equipoise.errors import DataError, SiteError
-from equipoise.site.measure import FIXED_POINT, measure, probabilities, score_bins, tallies
+from equipoise.site.measure import FIXED_POINT, MOST, coarse, measure, probabilities, score_bins, tallies
 
 
 def logits_of(chances: list[list[float]]) -> Tensor:
@@ -110,3 +110,76 @@ def test_input_that_would_be_miscounted_is_refused() -> None:
     logits[7, 1] = float("nan")
     with pytest.raises(SiteError, match="diverged"):
         measure(logits, labels, task="single")
+
+
+# What is told for one site alone ---------------------------------------------------------------------------------------
+
+
+def test_bins_are_put_together_until_each_holds_enough() -> None:
+    """By hand: 1, 0, 2, 2 | 5 | 3, 1, 1 with the last one joining the group before it, as it would stand alone."""
+    rows = torch.tensor([1, 0, 2, 2, 5, 3, 1, 1, 1])
+    scores = torch.stack([rows, torch.zeros_like(rows)])[None]
+    confidence = torch.arange(1, 10) * rows
+    calibration = torch.stack([rows, rows // 2, confidence], 1)
+    told = coarse({"scores": scores, "calibration": calibration, "confusion": torch.eye(1)}, least=5, bins=4)
+    assert told["scores"][0, 0].tolist() == [5, 5, 6, 0] and told["scores"][0, 1].sum() == 0
+    assert told["calibration"][:, 0].tolist() == [0, 0, 0, 5, 5, 0, 0, 0, 6]
+    assert told["calibration"][:, 2].tolist() == [0, 0, 0, 15, 25, 0, 0, 0, 42]
+    assert told["confusion"].tolist() == [[1]]
+
+
+@pytest.mark.parametrize("task", ["single", "multi"])
+@pytest.mark.parametrize("rows", [0, 3, 35, 200, 1000])
+def test_no_image_stands_alone(task: Task, rows: int) -> None:
+    """Of 35 images most stand alone in one of 1,000 bins; told for one site, at least five are together."""
+    logits, labels = random_batch(task, 1, rows)
+    fine = measure(logits, labels, task=task)
+    if rows == 35:
+        assert (fine["scores"].sum(1) == 1).sum() > 100
+    told = coarse(fine)
+    filled = told["scores"].sum(1)
+    assert told["scores"].shape == (5, 2, MOST) and filled.sum(1).tolist() == [rows] * 5
+    assert bool(((filled >= min(5, rows)) | (filled == 0)).all())
+    decisions = told["calibration"][:, 0]
+    each = 5 if task == "single" else 25
+    assert bool(((decisions >= min(each, int(decisions.sum()))) | (decisions == 0)).all())
+    assert decisions.sum() == fine["calibration"][:, 0].sum()
+
+
+def pairs(chance: Tensor, positive: Tensor) -> float:
+    """AUC by looking at every pair."""
+    up, down = chance[positive], chance[~positive]
+    wins = (up[:, None] > down).double() + 0.5 * (up[:, None] == down).double()
+    return float(wins.mean())
+
+
+@pytest.mark.parametrize(("rows", "typical"), [(35, 0.05), (200, 0.02), (1000, 0.01)])
+def test_the_auc_of_coarse_bins_is_within_what_is_said(rows: int, typical: float) -> None:
+    """Never farther off than Σ n·p / (2 N P), and on average over classes much less."""
+    gaps = []
+    for seed in range(10):
+        logits, labels = random_batch("single", seed, rows)
+        logits += 1.5 * torch.nn.functional.one_hot(labels, 5)
+        told = coarse(measure(logits, labels, task="single"))["scores"].double()
+        chance = probabilities(logits, "single")
+        for c in range(5):
+            positive = labels == c
+            if positive.all() or not positive.any():
+                continue
+            n, p = told[c]
+            below = n.cumsum(0) - n
+            area = float((p * (below + 0.5 * n)).sum() / (p.sum() * n.sum()))
+            gaps.append(abs(area - pairs(chance[:, c], positive)))
+            assert gaps[-1] <= float((n * p).sum() / (2 * p.sum() * n.sum())) + 1e-9
+    assert sum(gaps) / len(gaps) < typical
+
+
+def test_the_calibration_error_of_coarse_bins_is_never_too_large() -> None:
+    for seed in range(10):
+        logits, labels = random_batch("single", seed, 60)
+        fine = measure(logits, labels, task="single")
+        gaps = [
+            float((stats["calibration"][:, 1] - stats["calibration"][:, 2] / FIXED_POINT).abs().sum()) / 60
+            for stats in (fine, coarse(fine))
+        ]
+        assert gaps[1] <= gaps[0] + 1e-6 and gaps[0] - gaps[1] < 0.1

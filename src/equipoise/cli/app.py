@@ -48,6 +48,9 @@ Overrides = Annotated[
 ]
 Model = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder, or a file that `equipoise export` wrote.")]
 Site = Annotated[str | None, typer.Option(metavar="NAME", help="The own predictor of this site, instead of the global one.")]
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Run the method's file or module that the run folder names, and note it as trusted.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; only the result.")]
 Live = Annotated[bool, typer.Option("--live", help="A page that follows the run, from its start; open it in a browser.")]
@@ -101,17 +104,15 @@ def run(
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")],
+    trust: Trust = False,
     live: Live = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Go on with a run that was interrupted, to the same result bit for bit; a finished run is shown again."""
-    from equipoise.config import read
+    from equipoise.config import read_folder
 
-    path = folder / "config.toml"
-    if not path.is_file():
-        raise StorageError(f"{folder} is not a run folder: it has no config.toml")
-    _train(read(path), folder, live, json, quiet)
+    _train(read_folder(folder, trust), folder, live, json, quiet)
 
 
 @app.command()
@@ -119,6 +120,7 @@ def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder, finished or not, or that of a comparison.")],
     live: Annotated[bool, typer.Option("--live", help="Follow a run that goes on, until it is finished or Ctrl-C.")] = False,
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    trust: Trust = False,
     json: Json = False,
 ) -> None:
     """Write the page of a run or a comparison: one file, without requests to any network.
@@ -127,7 +129,7 @@ def report(
     """
     from equipoise.cli.live import follow, write_page
 
-    page = write_page(folder)
+    page = write_page(folder, trust)
     if show:
         import webbrowser
 
@@ -281,6 +283,7 @@ def predict(
     model: Model,
     images: Annotated[list[Path], typer.Argument(metavar="IMAGES…", help="Image files, folders, zip files; DICOM too.")],
     site: Site = None,
+    trust: Trust = False,
     out: Annotated[Path | None, typer.Option(help="A CSV file. [default: CSV on standard output]")] = None,
     json: Json = False,
 ) -> None:
@@ -291,7 +294,7 @@ def predict(
     from equipoise.cli.answers import answers, table, write
     from equipoise.use import load
 
-    found = load(model, site)
+    found = load(model, site, trust=trust)
     _note(found.facts.title, json)
     rows = list(found.predict(images))
     bad = [row for row in rows if row.error is not None]
@@ -315,6 +318,7 @@ def evaluate(
     model: Model,
     data: Annotated[Path, typer.Option(metavar="FILE.toml", help="A file whose [data] section says where the new images are.")],
     site: Site = None,
+    trust: Trust = False,
     json: Json = False,
 ) -> None:
     """Test a trained model on new data, such as a hospital that took no part.
@@ -325,7 +329,7 @@ def evaluate(
     from equipoise.use import evaluate as work
     from equipoise.use import load
 
-    found = work(load(model, site), data)
+    found = work(load(model, site, trust=trust), data)
     _print_json(found) if json else show.evaluated(found)
 
 
@@ -335,6 +339,7 @@ def export(
     to: Annotated[str, typer.Option(help="safetensors or onnx.")],
     out: Annotated[Path | None, typer.Option(help="The file. [default: model.<kind> in the run folder]")] = None,
     site: Site = None,
+    trust: Trust = False,
     json: Json = False,
 ) -> None:
     """Write a trained model to one file, with its pre-processing, and check that it answers as the model does.
@@ -344,7 +349,7 @@ def export(
     from equipoise.use import export as work
     from equipoise.use import load
 
-    found = load(model, site)
+    found = load(model, site, trust=trust)
     folder = model.parent if model.is_file() else model
     path = out or folder / f"model{'' if found.facts.site is None else f'-{found.facts.site}'}.{to}"
     difference = work(found, path, to)

@@ -9,7 +9,7 @@ from typing import Any
 
 from equipoise.cli.progress import watching
 from equipoise.compare import Arm, Plan, conclude, make_plan
-from equipoise.config import Config, read
+from equipoise.config import Config, read_folder
 from equipoise.data.phantom import SITES
 from equipoise.errors import EquipoiseError
 from equipoise.report import read_run, standing, write_report
@@ -51,7 +51,7 @@ def choose_folder(out: Path | None) -> Path:
 
 def _fits(path: Path, config: Config) -> bool:
     try:
-        return not path.exists() or read(path).digest == config.digest
+        return not path.exists() or read_folder(path.parent).digest == config.digest
     except EquipoiseError:
         return False  # left by another version, say
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.compare import summary
+from equipoise.config import read_folder
 from equipoise.errors import EquipoiseError, StorageError
 from equipoise.report import write_report
 from equipoise.reproduce import beside
@@ -19,8 +20,14 @@ LOOK = 2.0
 """seconds between two looks into the folder of a run"""
 
 
-def write_page(folder: Path) -> Path:
-    """The page of whatever is in a folder: a run, a comparison, a table of a paper."""
+def write_page(folder: Path, trust: bool = False) -> Path:
+    """The page of whatever is in a folder: a run, a comparison, a table of a paper.
+
+    `trust` lets its runs use a method's file or module that this user has not run before.
+    """
+    if trust:
+        for path in (*folder.glob("config.toml"), *folder.glob("*/*/config.toml")):
+            read_folder(path.parent, trust)
     if (folder / beside.FACTS).is_file():
         return beside.page(folder)
     if (folder / summary.FACTS).is_file():

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.compare.plan import Job, Plan
-from equipoise.config import read
+from equipoise.config import read_folder
 from equipoise.engine import frames
 from equipoise.errors import StorageError
 from equipoise.running import Watch
@@ -41,7 +41,7 @@ def race(plan: Plan, out: Path, processes: int | None = None, watch: Watch | Non
     watch = watch or (lambda event, facts: None)
     for job in plan.jobs:
         path = out / job.name / "config.toml"
-        if path.exists() and read(path).digest != job.config.digest:
+        if path.exists() and read_folder(path.parent).digest != job.config.digest:
             raise StorageError(f"{path.parent} holds a run with another config: choose another --out")
     todo = [job for job in plan.jobs if not finished(out / job.name)]
     rounds = {job.name: max(1, job.config.train.rounds) for job in plan.jobs}

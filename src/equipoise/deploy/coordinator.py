@@ -27,14 +27,17 @@ from equipoise import __version__
 from equipoise.config import Config, read
 from equipoise.data.samples import Samples
 from equipoise.deploy.card import SPLITS, Card, rows
+from equipoise.deploy.policy import MIN_SITES
 from equipoise.deploy.site import OURS
 from equipoise.engine.flower.fleet import Fleet, Grid
 from equipoise.errors import ConfigError, EquipoiseError, SiteError, StorageError
+from equipoise.opening import read_regular
 from equipoise.partition import Holding
 from equipoise.running import Result, Watch, claim, make_ledger, one_thread, train
-from equipoise.server import Journal
+from equipoise.server import Journal, drawn
 from equipoise.server.checkpoint import write_atomic
 from equipoise.setup import Material, fits, make_host
+from equipoise.trust import only, recorded
 
 ROSTER = "roster.json"
 
@@ -89,10 +92,14 @@ def plan(config: Config, folder: Path, keys: Mapping[str, bytes]) -> Config:
 
 
 def federated(config: Config) -> Config:
-    """The config without what only a simulation can do."""
+    """The config without what only a simulation can do; sums are over three sites at least, unless it says how many."""
     if config.train.augment.normalise == "data":
         raise ConfigError('train.augment.normalise = "data" needs all images in one place: use "imagenet", "half" or numbers')
-    return replace(config, evaluate=config.evaluate.model_copy(update={"exact": False, "attributes": False}))
+    exchange = config.exchange
+    if "min_sites" not in exchange.model_fields_set:
+        exchange = exchange.model_copy(update={"min_sites": MIN_SITES})
+    evaluate = config.evaluate.model_copy(update={"exact": False, "attributes": False})
+    return replace(config, evaluate=evaluate, exchange=exchange)
 
 
 def coordinate(grid: Grid, folder: Path, watch: Watch | None = None) -> Result:
@@ -102,7 +109,7 @@ def coordinate(grid: Grid, folder: Path, watch: Watch | None = None) -> Result:
 
 
 def _coordinate(grid: Grid, folder: Path, watch: Watch) -> Result:
-    config, (run, keys) = read(folder / "config.toml"), read_plan(folder)
+    config, (run, keys) = read(folder / "config.toml", allow=only(recorded(folder))), read_plan(folder)
     journal = Journal(folder / "journal.jsonl")
     options = config.engine
     fleet = Fleet(grid, run, keys, journal.write, deadline=options.deadline, retries=options.retries)
@@ -144,7 +151,7 @@ def read_plan(folder: Path) -> tuple[str, dict[str, bytes]]:
     """The run's name and the public key of every site."""
     path = folder / "federation.json"
     try:
-        table = json.loads(path.read_bytes())
+        table = json.loads(read_regular(path))
         return str(table["run"]), {site: base64.b64decode(key) for site, key in table["keys"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StorageError(f"{path} is missing or damaged: submit the run again into a new folder") from error
@@ -177,6 +184,12 @@ def roster(config: Config, folder: Path, fleet: Fleet, sites: tuple[str, ...]) -
         raise SiteError(
             f"only {len(cards)} of {len(sites)} sites joined, {max(1, config.exchange.min_sites)} are needed; "
             "the journal says who did not and why"
+        )
+    each = drawn(config.train.participation, len(cards))
+    if each < config.exchange.min_sites:
+        raise SiteError(
+            f"train.participation = {config.train.participation:g} draws {each} of {len(cards)} sites for a round, and "
+            f"exchange.min_sites asks for {config.exchange.min_sites}: raise the one or lower the other"
         )
     _agree(cards)
     if not begun:

@@ -31,7 +31,7 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 
 from equipoise.deploy import processes
 from equipoise.deploy.apps import respond
-from equipoise.deploy.keys import NEW_AUTHORITY, check_dates, outdated
+from equipoise.deploy.keys import NEW_AUTHORITY, check_dates, outdated, own_key
 from equipoise.deploy.policy import read_policy
 from equipoise.deploy.site import Desk, read_site
 from equipoise.errors import ConfigError, SiteError
@@ -62,6 +62,7 @@ def join(folder: Path, patience: float = PATIENCE) -> None:
         if not path.is_file():
             raise ConfigError(f"there is no {path}: put what the coordinator gave you there (see `equipoise site init`)")
     check_dates(certificate, NEW_AUTHORITY)
+    own_key(key)
     read_policy(folder / "policy.toml")  # one that cannot be read is noticed before the coordinator dials in
     home = private_folder(folder / HOME)
     secret = secrets.token_bytes(32)

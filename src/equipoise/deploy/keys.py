@@ -14,6 +14,7 @@ import datetime
 import ipaddress
 import os
 import re
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from equipoise.errors import ConfigError, StorageError
+from equipoise.opening import read_regular
 from equipoise.server.checkpoint import write_atomic
 from equipoise.server.folders import private_folder
 
@@ -66,10 +68,20 @@ def new_pair(path: Path) -> list[Path]:
     return [path, public]
 
 
+def own_key(path: Path) -> None:
+    """Refuse a private key that is not there, or that others can read."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        mode = 0
+    if not stat.S_ISREG(mode) or stat.S_IMODE(mode) & 0o077:
+        raise ConfigError(f"{path} must be there and readable by its owner only: chmod 600 {path}")
+
+
 def read_public(path: Path) -> bytes:
     """A public key file as Flower knows the key."""
     try:
-        key = serialization.load_ssh_public_key(path.read_bytes())
+        key = serialization.load_ssh_public_key(read_regular(path))
         return key.public_bytes(PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise ConfigError(f"{path} is not a site's public key: make one with `equipoise keys new` or `site init`") from error
@@ -122,8 +134,8 @@ def renew(folder: Path, hosts: Sequence[str] = ()) -> list[Path]:
 def _pair(path: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
     """A private key and its certificate."""
     try:
-        key = serialization.load_pem_private_key(path.with_suffix(".key").read_bytes(), None)
-        certificate = x509.load_pem_x509_certificate(path.with_suffix(".crt").read_bytes())
+        key = serialization.load_pem_private_key(read_regular(path.with_suffix(".key")), None)
+        certificate = x509.load_pem_x509_certificate(read_regular(path.with_suffix(".crt")))
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise StorageError(f"{path}.key or .crt is missing or damaged: restore them, or make keys in a new folder") from error
     assert isinstance(key, ec.EllipticCurvePrivateKey)

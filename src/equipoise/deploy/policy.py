@@ -1,32 +1,35 @@
 """A site's policy: what it lets be done and told, whatever the coordinator asks. Read from `policy.toml`; it always wins.
 
-Three rules. `methods`: a method runs here only if the files that define it are the ones that were approved. `each`: a leaf that the
-coordinator can read for this site alone leaves only if it is named. `small_cell`: nothing that is told class by class leaves
-while a class has fewer images than this (and any at all).
+`methods`: a method runs here only if the files that define it are the ones that were approved. `each`: a leaf that the coordinator
+can read for this site alone leaves only if it is named. `small_cell`: nothing that is told class by class leaves while a class has
+fewer images than this (and any at all). `min_sites`: a sum over fewer sites says too much of one. `batch_size`, `optimizers`,
+`questions_per_round`, `questions_per_run`: what a run may do to find out more than its sums are meant to say.
 """
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 from torch import Tensor
 
+from equipoise.config import Config
 from equipoise.deploy.card import COUNTS
 from equipoise.errors import ConfigError, EquipoiseError
 from equipoise.exchange import decode_upload
 from equipoise.exchange.ledger import Entry, entries
-from equipoise.methods import METHODS, Method
+from equipoise.locate import Code
+from equipoise.methods import METHODS, fingerprint
 from equipoise.names import nearest
+from equipoise.opening import read_text
 from equipoise.options import Options
 from equipoise.text import parse_toml
 
 SMALL_CELL = 5
+MIN_SITES = 3
 
 
 class Refused(EquipoiseError):
@@ -42,15 +45,62 @@ class Policy(Options):
     """no answer is given class by class while a class has fewer images than this, unless it has none; 0 turns the rule off"""
     each: tuple[str, ...] = ("evaluate.own", COUNTS)
     """leaves (question.leaf) the coordinator may read for this site alone; join.counts: our images per class, told when we join"""
+    min_sites: int = Field(default=MIN_SITES, ge=1)
+    """a question is answered only if at least so many sites are asked, in a run that adds up no fewer answers"""
+    batch_size: int = Field(default=8, ge=1)
+    """smallest train.batch_size a run may have"""
+    optimizers: tuple[Literal["sgd", "adam", "adamw"], ...] = ("sgd", "adam", "adamw")
+    """local optimisers a run may use; plain sgd tells class counts most directly"""
+    questions_per_round: int = Field(default=50, ge=1)
+    """most questions of one round that are answered, repeated ones counted"""
+    questions_per_run: int = Field(default=10_000, ge=1)
+    """most questions of one run that are answered"""
     methods: dict[str, str] = Field(default_factory=dict)
     """approved methods: name = fingerprint of the files that define it"""
 
-    def approve(self, name: str, cls: type[Method]) -> None:
-        """Refuse a method that was not approved as it is now."""
+    def allow(self, code: Code) -> None:
+        """Refuse code that was not approved as it is now; of a name that was not, nothing is even read."""
+        self.approve(code.name, code.fingerprint if code.name in self.methods else "")
+
+    def approve(self, name: str, mark: str) -> None:
+        """Refuse a method whose files were not approved with this fingerprint."""
         if name not in self.methods:
             raise Refused(f"policy rule 'methods': '{name}' is not approved at this site")
-        if self.methods[name] != fingerprint(cls):
+        if self.methods[name] != mark:
             raise Refused(f"policy rule 'methods': the files of '{name}' are not the ones this site approved")
+
+    def terms(self, config: Config) -> Iterator[str]:
+        """The rules that a run breaks by its config, a sentence each."""
+        try:
+            self.approve(config.method_name, mark_of(config))
+        except Refused as error:
+            yield str(error)
+        if config.exchange.min_sites < self.min_sites:
+            yield (
+                f"policy rule 'min_sites': the run adds up as few as {config.exchange.min_sites} answers, this site takes part in "
+                f"sums of at least {self.min_sites}: set exchange.min_sites = {self.min_sites}"
+            )
+        if config.train.batch_size < self.batch_size:
+            yield (
+                f"policy rule 'batch_size': the run trains on {config.train.batch_size} images at a time, "
+                f"this site on no fewer than {self.batch_size}"
+            )
+        if config.train.optimizer not in self.optimizers:
+            yield f"policy rule 'optimizers': this site does not train with '{config.train.optimizer}'"
+
+    def asked(self, sites: Collection[str]) -> None:
+        """Refuse a question that goes to too few sites."""
+        if len(set(sites)) < self.min_sites:
+            raise Refused(
+                f"policy rule 'min_sites': this site answers only when at least {self.min_sites} sites are asked, "
+                f"and {len(set(sites))} {'was' if len(set(sites)) == 1 else 'were'} (policy.toml: min_sites)"
+            )
+
+    def counted(self, in_round: int, in_run: int) -> None:
+        """Refuse a question that is one too many."""
+        for name, count in (("questions_per_round", in_round), ("questions_per_run", in_run)):
+            if count > getattr(self, name):
+                raise Refused(f"policy rule '{name}': this site has answered {getattr(self, name)}, and answers no more")
 
     def objections(
         self,
@@ -102,19 +152,15 @@ def by_class(entry: Entry, classes: int, parameters: Collection[str]) -> bool:
     return classes in (entry.weight or ()) or (classes in entry.shape and not network)
 
 
-def fingerprint(cls: type[Method]) -> str:
-    """sha256 over the files that define a method: its own and those of the classes it builds on."""
-    digest = hashlib.sha256()
-    files = dict.fromkeys(inspect.getfile(base) for base in cls.__mro__ if issubclass(base, Method))
-    for file in files:
-        digest.update(hashlib.sha256(Path(file).read_bytes()).digest())
-    return digest.hexdigest()
+def mark_of(config: Config) -> str:
+    """The fingerprint of a run's method: of the code that was run, or of Equipoise's own files as they are."""
+    return config.code or fingerprint(type(config.method))
 
 
 def read_policy(path: Path) -> Policy:
     """The policy in a file; without the file nothing is approved, so one must be there."""
     try:
-        table: dict[str, Any] = parse_toml(path.read_text())
+        table: dict[str, Any] = parse_toml(read_text(path))
         return Policy.model_validate(table)
     except FileNotFoundError:
         raise ConfigError(f"there is no policy {path}: make one with `equipoise site init`") from None

@@ -22,8 +22,9 @@ from equipoise.deploy.card import COUNTS
 from equipoise.deploy.coordinator import federated
 from equipoise.deploy.keys import new_keys
 from equipoise.deploy.limits import Limits
-from equipoise.deploy.policy import fingerprint
+from equipoise.deploy.policy import MIN_SITES, mark_of
 from equipoise.running import run
+from equipoise.server import drawn
 from equipoise.setup import material
 
 CLI = (sys.executable, "-m", "equipoise.cli")
@@ -82,7 +83,13 @@ def stage(config: Config, folder: Path, policy: dict[str, Any] | None = None) ->
     made = Stage(folder, processes.free_port())
     new_keys(made.coordinator, ["127.0.0.1"], names)
     table = config.table()
-    rules = {"small_cell": 0, "methods": {config.method_name: fingerprint(type(config.method))}, **(policy or {})}
+    rules = {
+        "small_cell": 0,
+        "min_sites": federated(config).exchange.min_sites,
+        "batch_size": 1,
+        "methods": {config.method_name: mark_of(config)},
+        **(policy or {}),
+    }
     for name in names:
         home = made.site(name)
         home.mkdir(parents=True, mode=0o700)
@@ -120,7 +127,13 @@ def allowed(config: Config) -> list[str]:
 
 
 def rehearse(config: Config, out: Path, look: Callable[[], None] = lambda: None) -> dict[str, Any]:
-    """Run a config as a federation of real processes into `out`, and as a simulation; what both came to."""
+    """Run a config as a federation of real processes into `out`, and as a simulation; what both came to.
+
+    Where the config does not say `exchange.min_sites` and draws fewer than three sites for a round, those are enough here.
+    """
+    if "min_sites" not in config.exchange.model_fields_set:
+        least = min(MIN_SITES, drawn(config.train.participation, len(material(config).holdings)))
+        config = replace(config, exchange=config.exchange.model_copy(update={"min_sites": least}))
     config = federated(config)
     config = config.with_engine(patience=max(120.0, config.engine.patience), kind="serial")
     with tempfile.TemporaryDirectory(prefix="equipoise-rehearsal-") as place:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import stat
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from equipoise.config import read
+from equipoise.config import load
 from equipoise.deploy.card import rows
-from equipoise.deploy.keys import NEW_AUTHORITY, check_dates, new_pair, read_public
-from equipoise.deploy.policy import Refused, approved, fingerprint, read_policy
+from equipoise.deploy.coordinator import federated
+from equipoise.deploy.keys import NEW_AUTHORITY, check_dates, new_pair, own_key, read_public
+from equipoise.deploy.policy import Refused, approved, mark_of, read_policy
 from equipoise.deploy.site import own_config, read_site, take_part
 from equipoise.engine import probe
-from equipoise.errors import ConfigError
+from equipoise.errors import ConfigError, WeightsError
 from equipoise.exchange import Ledger
-from equipoise.methods import METHODS, find
+from equipoise.locate import Code
+from equipoise.methods import METHODS, look_up
 from equipoise.names import unknown
 from equipoise.running import one_thread
+from equipoise.trust import remember
 
 SITE = """\
 # Who we are, where the coordinator is, and our data. Nothing in this file leaves the site, except the name.
@@ -28,6 +30,10 @@ superlink = "{superlink}"
 key = "keys/site"
 certificate = "keys/ca.crt"
 device = "auto"
+
+# Files of weights that a run may start from: the name or sha256 in its config, and where the file is here. No other is opened.
+[weights]
+# "efficientnet-lite0-57934424.pth" = "weights/efficientnet-lite0-57934424.pth"
 
 # Our images, as in the config of a run (docs/config.md). Name all classes of the federation in the agreed order, also those we lack.
 [data]
@@ -45,6 +51,15 @@ POLICY = """\
 # Nothing is told class by class while a class has fewer images than this (0: no such rule).
 small_cell = 5
 
+# A question is answered only if at least so many sites are asked, in a run that adds up no fewer answers: a sum over one is its value.
+min_sites = 3
+
+# What a run may do here: images per training step at least; local optimisers; how many questions it may ask.
+batch_size = 8
+optimizers = ["sgd", "adam", "adamw"]
+questions_per_round = 50
+questions_per_run = 10000
+
 # What the coordinator may read for this site alone (question.leaf). Take "evaluate.own" out to keep our own test results here;
 # we are then left out of evaluation, not of training. Take "join.counts" out to tell how many images we have, but not of what.
 each = ["evaluate.own", "join.counts"]
@@ -58,7 +73,7 @@ def new_site(folder: Path, name: str, superlink: str, methods: Sequence[str]) ->
     """Make a site's folder; nothing that is there is replaced."""
     if (folder / "site.toml").exists():
         raise ConfigError(f"{folder} is a site's folder already: edit {folder / 'site.toml'}, or choose another folder")
-    prints = {one: fingerprint(find(one, folder)) if ":" in one else _known(one) for one in methods}
+    prints = {one: _mark(one, folder) if ":" in one else _known(one) for one in methods}
     (folder / "keys").mkdir(parents=True, exist_ok=True, mode=0o700)
     folder.chmod(0o700)
     (folder / "site.toml").write_text(SITE.format(name=name, superlink=superlink))
@@ -71,6 +86,13 @@ def new_site(folder: Path, name: str, superlink: str, methods: Sequence[str]) ->
     (folder / "policy.toml").write_text(POLICY.format(methods=lines or '# "fca" = "…"\n'))
     made = [folder / "site.toml", folder / "policy.toml"]
     return made + ([] if (folder / "keys" / "site").exists() else new_pair(folder / "keys" / "site"))
+
+
+def _mark(name: str, folder: Path) -> str:
+    """The fingerprint of a method of the user's own, which is run to see that it is one."""
+    mark = look_up(name, folder, remember)[1]
+    assert mark is not None
+    return mark
 
 
 def _known(name: str) -> str:
@@ -95,13 +117,22 @@ def check_site(folder: Path, file: Path | None = None) -> Checked:
     options, policy = read_site(folder), read_policy(folder / "policy.toml")
     key = folder / options.key
     read_public(key.with_name(key.name + ".pub"))
-    if not key.is_file() or stat.S_IMODE(key.stat().st_mode) & 0o077:
-        raise ConfigError(f"{key} must be there and readable by its owner only: chmod 600 {key}")
+    own_key(key)
     if not (folder / options.certificate).is_file():
         raise ConfigError(f"there is no {folder / options.certificate}: ask the coordinator for ca.crt")
     check_dates(folder / options.certificate, NEW_AUTHORITY)
+    refused, seen = list[str](), list[Code]()
+
+    def allow(code: Code) -> None:
+        seen.append(code)
+        policy.allow(code)
+
+    try:
+        config = own_config(options, folder, {} if file is None else load(file), allow)
+    except (Refused, WeightsError) as error:  # code that is not approved is not run: what it would send cannot be tried
+        refused.append(f"{error}; its fingerprint is {seen[0].fingerprint}" if isinstance(error, Refused) else str(error))
+        config, file = own_config(options, folder, {}, allow), None
     with one_thread(), tempfile.TemporaryDirectory() as place:
-        config = own_config(options, folder, {} if file is None else read(file).table())
         joined = take_part(options, config, Path(place))
         ledger = None if file is None else probe(joined.host, 1, exact=False)
     samples = joined.stuff.samples
@@ -113,12 +144,9 @@ def check_site(folder: Path, file: Path | None = None) -> Checked:
         "data": f"{len(samples):,} images of {len(samples.classes)} classes; to train on: {train}",
         "policy": f"approved: {', '.join(policy.methods) or 'no method'}; changed since: {', '.join(changed) or 'none'}",
     }
-    refused = list[str]()
     if ledger is not None:
-        try:
-            policy.approve(config.method_name, type(config.method))
-        except Refused as error:
-            refused.append(f"{error}; its fingerprint is {fingerprint(type(config.method))}")
+        for sentence in policy.terms(federated(config)):
+            refused.append(f"{sentence}; its fingerprint is {mark_of(config)}" if "'methods'" in sentence else sentence)
         for line in ledger.lines:
             refused += policy.objections(line.question, line.up, **joined.facts, read=("train",))
     joining = rows(samples.classes, samples.images.shape[1:], policy.each)

@@ -17,10 +17,10 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -33,20 +33,27 @@ from equipoise.data.samples import Samples
 from equipoise.deploy.policy import Policy, Refused, read_policy
 from equipoise.engine import Host
 from equipoise.engine.flower.wire import INVITATION
-from equipoise.errors import ConfigError
+from equipoise.errors import ConfigError, StorageError, WeightsError
 from equipoise.evaluate.metrics import from_statistics
 from equipoise.evaluate.observer import scalars
 from equipoise.exchange import decode_upload
+from equipoise.exchange.reduction import MOST_SITES
+from equipoise.locate import Allow
 from equipoise.names import unknown
+from equipoise.opening import read_text
 from equipoise.options import Options
 from equipoise.partition import Holding, PartitionOptions, divide
 from equipoise.server import Journal
 from equipoise.server.checkpoint import write_atomic
-from equipoise.setup import Material, cache_folder, fits, keep_memory, make_host
+from equipoise.setup import Material, cache_folder, fits, keep_memory, located, make_host
 from equipoise.site import Store
+from equipoise.site.measure import LEAST
 from equipoise.text import parse_toml
 
+DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 RUN = re.compile(r"[0-9a-f]{16}")
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
+VERSION = r"^[0-9]{1,9}\.[0-9]{1,9}$"
 OURS = ("base", "data", "partition", "engine")
 """sections of a config that are a site's own and never taken from the coordinator"""
 
@@ -54,7 +61,7 @@ OURS = ("base", "data", "partition", "engine")
 class SiteOptions(Options):
     """What `site.toml` says."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
+    name: str = Field(pattern=NAME)
     """this site's name, as the coordinator has it"""
     superlink: str = Field(default="", pattern=r"^([A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\]):\d{1,5}$|^$")
     """host:port of the coordinator; always reached over TLS"""
@@ -66,6 +73,8 @@ class SiteOptions(Options):
     """auto, cpu, cuda, cuda:1, mps"""
     labelled: tuple[str, ...] | None = None
     """multi-label: the classes we label; none = all of them"""
+    weights: dict[str, str] = Field(default_factory=dict)
+    """files of weights that a run may start from, by the name or the sha256 that its config gives; no other file is opened"""
     data: dict[str, Any]
     """our images and labels, as in the config of a run"""
     partition: dict[str, Any] | None = None
@@ -76,7 +85,7 @@ def read_site(folder: Path) -> SiteOptions:
     """The `site.toml` of a folder."""
     path = folder / "site.toml"
     try:
-        return SiteOptions.model_validate(parse_toml(path.read_text()))
+        return SiteOptions.model_validate(parse_toml(read_text(path)))
     except FileNotFoundError:
         raise ConfigError(f"there is no {path}: make a site's folder with `equipoise site init`") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -105,12 +114,18 @@ class Whole(PartitionOptions):
         return {self.name: rows}
 
 
-def own_config(options: SiteOptions, folder: Path, table: Mapping[str, Any]) -> Config:
-    """A run's config with the site's own data and device in it."""
+def own_config(options: SiteOptions, folder: Path, table: Mapping[str, Any], allow: Allow) -> Config:
+    """A run's config with the site's own data, device and files of weights in it; code it names is run if `allow` lets it pass."""
     own: dict[str, Any] = {"data": options.data, "engine": {"device": options.device}}
     if options.partition is not None:
         own["partition"] = options.partition
-    return resolve({key: value for key, value in table.items() if key not in OURS} | own, folder)
+    made = resolve({key: value for key, value in table.items() if key not in OURS} | own, folder, allow=allow)
+    made = replace(
+        made, weights={name.lower() if DIGEST.fullmatch(name) else name: path for name, path in options.weights.items()}
+    )
+    for net in (made.net, *made.method.frozen().values()):
+        located(net, made)
+    return made
 
 
 def own_material(options: SiteOptions, config: Config) -> Material:
@@ -145,17 +160,22 @@ class Watched(dict[str, Any]):
         return super().__getitem__(split)
 
 
+Version = Annotated[str, Field(pattern=VERSION)]
+
+
 class Call(Options):
     """A question as it may be asked; anything else is refused. Versions are file names here, so they must be nothing more."""
 
-    run: str = Field(pattern=RUN.pattern)
+    run: str = Field(pattern=f"^{RUN.pattern}$")
     ticket: int = Field(gt=0, strict=True)
     site: str
     round: int = Field(ge=0, strict=True)
-    question: str = Field(pattern=r"^[A-Za-z]\w*$")
-    read: str | None = Field(pattern=r"^\d+\.\d+$")
-    write: str | None = Field(pattern=r"^\d+\.\d+$")
-    keep: list[str]
+    question: str = Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,63}$")
+    read: Version | None
+    write: Version | None
+    keep: list[Version]
+    asked: list[Annotated[str, Field(pattern=NAME)]] = Field(max_length=MOST_SITES)
+    """the sites this question goes to, as the coordinator says"""
     tuned: bool
 
 
@@ -199,10 +219,21 @@ class Joined:
     def accept(self, ticket: int) -> None:
         """Take a message with this ticket, if it is newer than all before it."""
         path = self.folder / "ticket"
-        last = int(path.read_text()) if path.exists() else 0
+        last = int(read_text(path)) if path.exists() else 0
         if ticket <= last:
             raise Refused("this message was answered before, or is older than one that was: it is not answered again")
         write_atomic(path, str(ticket).encode())
+
+    def count(self, round: int, policy: Policy) -> None:
+        """One more question of a round; the policy says how many are answered."""
+        path = self.folder / "questions.json"
+        try:
+            rounds = {int(key): int(n) for key, n in json.loads(read_text(path)).items()} if path.exists() else {}
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise StorageError(f"{path} is damaged: delete it to count from here on") from error
+        rounds[round] = rounds.get(round, 0) + 1
+        policy.counted(rounds[round], sum(rounds.values()))
+        write_atomic(path, json.dumps(rounds).encode())
 
 
 def take_part(options: SiteOptions, config: Config, folder: Path) -> Joined:
@@ -213,6 +244,11 @@ def take_part(options: SiteOptions, config: Config, folder: Path) -> Joined:
     site = host.sites[options.name]
     site.splits = splits = Watched(site.splits)
     return Joined(folder, config, stuff, host, splits)
+
+
+def _keep_terms(policy: Policy, config: Config) -> None:
+    for sentence in policy.terms(config):
+        raise Refused(sentence)
 
 
 class Desk:
@@ -264,17 +300,19 @@ class Desk:
             raise Refused("the invitation is for another site")
         if table.get("version") != __version__:
             raise Refused(f"this site has Equipoise {__version__}, the coordinator another: install the same")
-        folder = self.folder / "runs" / run
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.chmod(folder.parent, 0o700)
+        folder, policy = self.folder / "runs" / run, self.policy
         path, text = folder / "config.json", json.dumps(config, sort_keys=True)
-        if path.exists() and path.read_text() != text:
+        if path.exists() and read_text(path) != text:
             raise Refused("this run was accepted with another config: start a new run for a new config")
         try:
-            made = own_config(self.options, self.folder, config)
+            made = own_config(self.options, self.folder, config, policy.allow)
         except ConfigError as error:
             raise Refused("this site cannot work with the run's config; its journal says why") from error
-        self.policy.approve(made.method_name, type(made.method))
+        except WeightsError as error:
+            raise Refused(str(error)) from error
+        _keep_terms(policy, made)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.chmod(folder.parent, 0o700)
         write_atomic(path, text.encode())
         joined = self._run(run)
         joined.accept(self._ticket(table))
@@ -301,7 +339,8 @@ class Desk:
         if not (folder / "config.json").is_file():
             raise Refused("this site takes part in no such run")
         if self._joined is None or self._joined.folder != folder:
-            config = own_config(self.options, self.folder, json.loads((folder / "config.json").read_text()))
+            table = json.loads(read_text(folder / "config.json"))
+            config = own_config(self.options, self.folder, table, self.policy.allow)
             self._joined = take_part(self.options, config, folder)
         return self._joined
 
@@ -311,22 +350,25 @@ class Desk:
         try:
             call = Call.model_validate(dict(table))
         except ValidationError as error:
-            place = ".".join(map(str, error.errors(include_url=False)[0]["loc"]))
+            place = str(error.errors(include_url=False)[0]["loc"][0])
             raise Refused(f"the question is not in order: '{place[:40]}'") from None
-        if not all(re.fullmatch(r"\d+\.\d+", version) for version in call.keep):
-            raise Refused("the question is not in order: 'keep'")
         if call.site != self.options.name:
             raise Refused("the question is for another site")
         if kind != f"{'query' if call.write is None else 'train'}.{call.question}" or "payload" not in data:
             raise Refused("the question is not what its message says it is")
         joined, policy = self._run(call.run), self.policy
-        policy.approve(joined.config.method_name, type(joined.config.method))
+        _keep_terms(policy, joined.config)
+        if call.site not in call.asked:
+            raise Refused("the question goes to other sites")
+        policy.asked(call.asked)
         if call.round > joined.config.train.rounds:
             raise Refused("the run has fewer rounds than that")
         if call.question not in joined.config.method.questions():
             raise Refused("the method knows no such question")
         joined.accept(call.ticket)
+        joined.count(call.round, policy)
         joined.splits.read.clear()
+        joined.host.least = max(LEAST, policy.small_cell)
         answer = joined.host.answer(call.model_dump(), data["payload"], data.get("extra"))
         joined.keep_results(call.round, answer)
         policy.release(call.question, answer, **joined.facts, read=sorted(joined.splits.read))

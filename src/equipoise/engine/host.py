@@ -23,6 +23,7 @@ from equipoise.names import unknown
 from equipoise.nets import Net, batch_norm_names, load, state
 from equipoise.seeds import derive
 from equipoise.site import Loc, SiteData, Store, TrainOptions
+from equipoise.site.measure import LEAST
 from equipoise.site.views import View
 from equipoise.tree import Tree, flatten, unflatten
 
@@ -52,6 +53,8 @@ class Host:
         self.private = tuple(n for n in names if n in own or any(fnmatchcase(n, glob) for glob in method.private))
         self.shared = tuple(name for name in names if name not in self.private)
         self.initial = {name: tensor.detach().cpu().clone() for name, tensor in state(net).items()}
+        self.least = LEAST
+        """images in a bin of what is told for one site alone, at least"""
         self._decoded: tuple[bytes, Tree] | None = None
         self._caches: dict[str, dict[str, Any]] = {}
 
@@ -100,6 +103,7 @@ class Host:
             frozen=self.frozen,
             cache=self._caches.setdefault(data.name, {}),
             device=self.device,
+            least=self.least,
         )
         load(self.net, self.initial | (kept or {}).get("net", {}) | down.get("model", {}))
         self.net.eval()

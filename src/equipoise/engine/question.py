@@ -21,6 +21,8 @@ class Question:
     """the version to write, or None for a question that changes nothing at the site"""
     keep: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """by site: versions the site must not drop yet"""
+    asked: tuple[str, ...] = ()
+    """the sites that are asked: a site may want to be one of several"""
     tuned: bool = False
     """whether the site keeps its locally trained model as its own predictor"""
 
@@ -33,6 +35,7 @@ class Question:
             "read": self.read.get(site),
             "write": self.write,
             "keep": list(self.keep.get(site, ())),
+            "asked": list(self.asked),
             "tuned": self.tuned,
         }
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from equipoise.errors import SiteError
 from equipoise.leaves import Each, Leaf, Mean, Upload
 from equipoise.tree import Tree, flatten, unflatten
 
@@ -108,9 +109,10 @@ class Answers:
 
 
 class Reduction:
-    """Adds up answers in any order."""
+    """Adds up answers in any order; gives no sum of fewer than `least`, since a sum over one site is that site's value."""
 
-    def __init__(self) -> None:
+    def __init__(self, least: int = 1) -> None:
+        self._least = least
         self._kinds: dict[str, str] = {}
         self._dtypes: dict[tuple[str, str], torch.dtype] = {}
         self._sums: dict[tuple[str, str], Tensor] = {}
@@ -152,6 +154,8 @@ class Reduction:
 
     def result(self, order: tuple[str, ...]) -> Answers:
         """The reduced leaves; `order` is the federation's order of sites."""
+        if len(set(self._sites)) < self._least:
+            raise SiteError(f"only {len(set(self._sites))} sites answered, and no sum is given of fewer than {self._least}")
         leaves: dict[str, Any] = {}
         weights = {name: with_rest(total, self._weight_rests.get(name)) / SCALE for name, total in self._weights.items()}
         for name, kind in self._kinds.items():

@@ -5,12 +5,11 @@ A name is one of `METHODS`, or `path/to/file.py:Class`, or `package.module:Class
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
+import inspect
 from pathlib import Path
 
 from equipoise.errors import ConfigError
+from equipoise.locate import Allow, digest, locate
 from equipoise.methods.balancefl import BalanceFL
 from equipoise.methods.base import Ask, Method
 from equipoise.methods.cbafed import CBAFed
@@ -39,6 +38,7 @@ from equipoise.methods.prr import PRRImb
 from equipoise.methods.rscfed import RSCFed
 from equipoise.methods.shaped import BSMFL, LDAMFL, FedAvgPL, FedFocal, FedLC, FedRS
 from equipoise.names import unknown
+from equipoise.trust import remember
 
 METHODS: dict[str, type[Method]] = {
     "local": Local,
@@ -81,33 +81,31 @@ METHODS: dict[str, type[Method]] = {
 """Every method by name. cRT is no method but a stage after any: `method.crt`."""
 
 
-def find(name: str, base: Path) -> type[Method]:
-    """The method class of that name; `base` is where a relative path starts."""
+def find(name: str, base: Path, allow: Allow = remember) -> type[Method]:
+    """The method class of that name; `base` is where a relative path starts.
+
+    A file or module is run only if `allow` lets it pass; without one it is taken for the user's own choice, and noted as trusted.
+    """
+    return look_up(name, base, allow)[0]
+
+
+def look_up(name: str, base: Path, allow: Allow) -> tuple[type[Method], str | None]:
+    """The method class of that name, and for one of a file or module the fingerprint of its code."""
     if name in METHODS:
-        return METHODS[name]
-    source, _, attribute = name.rpartition(":")
-    if not source:
+        return METHODS[name], None
+    if not name.rpartition(":")[0]:
         raise ConfigError("method.name: " + unknown("method", name, METHODS) + ", or FILE.py:Class")
-    if source.endswith(".py"):
-        path = (base / source).resolve()
-        spec = importlib.util.spec_from_file_location(f"equipoise_method_{path.stem}", path)
-        if spec is None or spec.loader is None or not path.is_file():
-            raise ConfigError(f"method.name: there is no file {path}")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module  # where pydantic looks up what a field's annotation names
-        try:
-            spec.loader.exec_module(module)
-        except Exception as error:
-            raise ConfigError(f"method.name: {path} cannot be read as Python ({type(error).__name__}: {error})") from error
-    else:
-        try:
-            module = importlib.import_module(source)
-        except ImportError as error:
-            raise ConfigError(f"method.name: the module '{source}' cannot be imported ({error})") from error
-    found = getattr(module, attribute, None)
+    found, mark = locate(name, base, allow, "method.name")
     if not (isinstance(found, type) and issubclass(found, Method)):
+        source, _, attribute = name.rpartition(":")
         raise ConfigError(f"method.name: '{source}' has no method class '{attribute}'")
-    return found
+    return found, mark
 
 
-__all__ = ["METHODS", "Ask", "Method", "find"]
+def fingerprint(cls: type[Method]) -> str:
+    """sha256 over the files that define a method of Equipoise's: its own and those of the classes it builds on."""
+    files = dict.fromkeys(inspect.getfile(base) for base in cls.__mro__ if issubclass(base, Method))
+    return digest(Path(file).read_bytes() for file in files)
+
+
+__all__ = ["METHODS", "Ask", "Method", "find", "fingerprint", "look_up"]

@@ -21,7 +21,7 @@ from equipoise.leaves import Each, Mean, Sum, Upload
 from equipoise.losses import ObjectiveOptions
 from equipoise.methods import crt
 from equipoise.nets import Net, NetOptions, ProjectorSpec, state
-from equipoise.site import Batch, Loc, measure
+from equipoise.site import Batch, Loc, coarse, measure
 from equipoise.tree import Tree, plus
 
 SPLITS = ("validation", "test")
@@ -150,7 +150,7 @@ class Method(BaseModel):
         """Question: score the validation and test rows with the global predictor and with the site's own.
 
         `exact` answers with the logits of every image (simulation, where the images are at hand anyway); otherwise with
-        counts that can be added up.
+        counts that can be added up, and for the site's own predictor, which nothing is added to, with coarse ones.
         """
         server, exact = loc.down["server"], "exact" in loc.down
         kinds = {"global": None, "own": loc.mine} if "own" in loc.down else {"global": None}
@@ -174,7 +174,7 @@ class Method(BaseModel):
             for split in SPLITS
         }
         pooled = {split: {n: s for n, s in counted[split].items() if n.startswith("global.")} for split in SPLITS}
-        own = {split: {n: s for n, s in counted[split].items() if n.startswith("own.")} for split in SPLITS}
+        own = {split: {n: coarse(s, loc.least) for n, s in counted[split].items() if n.startswith("own.")} for split in SPLITS}
         answer: Upload = {"pooled": Sum(pooled)}
         return answer | {"own": Each(own)} if "own" in kinds else answer
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from equipoise.errors import WeightsError
 from equipoise.nets.net import Net, load, state
 from equipoise.nets.registry import NETS
+from equipoise.opening import read_regular
 
 TORCH_SUFFIXES = (".pth", ".pt", ".th", ".pth.tar")
 # Training scripts wrap a model and leave the wrapper's name in front; MoCo calls its trained half `encoder_q`.
@@ -22,6 +23,8 @@ WRAPPERS = ("module.", "encoder_q.", "body.")
 # Parts of a file that are not the body: classifiers, projectors, MoCo's momentum half and its queue.
 NOT_BODY = ("fc.", "_fc.", "classifier.", "class_layers.", "head.", "projector.", "encoder_k.", "queue")
 SHOWN = 3
+LARGEST = 4 * 2**30
+"""bytes of the largest file of weights that is read"""
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ def load_weights(net: Net, path: Path, sha256: str | None = None) -> None:
 
 def _read(path: Path, net: str) -> bytes:
     try:
-        return path.read_bytes()
+        return read_regular(path, LARGEST)
     except OSError as error:
         known = [f"{known.file} ({known.source}, {known.licence})" for known in KNOWN.values() if known.net == net]
         where = f"fetch {' or '.join(known)}" if known else "put a file with weights for this net there"

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.errors import EquipoiseError, StorageError
+from equipoise.errors import EquipoiseError, StorageError, Untrusted
 from equipoise.report.folder import Run
 
 if TYPE_CHECKING:
@@ -43,13 +43,15 @@ def features(run: Run) -> dict[str, Any] | None:
 
 
 def _measured(folder: Path) -> dict[str, Any] | None:
-    from equipoise.config import read
+    from equipoise.config import read_folder
     from equipoise.running import one_thread
     from equipoise.setup import material
     from equipoise.use.source import load
 
     try:
-        model, stuff = load(folder), material(read(folder / "config.toml"))
+        model, stuff = load(folder), material(read_folder(folder))
+    except Untrusted:
+        raise
     except EquipoiseError:
         return None
     if stuff.samples.fingerprint != model.facts.fingerprint:

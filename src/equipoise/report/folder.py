@@ -141,7 +141,7 @@ def _so_far(config: dict[str, Any], history: Sequence[dict[str, Any]], data: dic
 
 def _data(folder: Path) -> dict[str, Any]:
     """The census of the run's data, counted once and kept, so that the page can be made again where the data is not."""
-    from equipoise.config import read
+    from equipoise.config import read_folder
     from equipoise.server.checkpoint import write_atomic
     from equipoise.setup import material
 
@@ -153,7 +153,7 @@ def _data(folder: Path) -> dict[str, Any]:
             raise StorageError(f"{path} is damaged: delete it, then `equipoise resume {folder}`") from error
     if (folder / "federation.json").is_file():
         raise StorageError(f"{folder}: the sites have not said what they hold yet; try again when the first round is done")
-    facts = census(material(read(folder / "config.toml")))
+    facts = census(material(read_folder(folder)))
     write_atomic(path, json.dumps(facts, indent=1).encode())
     return facts
 

@@ -87,10 +87,11 @@ class Exchange:
             # The checkpoint of the round before may or may not have reached the disk: a crash resumes from it or from the one
             # before that. Pinned are the private versions of rounds that may be selected.
             keep={site: kept for site in sites if (kept := self._kept(site))},
+            asked=sites,
             tuned=self._tuned and writes,
         )
         self._count += 1
-        reduction, good = Reduction(), set[str]()
+        reduction, good = Reduction(self._limits.min_sites), set[str]()
         for site, data in self._engine.ask(asked, sites):
             self.bytes_down += len(asked.payload) + len(asked.each.get(site, b""))
             self.bytes_up += len(data)

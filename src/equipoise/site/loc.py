@@ -13,6 +13,7 @@ from equipoise.losses import Objective
 from equipoise.nets import Net, load, state
 from equipoise.seeds import generator
 from equipoise.site.batches import Batch, Rows, SiteData
+from equipoise.site.measure import LEAST
 from equipoise.site.optimizer import Optimizer
 from equipoise.site.options import TrainOptions
 from equipoise.site.views import View
@@ -43,6 +44,7 @@ class Loc:
         frozen: Mapping[str, nn.Module],
         cache: dict[str, Any],
         device: torch.device,
+        least: int = LEAST,
     ) -> None:
         self.data, self.options, self.objective, self.device = data, options, objective, device
         self.site, self.task, self.classes, self.labelled = data.name, data.task, data.classes, data.labelled
@@ -55,6 +57,8 @@ class Loc:
         self.notes: dict[str, float] = {}
         self.moments: Mapping[str, Mapping[str, Tensor]] = {}
         """optimiser state kept between rounds, by parameter"""
+        self.least = least
+        """images in a bin of what is told for this site alone, at least"""
         self._views, self._wanted, self._cache = views, wanted, cache
 
     @property

@@ -11,6 +11,8 @@ from torch import Tensor
 from equipoise.data.samples import Task
 from equipoise.errors import DataError, SiteError
 
+LEAST, MOST = 5, 100
+"""images in a bin of what is told for one site alone, at least; and bins, at most"""
 FIXED_POINT = 1_000_000
 """confidences are summed in units of one millionth"""
 WARP = 4.0
@@ -37,6 +39,43 @@ def measure(
     cell = cell * bins + score_bins(logits, task, bins)
     scores = torch.bincount(cell[:, _kept(labelled, classes)].flatten(), minlength=classes * 2 * bins)
     return counts | {"scores": scores.view(classes, 2, bins)}
+
+
+def coarse(stats: dict[str, Tensor], least: int = LEAST, bins: int = MOST) -> dict[str, Tensor]:
+    """The same statistics, told so that no image stands alone in a bin: for what is read for one site by itself.
+
+    Neighbouring bins are put together until each holds `least` images (all of them, where there are fewer). `scores` becomes
+    [C, 2, bins]: bin k is the k-th group from the lowest score up and its scores are not told, only their order, which is all that
+    AUC and average precision need. Rows of one group count as equal, so an AUC is off by at most Σ n·p / (2 N P) over the groups,
+    n of all N negatives and p of all P positives being in a group: with 35 images a macro AUC is within 0.05, with 200 within
+    0.005. Average precision depends on the few highest scores, so that of a rare class is rough: within 0.35 and 0.06. In
+    `calibration` a group is told in its last bin; opposite errors within a group cancel, so the calibration error can only be too
+    small.
+    """
+    scores = stats["scores"]
+    merged = torch.zeros(*scores.shape[:2], bins, dtype=torch.int64)
+    for c, histogram in enumerate(scores):
+        rows = histogram.sum(0)
+        group = _groups(rows, max(least, -(-int(rows.sum()) // bins)))
+        merged[c].index_add_(1, group, histogram)
+    calibration = stats["calibration"]
+    group = _groups(calibration[:, 0], least * (len(scores) if "binary" in stats else 1))  # with several labels: decisions
+    last = torch.zeros(len(group), dtype=torch.int64).scatter_reduce(0, group, torch.arange(len(group)), "amax")
+    calibration = torch.zeros_like(calibration).index_add_(0, last[group], calibration)
+    return stats | {"scores": merged, "calibration": calibration}
+
+
+def _groups(rows: Tensor, least: int) -> Tensor:
+    """The group of each bin, counted from 0: neighbours together until they hold `least` rows; what is left at the end joins the last."""
+    group, number, held = torch.zeros(len(rows), dtype=torch.int64), 0, 0
+    last = len(rows)
+    for i, count in enumerate(rows.tolist()):
+        group[i] = number
+        held += count
+        if held >= least:
+            number, held, last = number + 1, 0, i + 1
+    group[last:] = max(0, number - 1)
+    return group
 
 
 def tallies(

@@ -19,11 +19,13 @@ from equipoise.data.images import decode, reason
 from equipoise.data.preprocess import Look, Resize
 from equipoise.data.samples import Task
 from equipoise.errors import DataError
+from equipoise.methods import Method
 from equipoise.nets import NetOptions, load, state
 from equipoise.options import Options
 from equipoise.setup import make_net
 from equipoise.site.views import Eval, ViewOptions
 from equipoise.tree import Tree
+from equipoise.trust import nothing
 from equipoise.use.images import find_images
 
 
@@ -107,13 +109,13 @@ class Predictor(nn.Module):
     """Images float [N, C, H, W], after the eval view, to probabilities [N, classes].
 
     `tensors` has `net`, the network's tensors by name; `server`, what else the method's prediction needs of the coordinator's state;
-    `mine`, what it needs of a site's. `base` is where the path of a method of one's own starts.
+    `mine`, what it needs of a site's. `method` is the method that `facts` describe; one of Equipoise's own need not be given.
     """
 
-    def __init__(self, facts: Facts, tensors: Tree, base: Path | None = None) -> None:
+    def __init__(self, facts: Facts, tensors: Tree, method: Method | None = None) -> None:
         super().__init__()
         self.facts = facts
-        self.method = resolve({"method": facts.method}, base).method
+        self.method = resolve({"method": facts.method}, allow=nothing).method if method is None else method
         see = facts.input
         self.net = make_net(facts.net, self.method, len(facts.classes), see.channels, see.image_size, seed=0)
         for tensor in state(self.net).values():

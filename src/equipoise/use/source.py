@@ -8,12 +8,13 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from equipoise import __version__
-from equipoise.config import Config, read
+from equipoise.config import Config, read_folder
 from equipoise.errors import ConfigError, MethodError, StorageError, WeightsError
 from equipoise.exchange import unpack
 from equipoise.exchange.codec import CodecError
 from equipoise.methods import METHODS
 from equipoise.names import unknown
+from equipoise.opening import read_regular
 from equipoise.server import Checkpoints
 from equipoise.server.checkpoint import Header
 from equipoise.setup import SIGHT, Sight, make_sight, material
@@ -21,20 +22,24 @@ from equipoise.site import Store
 from equipoise.tree import Tree, unflatten
 from equipoise.use.predictor import Facts, Input, Predictor
 
+LARGEST = 8 * 2**30
+"""bytes of the largest exported model that is read"""
 
-def load(path: str | Path, site: str | None = None) -> Predictor:
-    """The predictor of the round a run selected: the global one, or a site's own. `path` is a run folder or an exported file."""
+
+def load(path: str | Path, site: str | None = None, *, trust: bool = False) -> Predictor:
+    """The predictor of the round a run selected: the global one, or a site's own. `path` is a run folder or an exported file.
+
+    `trust` lets a run folder run a method's file or module that you have not run before.
+    """
     path = Path(path)
-    return _from_file(path, site) if path.is_file() else _from_run(path, site)
+    return _from_file(path, site) if path.is_file() else _from_run(path, site, trust)
 
 
 # From a run folder -----------------------------------------------------------------------------------------------------
 
 
-def _from_run(folder: Path, site: str | None) -> Predictor:
-    if not (folder / "config.toml").is_file():
-        raise StorageError(f"{folder} is not a run folder: it has no config.toml")
-    config = read(folder / "config.toml")
+def _from_run(folder: Path, site: str | None, trust: bool) -> Predictor:
+    config = read_folder(folder, trust)
     rounds, endings, sites = _history(folder)
     server, header = _checkpoint(folder, rounds)
     number = header.round
@@ -65,7 +70,7 @@ def _from_run(folder: Path, site: str | None) -> Predictor:
         version=__version__,
     )
     rest = {name: branch for name, branch in tree.items() if name != "model"}
-    model = Predictor(facts, {"net": net, "server": rest, "mine": mine}, config.base)
+    model = Predictor(facts, {"net": net, "server": rest, "mine": mine}, config.method)
     if not model.whole():
         raise MethodError(
             f"'{config.method_name}' leaves parts of the model at the sites, so there is no predictor without them: "
@@ -129,7 +134,7 @@ def _sight(folder: Path, config: Config) -> Sight:
 def _from_file(path: Path, site: str | None) -> Predictor:
     refusal = f"{path} is not a model that `equipoise export --to safetensors` wrote: export it again"
     try:
-        header, flat = unpack(path.read_bytes())
+        header, flat = unpack(read_regular(path, LARGEST))
         facts = Facts.model_validate(header)
         tensors = unflatten(flat)
     except (OSError, CodecError, ValidationError, ValueError) as error:

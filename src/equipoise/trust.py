@@ -1,0 +1,101 @@
+"""Whose Python code is run here: what this user has run before, or has said to trust.
+
+The fingerprints are in one small file of the user's, a line each: $EQUIPOISE_TRUSTED, or `equipoise/trusted.jsonl` in the user's
+config folder. Code that a config of one's own names is run, and noted there; code that a run folder names is run only if it is
+noted already, because anybody may have made the folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from equipoise.errors import ConfigError, StorageError, Untrusted
+from equipoise.locate import Allow, Code
+from equipoise.opening import read_regular
+
+here: set[str] = set()
+"""fingerprints of the code that this process was allowed to run"""
+CODE = "code.json"
+"""the file of a run folder that says which code of one's own it was made with"""
+
+
+def trusted_file() -> Path:
+    """Where the fingerprints are kept."""
+    given = os.environ.get("EQUIPOISE_TRUSTED")
+    home = Path(os.environ.get("XDG_CONFIG_HOME", Path.home() / ".config"))
+    return Path(given) if given else home / "equipoise" / "trusted.jsonl"
+
+
+def trusted() -> set[str]:
+    """The fingerprints this user has noted, unless others can write to the file."""
+    path, found = trusted_file(), set[str]()
+    try:
+        if path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return found
+        lines = read_regular(path).splitlines()
+    except OSError:
+        return found
+    for line in lines:
+        with suppress(ValueError, LookupError, TypeError):  # a line that is damaged trusts nothing
+            found.add(str(json.loads(line)["fingerprint"]))
+    return found
+
+
+def remember(code: Code) -> None:
+    """Let the code pass, and note that this user runs it: for this process, and for later ones where the file can be written."""
+    known = trusted()
+    here.add(code.fingerprint)
+    if code.fingerprint in known:
+        return
+    path = trusted_file()
+    line = json.dumps({"fingerprint": code.fingerprint, "name": code.name, "path": str(code.path or "")})
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a") as file:
+            file.write(line + "\n")
+
+
+def of_folder(folder: Path, trust: bool = False) -> Allow:
+    """For what the config of a run folder names: only code that is trusted, or that `trust` says to trust from now on."""
+
+    def allow(code: Code) -> None:
+        if code.fingerprint in here | trusted():
+            return
+        made = recorded(folder)
+        changed = f" (the run was made with {made})" if made not in (None, code.fingerprint) else ""
+        raise Untrusted(
+            f"{folder} would run {code.title}, which you have not run before (fingerprint {code.fingerprint}){changed}: "
+            "read it, then say --trust (in Python: trust=True)"
+        )
+
+    return remember if trust else allow
+
+
+def nothing(code: Code) -> None:
+    """For names that must not lead to any code but Equipoise's."""
+    raise Untrusted(f"{code.where}: '{code.name}' is not one of Equipoise's own methods")
+
+
+def only(fingerprint: str | None) -> Allow:
+    """For code that was permitted already and is read again by another process: it must be the same."""
+
+    def allow(code: Code) -> None:
+        if code.fingerprint != fingerprint:
+            raise ConfigError(f"{code.where}: {code.title} has changed since the run began: start the run again")
+
+    return allow
+
+
+def recorded(folder: Path) -> str | None:
+    """The fingerprint of the code that a run folder was made with, if it was code of one's own."""
+    path = folder / CODE
+    try:
+        return str(json.loads(read_regular(path))["fingerprint"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise StorageError(f"{path} is damaged: restore it, or start the run anew") from error

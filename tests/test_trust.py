@@ -1,0 +1,143 @@
+"""A run folder runs no code that this user has not run himself, or said to trust; his own runs need no word."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from equipoise import trust
+from equipoise.config import Config, read_folder
+from equipoise.errors import ConfigError, StorageError, Untrusted
+from equipoise.locate import Code
+from equipoise.report import write_report
+from equipoise.running import resume, run
+from equipoise.use import load
+
+MakeConfig = Callable[..., Config]
+MINE = "from pathlib import Path\nfrom equipoise import Method\nPath({mark!r}).touch()\nclass Mine(Method):\n    '''Mine.'''\n"
+
+
+@pytest.fixture(autouse=True)
+def _new_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody who has run nothing yet."""
+    monkeypatch.setenv("EQUIPOISE_TRUSTED", str(tmp_path / "config" / "trusted.jsonl"))
+    monkeypatch.setattr(trust, "here", set())
+
+
+def somebody_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """From now on another user, who was given the folder."""
+    monkeypatch.setenv("EQUIPOISE_TRUSTED", str(tmp_path / "other" / "trusted.jsonl"))
+    monkeypatch.setattr(trust, "here", set())
+
+
+@pytest.fixture
+def made(tiny: MakeConfig, tmp_path: Path) -> Path:
+    """The folder of a finished run with a method of one's own, which leaves a mark whenever it is run."""
+    (tmp_path / "mine.py").write_text(MINE.format(mark=str(tmp_path / "ran")))
+    run(tiny("mine.py:Mine", base=tmp_path, train={"rounds": 1}), tmp_path / "run")
+    (tmp_path / "ran").unlink()
+    return tmp_path / "run"
+
+
+def forget_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the file is run again if anything lets it."""
+    import sys
+
+    for name in [name for name in sys.modules if name.startswith("equipoise_code_mine")]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+DOORS: dict[str, Callable[[Path], object]] = {
+    "load": load,
+    "resume": resume,
+    "report": write_report,
+    "config": read_folder,
+    "run": lambda folder: run({"data": {"kind": "phantom", "scale": 0.004}}, folder),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_somebody_elses_folder_runs_no_code(door: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mark = Code("mine.py:Mine", tmp_path, "x").fingerprint
+    somebody_else(monkeypatch, tmp_path)
+    forget_modules(monkeypatch)
+    with pytest.raises(Untrusted, match=rf"would run the file {tmp_path}/mine\.py.*fingerprint {mark}.*--trust"):
+        DOORS[door](made)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_who_says_so_once_need_not_say_it_again(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    somebody_else(monkeypatch, tmp_path)
+    forget_modules(monkeypatch)
+    load(made, trust=True)
+    assert (tmp_path / "ran").exists()
+    monkeypatch.setattr(trust, "here", set())  # another process
+    load(made), resume(made), write_report(made)
+    path = trust.trusted_file()
+    assert path.stat().st_mode & 0o777 == 0o600
+    (line,) = path.read_text().splitlines()
+    assert json.loads(line)["name"] == "mine.py:Mine"
+
+
+def test_own_runs_need_no_word(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load(made), resume(made)
+    monkeypatch.setattr(trust, "here", set())
+    load(made), resume(made)
+    write_report(made)
+
+
+def test_a_file_that_was_changed_since_is_not_run(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither for a prediction, nor, if it is known, in a run that was begun with another."""
+    forget_modules(monkeypatch)
+    with open(tmp_path / "mine.py", "a") as file:
+        file.write("# another line\n")
+    with pytest.raises(Untrusted, match="the run was made with"):
+        load(made)
+    assert not (tmp_path / "ran").exists()
+    trust.remember(Code("mine.py:Mine", tmp_path, "x"))
+    with pytest.raises(StorageError, match=r"code of 'mine\.py:Mine' has changed since the run .* began"):
+        resume(made)
+
+
+def test_a_list_that_others_can_write_to_counts_for_nothing(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trust, "here", set())
+    trust.trusted_file().chmod(0o622)
+    with pytest.raises(Untrusted):
+        load(made)
+    trust.trusted_file().chmod(0o600)
+    load(made)
+    trust.trusted_file().write_text('nonsense\n[]\n{"name": "mine.py:Mine"}\n')
+    with pytest.raises(Untrusted):
+        load(made)
+
+
+def test_where_nothing_can_be_noted_a_run_still_ends_with_its_page(
+    tiny: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("EQUIPOISE_TRUSTED", str(tmp_path / "file" / "trusted.jsonl"))
+    (tmp_path / "mine.py").write_text(MINE.format(mark=str(tmp_path / "ran")))
+    run(tiny("mine.py:Mine", base=tmp_path, train={"rounds": 1}), tmp_path / "run")
+    assert write_report(tmp_path / "run").is_file()
+
+
+def test_a_folder_without_code_of_its_own_is_anybodys(tiny: MakeConfig, tmp_path: Path) -> None:
+    run(tiny("fedavg", train={"rounds": 1}), tmp_path / "run")
+    assert load(tmp_path / "run").facts.method["name"] == "fedavg" and trust.recorded(tmp_path / "run") is None
+    assert not trust.trusted_file().exists()
+
+
+def test_a_worker_runs_the_code_its_pool_has_run(tiny: MakeConfig, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MINE.format(mark=str(tmp_path / "ran")))
+    config = tiny("mine.py:Mine", base=tmp_path, train={"rounds": 1}, engine={"kind": "pool", "workers": 1, "device": "cpu"})
+    with open(tmp_path / "mine.py", "a") as file:
+        file.write("# changed after it was read\n")
+    with pytest.raises(ConfigError, match="has changed since the run began"):
+        run(config, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run")
+    config = tiny("mine.py:Mine", base=tmp_path, train={"rounds": 1}, engine={"kind": "pool", "workers": 1, "device": "cpu"})
+    run(config, tmp_path / "run")
