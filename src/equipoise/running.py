@@ -20,14 +20,14 @@ from equipoise.config import Config, read, resolve
 from equipoise.engine import Engine, Host, Pool, Serial, frames, probe
 from equipoise.errors import StorageError
 from equipoise.evaluate import Board, Evaluation
-from equipoise.exchange import Ledger
+from equipoise.exchange import Bounds, Ledger
 from equipoise.server import Checkpoints, Federation, Journal, drawn
 from equipoise.server.checkpoint import write_atomic
 from equipoise.setup import SIGHT, Material, keep_memory, make_host, make_sight, material
 from equipoise.tree import Tree, digest
 
 Watch = Callable[[str, dict[str, Any]], None]
-"""told of events: ("data", …), ("round", …), ("answer", …)"""
+"""told of events: ("data", …), ("round", …), ("answer", …), ("rejected", …)"""
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,7 @@ def train(
             board.write(row)
         watch("round", row)
 
+    held = stuff.held()
     evaluation = Evaluation(
         config.method,
         config.evaluate,
@@ -122,6 +123,7 @@ def train(
         config.train.rounds,
         folder / "metrics.jsonl",
         tell=tell,
+        held=held,
     )
     view = host.views["eval"]
     sight = make_sight(config, stuff, (tuple(view.mean.tolist()), tuple(view.std.tolist())))
@@ -145,6 +147,12 @@ def train(
         participation=config.train.participation,
         config_hash=config.digest,
         observer=evaluation,
+        bounds=Bounds(
+            config.method.limits(len(stuff.samples.classes), config.train.epochs),
+            {site: {split: part.images for split, part in splits.items()} for site, splits in held.items()},
+        ),
+        objection=evaluation.objection,
+        told=lambda reason: watch("rejected", {"reason": reason}),
         progress=lambda question, site: watch("answer", {"question": question, "site": site}),
     )
     try:

@@ -30,6 +30,7 @@ from equipoise.deploy.card import SPLITS, Card, rows
 from equipoise.deploy.site import OURS
 from equipoise.engine.flower.fleet import Fleet, Grid
 from equipoise.errors import ConfigError, EquipoiseError, SiteError, StorageError
+from equipoise.evaluate.plausible import Held
 from equipoise.partition import Holding
 from equipoise.running import Result, Watch, claim, make_ledger, one_thread, train
 from equipoise.server import Journal
@@ -49,6 +50,12 @@ class Roster(Material):
 
     def counts(self) -> Tensor:
         return torch.tensor([[n or 0 for n in card.counts["train"]] for card in self.cards.values()]).sum(0)
+
+    def held(self) -> dict[str, dict[str, Held]]:
+        """As the sites said when they joined."""
+        return {
+            site: {split: Held(card.images[split], card.counts[split]) for split in SPLITS} for site, card in self.cards.items()
+        }
 
     def census(self) -> dict[str, Any]:
         """What the report says of the data, in the form of `report.census`."""

@@ -22,7 +22,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from equipoise.leaves import Mean, Sum, Upload
+from equipoise.leaves import SAMPLES, Limit, Mean, Sum, Upload
 from equipoise.methods.base import Ask, Method
 from equipoise.nets import Net
 from equipoise.site import Batch, Loc
@@ -69,6 +69,9 @@ class CBAFed(Method):
             share = self.warm_residual if ask.round < self.warmup else self.residual
             model = past = combine(lambda new, old: torch.lerp(new, old, share), model, past)
         return {"model": model, "past": past, "used": up["used"]}
+
+    def limits(self, classes: int, epochs: int) -> Mapping[str, Limit]:
+        return {"train.used": SAMPLES}
 
     def thresholds(self, used: Tensor) -> Tensor:
         """τ_c from the labels used by all sites, [C]."""

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from equipoise.leaves import Mean, Upload
+from equipoise.leaves import ONE, Limit, Mean, Upload
 from equipoise.losses import class_means, masked_mean, positive_prior
 from equipoise.losses.shaping import odds_shift
 from equipoise.methods.base import Ask, Method
@@ -95,6 +95,9 @@ class FedMLP(Method):
             "prototypes": torch.where(seen, up["prototypes"], server["prototypes"]),
             "degree": torch.where(missed, up["degree"], server["degree"]),
         }
+
+    def limits(self, classes: int, epochs: int) -> Mapping[str, Limit]:
+        return {"train.prototypes": ONE}
 
     def init_site(self, net: Net, loc: Loc) -> Tree:
         return {"tags": torch.full((loc.samples, len(loc.classes)), NONE, dtype=torch.int8)}

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
 from equipoise.engine import Engine
-from equipoise.exchange import ExchangeOptions, Ledger
+from equipoise.errors import ConfigError
+from equipoise.exchange import Bounds, ExchangeOptions, Ledger
+from equipoise.exchange.reduction import MOST_SITES
 from equipoise.methods.base import Method
 from equipoise.seeds import generator
-from equipoise.server.ask import Exchange
+from equipoise.server.ask import Exchange, Objection
 from equipoise.server.checkpoint import Checkpoints, Commits, Header
 from equipoise.server.journal import Journal
 from equipoise.tree import Tree, digest
@@ -21,6 +23,14 @@ from equipoise.tree import Tree, digest
 def drawn(participation: float, sites: int) -> int:
     """How many sites take part in a round: ⌊share · sites⌋, at least one."""
     return max(1, int(participation * sites + 1e-9))
+
+
+def countable(sites: int) -> None:
+    """Refuse more sites than the sums have room for."""
+    if sites > MOST_SITES:
+        raise ConfigError(
+            f"a run has at most {MOST_SITES:,} sites, beyond which sums are not exact, and this one has {sites:,}"
+        )
 
 
 class Observer(Protocol):
@@ -49,7 +59,14 @@ class Federation:
     participation: float
     config_hash: str
     observer: Observer
+    bounds: Bounds = field(default_factory=Bounds)
+    objection: Objection | None = None
     progress: Callable[[str, str], None] | None = None
+    told: Callable[[str], None] | None = None
+    """told, in a sentence, of every answer that is left out"""
+
+    def __post_init__(self) -> None:
+        countable(len(self.sites))
 
     def exchange(
         self, round: int, versions: Mapping[str, str], sites: tuple[str, ...], durable: Mapping[str, str], **kwargs: Any
@@ -66,7 +83,10 @@ class Federation:
             seed=self.seed,
             versions=versions,
             durable=durable,
+            bounds=self.bounds,
+            objection=self.objection,
             progress=self.progress,
+            told=self.told,
             **kwargs,
         )
 
@@ -86,10 +106,10 @@ class Federation:
 
     def _rounds(self, commits: Commits, server: Tree) -> Tree:
         if commits.durable is None:
-            begin, versions = 0, dict[str, str]()
+            begin, versions, norms = 0, dict[str, str](), dict[str, float]()
             commits.save(server, 0, versions)
         else:
-            begin, versions = commits.durable.round, commits.durable.versions
+            begin, versions, norms = commits.durable.round, commits.durable.versions, commits.durable.norms
         pins = self._pins(begin)
         for round in range(begin, self.rounds):
             durable = commits.durable.versions if commits.durable else {}
@@ -98,14 +118,15 @@ class Federation:
                 versions,
                 self.participants(round),
                 durable,
+                norms=norms,
                 pinned=tuple(pins.values()),
                 tuned=self.observer.wants_tuned(round),
             )
-            server, versions = self.method.round(server, ask), ask.versions
+            server, versions, norms = self.method.round(server, ask), ask.versions, ask.norms
             self._observe(server, round + 1, ask)
             pinned = self.observer.pinned()
             pins = {number: kept for number, kept in (pins | {round + 1: versions}).items() if number in pinned}
-            commits.save(server, round + 1, versions, pinned)
+            commits.save(server, round + 1, versions, pinned, norms)
         last = commits.settle()
         assert last is not None
         ask = self.exchange(
@@ -113,6 +134,7 @@ class Federation:
             versions,
             self.sites,
             versions,
+            norms=norms,
             pinned=tuple(pins.values()),
             tuned=self.observer.wants_tuned(self.rounds),
         )
@@ -120,7 +142,7 @@ class Federation:
         if digest(server) != last.state or ask.versions != last.versions:
             # Post-training changed something: it counts as one more step, tested like a round.
             self._observe(server, self.rounds + 1, ask)
-        commits.save(server, self.rounds, ask.versions, self.observer.pinned(), finished=True)
+        commits.save(server, self.rounds, ask.versions, self.observer.pinned(), ask.norms, finished=True)
         return server
 
     def _pins(self, done: int) -> dict[int, Mapping[str, str]]:
