@@ -12,6 +12,7 @@ A value is a tensor or a tree of tensors. The weight of a `Mean` is a number, or
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -46,6 +47,27 @@ class Each:
     value: Value
     kind: Kind = "each"
 
+
+@dataclass(frozen=True)
+class Limit:
+    """How large a number in a site's answer may be: plain + images · (its images of a split) + total · (those of all sites).
+
+    It holds for the weight of a `Mean`, and for every value of a `Sum` or an `Each`; none may be less than `least`.
+    """
+
+    plain: float = 0.0
+    images: float = 0.0
+    total: float = 0.0
+    least: float = 0.0
+    split: str = "train"
+
+
+SAMPLES = Limit(images=1.0)
+"""at most the site's training images: the weight of a `Mean` that says nothing else, and counts of images"""
+ONE = Limit(plain=1.0)
+"""sites that count alike, or not at all"""
+POSITIVE = Limit(plain=math.inf)
+"""anything but negative"""
 
 Leaf = Sum | Mean | Each
 Upload = dict[str, Leaf]

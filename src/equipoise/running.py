@@ -20,7 +20,7 @@ from equipoise.config import Config, departures, read, read_folder, resolve
 from equipoise.engine import Engine, Host, Pool, Serial, frames, probe
 from equipoise.errors import StorageError
 from equipoise.evaluate import ENDING, Board, Evaluation
-from equipoise.exchange import Ledger
+from equipoise.exchange import Bounds, Ledger
 from equipoise.server import Checkpoints, Federation, Journal, drawn
 from equipoise.server.checkpoint import write_atomic
 from equipoise.server.folders import private_folder
@@ -29,7 +29,7 @@ from equipoise.tree import Tree, digest
 from equipoise.trust import CODE, recorded
 
 Watch = Callable[[str, dict[str, Any]], None]
-"""told of events: ("data", …), ("note", …), ("round", …), ("answer", …)"""
+"""told of events: ("data", …), ("note", …), ("round", …), ("answer", …), ("rejected", …)"""
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,7 @@ def train(
             board.write(row)
         watch("round", row)
 
+    held = stuff.held()
     evaluation = Evaluation(
         config.method,
         config.evaluate,
@@ -126,6 +127,7 @@ def train(
         config.train.rounds,
         folder / "metrics.jsonl",
         tell=tell,
+        held=held,
     )
     view = host.views["eval"]
     sight = make_sight(config, stuff, (tuple(view.mean.tolist()), tuple(view.std.tolist())))
@@ -149,6 +151,12 @@ def train(
         participation=config.train.participation,
         config_hash=config.digest,
         observer=evaluation,
+        bounds=Bounds(
+            config.method.limits(len(stuff.samples.classes), config.train.epochs),
+            {site: {split: part.images for split, part in splits.items()} for site, splits in held.items()},
+        ),
+        objection=evaluation.objection,
+        told=lambda reason: watch("rejected", {"reason": reason}),
         progress=lambda question, site: watch("answer", {"question": question, "site": site}),
     )
     try:

@@ -16,12 +16,14 @@ from equipoise.data import Progress, Samples, Task
 from equipoise.engine import Host
 from equipoise.errors import ConfigError, MethodError, WeightsError
 from equipoise.evaluate import shot_groups
+from equipoise.evaluate.plausible import Held
 from equipoise.losses import make_objective
 from equipoise.methods import Method
 from equipoise.nets import Cosine, Net, NetOptions, build
 from equipoise.options import Options
 from equipoise.partition import Holding, divide
 from equipoise.seeds import derive
+from equipoise.server import countable
 from equipoise.site import SiteData, Store
 from equipoise.site.views import VIEWS, Channels, channel_statistics, make_view, statistics
 
@@ -66,12 +68,27 @@ class Material:
             return torch.bincount(labels, minlength=len(self.samples.classes))
         return labels.sum(0).to(torch.int64)
 
+    def held(self) -> dict[str, dict[str, Held]]:
+        """By site and split: how many images there are, in all and of each class."""
+        return {
+            holding.name: {split: self._held(getattr(holding, split)) for split in ("train", "validation", "test")}
+            for holding in self.holdings
+        }
+
+    def _held(self, index: np.ndarray) -> Held:
+        labels = self.samples.labels[index]
+        single = self.samples.task == "single"
+        counts = np.bincount(labels, minlength=len(self.samples.classes)) if single else labels.sum(0)
+        return Held(len(index), tuple(int(n) for n in counts))
+
 
 def material(config: Config, progress: Progress | None = None) -> Material:
     """Read the data and divide it among sites; refuse a method or objective that does not fit the task."""
     samples = config.data.load(cache=cache_folder(), base=config.base, progress=progress)
     fits(config, samples.task)
-    return Material(samples, divide(samples, config.partition, config.data.split, config.train.seed))
+    holdings = divide(samples, config.partition, config.data.split, config.train.seed)
+    countable(len(holdings))
+    return Material(samples, holdings)
 
 
 def fits(config: Config, task: Task) -> None:

@@ -14,6 +14,8 @@ from torch import Tensor
 
 Tree = dict[str, Any]
 """A nested dict of tensors. (A recursive alias would only make every access a cast.)"""
+DEEPEST = 16
+"""levels a tree from elsewhere may have: every walk over a tree goes as deep as the tree does"""
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
@@ -30,9 +32,11 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
 
 
 def unflatten(flat: Mapping[str, Tensor]) -> Tree:
-    """The inverse of `flatten`; a name that is a tensor and a branch at once is a ValueError."""
+    """The inverse of `flatten`; a name that is a tensor and a branch at once, or lies too deep, is a ValueError."""
     tree: Tree = {}
     for name, value in flat.items():
+        if name.count("/") >= DEEPEST:
+            raise ValueError(f"a tensor lies more than {DEEPEST} levels deep")
         *path, last = name.split("/")
         branch = tree
         for key in path:

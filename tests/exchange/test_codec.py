@@ -14,9 +14,9 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from equipoise.exchange import decode_upload, encode_upload, pack, unpack
-from equipoise.exchange.codec import HEADER, CodecError
+from equipoise.exchange.codec import HEADER, CodecError, shown
 from equipoise.leaves import Each, Mean, Sum
-from equipoise.tree import digest, flatten
+from equipoise.tree import digest, flatten, unflatten
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool]
 
@@ -175,6 +175,60 @@ X = {"x": torch.ones(2)}
 def test_a_tampered_header_is_a_codec_error(data: bytes) -> None:
     with pytest.raises(CodecError):
         decode_upload(data)
+
+
+def table_of(head: str, body: bytes = b"") -> bytes:
+    """A message whose table is this text."""
+    raw = head.encode()
+    raw += b" " * (-len(raw) % 8)
+    return struct.pack("<Q", len(raw)) + raw + body
+
+
+ONE = '"dtype":"F32","shape":[1],"data_offsets":[0,4]'
+KINDS = json.dumps(json.dumps({"leaves": {"x": "each"}}))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        table_of(f'{{"__metadata__":{{"equipoise":{KINDS}}},"{"x/" * 1200}y":{{{ONE}}}}}', bytes(4)),
+        table_of(f'{{"__metadata__":{{"equipoise":{KINDS}}},"x/{"/" * 40}":{{{ONE}}}}}', bytes(4)),
+        table_of(f'{{"__metadata__":{{"equipoise":{KINDS}}},"x":{{{ONE}}},"x":{{{ONE}}}}}', bytes(4)),
+        table_of(
+            f'{{"__metadata__":{{"equipoise":{KINDS}}},"x":{{"dtype":"F32","shape":[{"1," * 99}1],"data_offsets":[0,4]}}}}',
+            bytes(4),
+        ),
+        save(
+            X,
+            metadata={HEADER: json.dumps({"leaves": {"x": "sum"}, "more": [[[[]]]]}).replace("[[[[]]]]", "[" * 50 + "]" * 50)},
+        ),
+        save(X, metadata={HEADER: '{"leaves": {"x": "sum"}, "more": NaN}'}),
+        save(X, metadata={HEADER: '{"leaves": {"x": "sum"}, "leaves": {"x": "each"}}'}),
+        save(X, metadata={HEADER: json.dumps({"leaves": {f"x{i}": "sum" for i in range(1000)}})}),
+        save(X, metadata={HEADER: '{"leaves": {"x": "sum"}, "more": ' + "9" * 5000 + "}"}),
+    ],
+)
+def test_what_is_deep_or_said_twice_is_a_codec_error(data: bytes) -> None:
+    with pytest.raises(CodecError):
+        decode_upload(data)
+
+
+def test_a_tree_may_be_as_deep_as_ours_are_and_no_deeper() -> None:
+    name = "/".join(["x"] * 16)
+    assert set(unflatten({name: torch.ones(1)})) == {"x"}
+    with pytest.raises(ValueError, match="levels deep"):
+        unflatten({name + "/x": torch.ones(1)})
+
+
+def test_a_table_longer_than_asked_for_is_not_read() -> None:
+    assert decode_upload(GOOD, most=1000)
+    with pytest.raises(CodecError, match="at most 100 are read"):
+        decode_upload(GOOD, most=100)
+
+
+def test_a_name_from_elsewhere_cannot_move_the_cursor() -> None:
+    assert shown("\x1b[2Jdelta\u202e\ud800") == "?[2Jdelta??"
+    assert shown("n" * 10**6) == "n" * 80 + "…"
 
 
 def test_a_pickle_is_only_bytes_that_are_no_message() -> None:

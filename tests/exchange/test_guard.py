@@ -154,7 +154,7 @@ def test_more_bytes_than_possible_are_not_even_parsed() -> None:
 def test_the_largest_honest_answer_fits_under_the_cap() -> None:
     long = {f"{'layer' * 40}.{i}": torch.zeros(2) for i in range(200)}
     upload: Upload = {"delta": Mean(long, 1.0), "scores": Each({"test": torch.ones(50, 3)})}
-    check("north", encode_upload(upload, {"site": "n" * 200}), line(upload), LIMITS)
+    check("n" * 200, encode_upload(upload, {"site": "n" * 200}), line(upload), LIMITS)
 
 
 def test_a_weight_limit_beyond_the_fixed_point_is_no_option() -> None:

@@ -241,6 +241,14 @@ def test_sites_have_time_to_come_online_before_the_first_round() -> None:
         RecordDict({"table": ConfigRecord({"json": "{"})}),
         RecordDict({"table": ConfigRecord({"text": "{}"})}),
         RecordDict({"table": ConfigRecord({"json": "{}"}), "more": ConfigRecord({})}),
+        RecordDict({"table": ConfigRecord({"json": 5})}),
+        RecordDict({"table": ConfigRecord({"json": ["{}"]})}),
+        RecordDict({"table": ConfigRecord({"json": '{"a":' * 1200 + "1" + "}" * 1200})}),
+        RecordDict({"table": ConfigRecord({"json": '{"a":' * 100_000})}),
+        RecordDict({"table": ConfigRecord({"json": '{"a":' + "[" * 20 + "]" * 20 + "}"})}),
+        RecordDict({"table": ConfigRecord({"json": '{"a": NaN}'})}),
+        RecordDict({"table": ConfigRecord({"json": '{"a": 1, "a": 2}'})}),
+        RecordDict({"table": ConfigRecord({"json": json.dumps({"a": "x" * 2**22})})}),
     ],
 )
 def test_other_messages_are_not_ours(content: RecordDict) -> None:

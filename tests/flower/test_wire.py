@@ -183,30 +183,94 @@ def test_two_coordinators_do_not_share_a_folder(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"classes": ["x", "y", "z"]}, "do not agree on their classes"),
-        ({"shape": [32, 32, 3]}, "do not agree on their shape"),
-        ({"task": "multi"}, "do not agree on their task"),
-        ({"task": "other"}, "'task'"),
-        ({"images": {}}, "'images'"),
-        ({"images": {split: -1 for split in SPLITS}}, "'images.train'"),
-        ({"counts": {split: [1, 2] for split in SPLITS}}, "'counts'"),
-        ({"counts": {split: [10**12, 1, 1] for split in SPLITS}}, "'counts.train"),
-        ({"more": 1}, "'more'"),
-    ],
-)
-def test_sites_that_mean_other_things_do_not_begin(
+CARD: dict[str, Any] = {
+    "classes": ["a", "b", "c"],
+    "task": "single",
+    "shape": [16, 16, 3],
+    "partial": False,
+    "images": dict.fromkeys(SPLITS, 3),
+    "counts": {split: [1, None, 1] for split in SPLITS},
+}
+
+
+class Invited:
+    """A fleet whose sites have said this of themselves."""
+
+    def __init__(self, **cards: Any) -> None:
+        self.cards, self.left_out = cards, dict[str, str]()
+
+    def invite(self, *given: Any) -> dict[str, Any]:
+        return self.cards
+
+    def tell(self, event: str, site: str, reason: str) -> None:
+        assert event == "left out" and len(reason) < 600 and reason.isprintable()
+        self.left_out[site] = reason
+
+
+def begin(fleet: Any, config: Config, folder: Path) -> list[str]:
+    """The sites a run begins with."""
+    return list(roster(config, folder, fleet, tuple(sorted(fleet.cards))).cards)
+
+
+DIFFERENT: list[tuple[dict[str, Any], str]] = [
+    ({"classes": ["x", "y", "z"]}, "do not agree on their classes"),
+    ({"shape": [32, 32, 3]}, "do not agree on their shape"),
+    ({"task": "multi"}, "do not agree on their task"),
+]
+BAD_CARDS: list[tuple[Any, str]] = [
+    ({"task": "other"}, "'task'"),
+    ({"images": {}}, "'images'"),
+    ({"images": {split: -1 for split in SPLITS}}, "'images.train'"),
+    ({"images": dict.fromkeys(SPLITS, 10**9)}, "'images.train'"),
+    ({"images": dict.fromkeys(SPLITS, "3")}, "'images.train'"),
+    ({"images": dict.fromkeys(SPLITS, 3.5)}, "'images.train'"),
+    ({"images": dict.fromkeys(SPLITS, True)}, "'images.train'"),
+    ({"images": dict.fromkeys(SPLITS, float("nan"))}, "'images.train'"),
+    ({"images": {**dict.fromkeys(SPLITS, 3), "more": 3}}, "'images'"),
+    ({"counts": {split: [1, 2] for split in SPLITS}}, "'counts'"),
+    ({"counts": {split: [10**12, 1, 1] for split in SPLITS}}, "'counts.train"),
+    ({"counts": {split: [2, 1, 1] for split in SPLITS}}, "do not add up"),
+    ({"counts": {split: [1, 1, 0] for split in SPLITS}}, "do not add up"),
+    ({"counts": {split: [4, None, None] for split in SPLITS}}, "do not add up"),
+    ({"classes": ["a", "b", "x" * 10**6]}, "'classes.2'"),
+    ({"classes": ["a", "b", "\x1b[2J"]}, "'classes'"),
+    ({"classes": ["a", "a", "b"]}, "'classes'"),
+    ({"classes": [f"c{i}" for i in range(5000)]}, "'classes'"),
+    ({"classes": ["a"]}, "'classes'"),
+    ({"classes": [["a"], "b", "c"]}, "'classes.0'"),
+    ({"shape": [10**9, 10**9, 3]}, "'shape.0'"),
+    ({"shape": [16, 16, 10**6]}, "'shape.2'"),
+    ({"shape": [16, 16]}, "'shape"),
+    ({"shape": [0, 16, 3]}, "'shape.0'"),
+    ({"partial": True}, "'partial'"),
+    ({"more": 1}, "'more'"),
+    ({"\x1b[2J" * 1000: 1}, "is not in order"),
+]
+
+
+@pytest.mark.parametrize(("changes", "sentence"), DIFFERENT)
+def test_two_sites_that_mean_other_things_do_not_begin(
     changes: dict[str, Any], sentence: str, tiny: MakeConfig, tmp_path: Path
 ) -> None:
-    card = {"classes": ["a", "b", "c"], "task": "single", "shape": [16, 16, 3], "partial": False}
-    card |= {"images": dict.fromkeys(SPLITS, 3), "counts": {split: [1, None, 1] for split in SPLITS}}
-
-    class Pair:
-        def invite(self, *given: Any) -> dict[str, Any]:
-            return {"one": card, "two": card | changes}
-
     with pytest.raises(SiteError, match=sentence):
-        roster(tiny(), tmp_path, Pair(), ("one", "two"))  # type: ignore[arg-type]
+        begin(Invited(one=CARD, two=CARD | changes), tiny(), tmp_path)
     assert not (tmp_path / "roster.json").exists()
+
+
+@pytest.mark.parametrize(("changes", "sentence"), DIFFERENT)
+def test_of_three_the_one_that_means_other_things_is_left_out(
+    changes: dict[str, Any], sentence: str, tiny: MakeConfig, tmp_path: Path
+) -> None:
+    fleet = Invited(one=CARD | changes, three=CARD, two=CARD)
+    assert begin(fleet, tiny(), tmp_path) == ["three", "two"]
+    assert list(fleet.left_out) == ["one"] and sentence in fleet.left_out["one"]
+    assert set(json.loads((tmp_path / "roster.json").read_bytes())) == {"three", "two"}
+
+
+@pytest.mark.parametrize(("changes", "sentence"), BAD_CARDS)
+def test_a_site_with_a_bad_card_is_left_out(changes: dict[str, Any], sentence: str, tiny: MakeConfig, tmp_path: Path) -> None:
+    fleet = Invited(one=CARD | changes, two=CARD)
+    assert begin(fleet, tiny(), tmp_path) == ["two"]
+    assert list(fleet.left_out) == ["one"] and sentence in fleet.left_out["one"]
+    with pytest.raises(SiteError, match=r"only 1 of 2 sites joined, 2 are needed"):
+        begin(Invited(one=CARD | changes, two=CARD), tiny(exchange={"min_sites": 2}), tmp_path / "other")

@@ -6,26 +6,32 @@ import json
 from collections.abc import Collection
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, StringConstraints, model_validator
 
 from equipoise.data.samples import Task
 from equipoise.exchange.ledger import READERS
+from equipoise.exchange.reduction import LARGEST
 from equipoise.options import Options
 
 JOIN = "join"
 """the name joining has in the ledger and in a policy, beside the questions of a method"""
 COUNTS = f"{JOIN}.counts"
 SPLITS = ("train", "validation", "test")
-MOST = 10**9
-Count = Annotated[int, Field(ge=0, le=MOST)]
+MOST = int(LARGEST)
+"""images a site may have of a split: sums are exact up to this weight"""
+MOST_CLASSES = 1000
+Count = Annotated[int, Field(strict=True, ge=0, le=MOST)]
+Side = Annotated[int, Field(strict=True, ge=8, le=2048)]
+Channels = Annotated[int, Field(strict=True, ge=1, le=4)]
+Name = Annotated[str, StringConstraints(strict=True, min_length=1, max_length=200)]
 
 
 class Card(Options):
     """A site's data in a few numbers."""
 
-    classes: tuple[str, ...] = Field(min_length=2)
+    classes: tuple[Name, ...] = Field(min_length=2, max_length=MOST_CLASSES)
     task: Task
-    shape: tuple[Count, Count, Count]
+    shape: tuple[Side, Side, Channels]
     """height, width, channels of its images"""
     partial: bool
     """whether it labels only some of the classes"""
@@ -33,6 +39,24 @@ class Card(Options):
     """by split: how many images it has"""
     counts: dict[str, tuple[Count | None, ...]]
     """by split: how many images of each class; none where that is not told"""
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Card:
+        if len(set(self.classes)) < len(self.classes) or not all(name.isprintable() for name in self.classes):
+            raise ValueError("'classes' names one twice, or has signs that cannot be printed")
+        if self.partial and self.task == "single":
+            raise ValueError("'partial' is for several labels per image")
+        if set(self.images) != set(SPLITS):
+            raise ValueError("'images' is not by split")
+        if set(self.counts) != set(SPLITS) or {len(told) for told in self.counts.values()} != {len(self.classes)}:
+            raise ValueError("'counts' is not by split and class")
+        for split in SPLITS:
+            told = [n for n in self.counts[split] if n is not None]
+            found = sum(told) if self.task == "single" else max(told, default=0)
+            short = self.task == "single" and len(told) == len(self.classes) and found < self.images[split]
+            if found > self.images[split] or short:
+                raise ValueError(f"'counts' of its {split} images do not add up to 'images'")
+        return self
 
 
 def rows(classes: tuple[str, ...], shape: tuple[int, ...], told: Collection[str] = (COUNTS,)) -> list[dict[str, Any]]:

@@ -29,12 +29,14 @@ from equipoise.data.samples import Samples
 from equipoise.deploy.card import SPLITS, Card, rows
 from equipoise.deploy.policy import MIN_SITES
 from equipoise.deploy.site import OURS
-from equipoise.engine.flower.fleet import Fleet, Grid
+from equipoise.engine.flower.fleet import Fleet, Grid, Tell
 from equipoise.errors import ConfigError, EquipoiseError, SiteError, StorageError
+from equipoise.evaluate.plausible import Held
+from equipoise.exchange.codec import shown
 from equipoise.opening import read_regular
 from equipoise.partition import Holding
 from equipoise.running import Result, Watch, claim, make_ledger, one_thread, train
-from equipoise.server import Journal, drawn
+from equipoise.server import Journal, countable, drawn
 from equipoise.server.checkpoint import write_atomic
 from equipoise.setup import Material, fits, make_host
 from equipoise.trust import only, recorded
@@ -54,6 +56,12 @@ class Roster(Material):
 
     def counts(self) -> Tensor:
         return torch.tensor([[n or 0 for n in card.counts["train"]] for card in self.cards.values()]).sum(0)
+
+    def held(self) -> dict[str, dict[str, Held]]:
+        """As the sites said when they joined."""
+        return {
+            site: {split: Held(card.images[split], card.counts[split]) for split in SPLITS} for site, card in self.cards.items()
+        }
 
     def census(self) -> dict[str, Any]:
         """What the report says of the data, in the form of `report.census`."""
@@ -80,6 +88,7 @@ class Roster(Material):
 def plan(config: Config, folder: Path, keys: Mapping[str, bytes]) -> Config:
     """Make a run folder for these sites; the config as it is run there. A folder that was begun is gone on with."""
     config = federated(config)
+    countable(len(keys))
     claim(folder, config)
     path = folder / "federation.json"
     if not path.exists():
@@ -179,7 +188,8 @@ def roster(config: Config, folder: Path, fleet: Fleet, sites: tuple[str, ...]) -
     else:
         table = {key: value for key, value in config.table().items() if key not in OURS}
         given = fleet.invite({"config": table, "version": __version__}, sites, config.engine.patience)
-    cards = {site: _card(site, given[site]) for site in sites if site in given}
+    cards = _usable({site: given[site] for site in sites if site in given}, fleet.tell)
+    given = {site: given[site] for site in cards}
     if len(cards) < max(1, config.exchange.min_sites):
         raise SiteError(
             f"only {len(cards)} of {len(sites)} sites joined, {max(1, config.exchange.min_sites)} are needed; "
@@ -191,7 +201,6 @@ def roster(config: Config, folder: Path, fleet: Fleet, sites: tuple[str, ...]) -
             f"train.participation = {config.train.participation:g} draws {each} of {len(cards)} sites for a round, and "
             f"exchange.min_sites asks for {config.exchange.min_sites}: raise the one or lower the other"
         )
-    _agree(cards)
     if not begun:
         write_atomic(path, json.dumps(given, sort_keys=True).encode())
     first = next(iter(cards.values()))
@@ -210,32 +219,44 @@ def roster(config: Config, folder: Path, fleet: Fleet, sites: tuple[str, ...]) -
     return Roster(samples, holdings, cards)
 
 
-def _card(site: str, given: Any) -> Card:
-    try:
-        card = Card.model_validate(given)
-        if set(card.images) != set(SPLITS):
-            place = "images"
-        elif set(card.counts) != set(SPLITS) or {len(told) for told in card.counts.values()} != {len(card.classes)}:
-            place = "counts"
-        else:
-            return card
-    except ValidationError as error:
-        place = ".".join(map(str, error.errors(include_url=False)[0]["loc"]))
-    raise SiteError(f"site '{site}' does not say in order what it holds: '{place}'; it needs the same Equipoise")
+def _usable(given: Mapping[str, Any], tell: Tell) -> dict[str, Card]:
+    """The cards of the sites a run can begin with. Of the others it is told why they are left out."""
+    cards = {}
+    for site, table in given.items():
+        try:
+            cards[site] = Card.model_validate(table)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            place = ".".join(map(str, first["loc"]))
+            what = f"'{shown(place)}' is not in order" if place else first["msg"].removeprefix("Value error, ")
+            tell("left out", site=site, reason=f"it does not say in order what it holds: {what}; it needs the same Equipoise")
+    return _agreed(cards, tell)
 
 
-def _agree(cards: Mapping[str, Card]) -> None:
-    """All sites must mean the same by class 3, and have images of one size."""
-    (first, one), *others = cards.items()
-    for site, card in others:
-        for what in ("task", "classes", "shape"):
-            mine, theirs = getattr(one, what), getattr(card, what)
-            if mine != theirs:
-                raise SiteError(
-                    f"sites '{first}' and '{site}' do not agree on their {what} ({_short(mine)} and {_short(theirs)}): "
-                    "name the same classes in data.classes in the same order, and the same data.image_size, at every site"
-                )
+def _agreed(cards: Mapping[str, Card], tell: Tell) -> dict[str, Card]:
+    """The cards of the most sites that mean the same by class 3 and have images of one size."""
+    alike: dict[tuple[Any, ...], list[str]] = {}
+    for site, card in cards.items():
+        alike.setdefault((card.task, card.classes, card.shape), []).append(site)
+    groups = sorted(alike.values(), key=len, reverse=True)
+    for others in groups[1:]:
+        first = groups[0][0]
+        reasons = {site: _difference(first, cards[first], site, cards[site]) for site in others}
+        if len(others) == len(groups[0]):
+            raise SiteError(reasons[others[0]])
+        for site, reason in reasons.items():
+            tell("left out", site=site, reason=reason)
+    return {site: card for site, card in cards.items() if site in groups[0]} if groups else {}
+
+
+def _difference(first: str, one: Card, site: str, card: Card) -> str:
+    what = next(what for what in ("task", "classes", "shape") if getattr(one, what) != getattr(card, what))
+    return (
+        f"sites '{first}' and '{site}' do not agree on their {what} ({_short(getattr(one, what))} and "
+        f"{_short(getattr(card, what))}): name the same classes in data.classes in the same order, and the same "
+        "data.image_size, at every site"
+    )
 
 
 def _short(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return shown(", ".join(map(str, value)) if isinstance(value, tuple) else str(value))

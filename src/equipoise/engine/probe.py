@@ -16,7 +16,8 @@ import torch
 from equipoise.data.samples import Samples, Task
 from equipoise.engine.host import Host
 from equipoise.engine.question import Question
-from equipoise.exchange import Answers, Ledger, Line, Reduction, decode_upload, pack
+from equipoise.errors import MethodError
+from equipoise.exchange import Answers, Bounds, Ledger, Line, Reduction, decode_upload, pack
 from equipoise.exchange.ledger import entries, merge
 from equipoise.partition import Holding
 from equipoise.seeds import generator, numpy_generator
@@ -58,6 +59,9 @@ class Trial:
         self.sites = self._everyone[:sites]
         self._lines = lines
         self._versions: dict[str, str] = {}
+        classes = len(next(iter(host.sites.values())).classes)
+        images = {site: dict.fromkeys(("train", "validation", "test"), n) for site, n in SIZES.items()}
+        self._bounds = Bounds(host.method.limits(classes, host.options.epochs), images)
 
     def generator(self, *purpose: object) -> torch.Generator:
         return generator(self.host.options.seed, self.round, "server", *purpose)
@@ -72,6 +76,10 @@ class Trial:
         for site in SIZES:
             given = extra.get(site if site in sites else sites[0])
             header, upload = decode_upload(self.host.answer(asked.call(site), asked.payload, given))
+            if problem := self._bounds.problem(site, asked.name, upload):
+                raise MethodError(
+                    f"an honest answer to '{asked.name}' would be left out ({problem}): mend the method's limits()"
+                )
             found.append(entries(upload))
             if site in sites:
                 reduction.add(site, upload)

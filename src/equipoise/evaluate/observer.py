@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from equipoise.data.samples import Samples
-from equipoise.errors import StorageError
+from equipoise.errors import SiteError, StorageError
 from equipoise.evaluate.metrics import by_attribute, from_scores, from_statistics, shot_groups
 from equipoise.evaluate.options import EvaluateOptions
+from equipoise.evaluate.plausible import Held, doubt, together
 from equipoise.evaluate.protocol import ENDING, blend, select, summarise
 from equipoise.evaluate.scores import Scores, keep_scores, write_scores
+from equipoise.leaves import Upload
 from equipoise.methods.base import SPLITS, Method
 from equipoise.partition import Holding
 from equipoise.server import Exchange
@@ -45,7 +47,10 @@ class Evaluation:
         rounds: int,
         path: Path,
         tell: Callable[[dict[str, Any]], None] | None = None,
+        held: Mapping[str, Mapping[str, Held]] | None = None,
     ) -> None:
+        self.held = held or {}
+        """by site and split: what the site said it has; a site that is not named is believed"""
         self.method, self.options, self.rounds, self.path = method, options, rounds, path
         self.samples, self.holdings = samples, {holding.name: holding for holding in holdings}
         self.tell = tell or (lambda row: None)
@@ -82,6 +87,19 @@ class Evaluation:
 
     def _due(self, done: int) -> bool:
         return done % self.options.every == 0 or done >= self.rounds
+
+    def objection(self, question: str, site: str, upload: Upload) -> str | None:
+        """What cannot be true of a site's answer to the evaluation, in words."""
+        if question != self.method.evaluate.__name__ or site not in self.held:
+            return None
+        for leaf in upload.values():
+            assert isinstance(leaf.value, Mapping)
+            for split, found in leaf.value.items():
+                held = self.held[site][split]
+                for name, told in found.items():
+                    if problem := _miscounted(told, held):
+                        return f"'{name}' on its {split} images: {problem}"
+        return None
 
     # Before and after --------------------------------------------------------------------------------------------------
 
@@ -168,6 +186,11 @@ class Evaluation:
         for split in SPLITS:
             if split not in pooled:
                 continue
+            if set(own) <= set(self.held):
+                held = together(self.held[site][split] for site in own)
+                for stats in pooled[split].values():
+                    if problem := doubt(stats, held):
+                        raise SiteError(f"the sites' statistics of their {split} images do not add up: {problem}")
             roles = {name: from_statistics(stats, shots=self.shots) for name, stats in pooled[split].items()}
             names = next(iter(own.values()))[split]
             sites = {
@@ -192,6 +215,13 @@ class Evaluation:
             name: scalars(blend(list(found.values()))) for name, found in sites.items()
         }
         return summary
+
+
+def _miscounted(told: Any, held: Held) -> str | None:
+    """What is wrong with one predictor's scores or statistics."""
+    if isinstance(told, Mapping):
+        return doubt(told, held)
+    return None if len(told) == held.images else f"it scores {len(told):,} images, and there are {held.images:,}"
 
 
 def _append(path: Path, row: Mapping[str, Any]) -> None:

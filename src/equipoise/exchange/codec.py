@@ -23,6 +23,13 @@ from equipoise.tree import flatten, unflatten
 HEADER = "equipoise"
 METADATA = "__metadata__"
 WEIGHT = "@weight"
+MOST_TABLE = 2**26
+"""bytes of the longest table of tensors that is read where nothing shorter is asked for"""
+MOST_LEAVES = 256
+NESTED = 16
+"""levels JSON from elsewhere may have"""
+LARGEST_PLACE, MOST_AXES = 2**48, 16
+"""no length and no place in a message is larger, no tensor has more axes"""
 LEAVES: dict[str, type[Leaf]] = {"sum": Sum, "mean": Mean, "each": Each}
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
@@ -41,6 +48,43 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 class CodecError(EquipoiseError):
     """Bytes that are not a message of ours."""
+
+
+def read_json(text: str | bytes, most: int = MOST_TABLE) -> Any:
+    """JSON from elsewhere; `CodecError` where it is too long, too deep, says a name twice, or is none."""
+    if len(text) > most:
+        raise CodecError(f"it has a text of {len(text):,} bytes, at most {most:,} are read")
+    try:
+        value = json.loads(text, object_pairs_hook=_once, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise CodecError(f"it has a text that is not readable ({type(error).__name__})") from error
+    if _deeper(value, NESTED):
+        raise CodecError(f"it has a text nested more than {NESTED} levels deep")
+    return value
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        raise ValueError("a name twice")
+    return table
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no number")
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    """Whether a value of JSON has more levels than that; it is not followed any further."""
+    if not isinstance(value, dict | list):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_deeper(one, levels - 1) for one in inner)
+
+
+def shown(name: str, most: int = 80) -> str:
+    """A name from elsewhere as it may be printed: short, and without signs that do something to a terminal."""
+    return "".join(sign if sign.isprintable() else "?" for sign in name[:most]) + ("…" if len(name) > most else "")
 
 
 def pack(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
@@ -68,19 +112,22 @@ def pack(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
     return message
 
 
-def unpack(data: bytes, views: bool = False) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def unpack(data: bytes, views: bool = False, most: int = MOST_TABLE) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The header and the tensors of a message; `CodecError` when the bytes are anything else.
 
     Tensors are copies, laid in memory as torch lays its own: a matrix product may round differently where they lie otherwise, and a
-    resumed run would part from a straight one. `views` gives the message's own bytes, for what is only added up.
+    resumed run would part from a straight one. `views` gives the message's own bytes, for what is only added up. A table of
+    tensors longer than `most` bytes is not read.
     """
     data = data if isinstance(data, bytearray) else bytearray(data)
     try:
         (size,) = struct.unpack_from("<Q", data)
         if size % 8 or size > len(data) - 8:
             raise CodecError("not a readable message (its table does not fit)")
-        table = json.loads(bytes(data[8 : 8 + size]))
-        header = json.loads(table.pop(METADATA)[HEADER])
+        if size > most:
+            raise CodecError(f"not a readable message (its table has {size:,} bytes, at most {most:,} are read)")
+        table = read_json(bytes(data[8 : 8 + size]), most)
+        header = read_json(table.pop(METADATA)[HEADER], most)
         if not isinstance(header, dict):
             raise CodecError("the message header is not a table")
         found = _views(data, 8 + size, table)
@@ -94,11 +141,11 @@ def _views(data: bytearray, start: int, table: Mapping[str, Any]) -> dict[str, T
     found, spans = {}, []
     for name, entry in table.items():
         dtype, shape, (first, last) = DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
-        if not all(type(n) is int and n >= 0 for n in (*shape, first, last)):
-            raise CodecError(f"not a readable message (the place of '{name}' is not given in whole numbers)")
+        if len(shape) > MOST_AXES or not all(type(n) is int and 0 <= n < LARGEST_PLACE for n in (*shape, first, last)):
+            raise CodecError(f"not a readable message (the place of '{shown(name)}' is not given in whole numbers)")
         count = math.prod(shape)
         if last - first != count * dtype.itemsize or (start + first) % dtype.itemsize:
-            raise CodecError(f"not a readable message ('{name}' has the wrong number of bytes)")
+            raise CodecError(f"not a readable message ('{shown(name)}' has the wrong number of bytes)")
         spans.append((first, last))
         if last > len(data) - start:
             raise CodecError("not a readable message (it is cut short)")
@@ -130,12 +177,14 @@ def encode_upload(upload: Upload, header: Mapping[str, Any] | None = None) -> by
     return pack({**(header or {}), "leaves": kinds}, tensors)
 
 
-def decode_upload(data: bytes) -> tuple[dict[str, Any], Upload]:
-    """The header and the typed leaves of one answer."""
-    header, tensors = unpack(data, views=True)
+def decode_upload(data: bytes, most: int = MOST_TABLE) -> tuple[dict[str, Any], Upload]:
+    """The header and the typed leaves of one answer; `most` as for `unpack`."""
+    header, tensors = unpack(data, views=True, most=most)
     kinds = header.get("leaves")
     if not isinstance(kinds, dict) or not all(isinstance(kind, str) and kind in LEAVES for kind in kinds.values()):
         raise CodecError("the message does not say what kinds its leaves are")
+    if len(kinds) > MOST_LEAVES:
+        raise CodecError(f"the message has {len(kinds):,} leaves, at most {MOST_LEAVES} are read")
     upload: Upload = {}
     for name, kind in kinds.items():
         if name in tensors:
@@ -145,13 +194,13 @@ def decode_upload(data: bytes) -> tuple[dict[str, Any], Upload]:
             try:
                 value = unflatten({key.removeprefix(f"{name}/"): tensor for key, tensor in branch.items()})
             except ValueError as error:
-                raise CodecError(f"the leaf '{name}' is no tree: {error}") from error
+                raise CodecError(f"the leaf '{shown(name)}' is no tree: {shown(str(error))}") from error
         if kind == "mean":
             if name + WEIGHT not in tensors:
-                raise CodecError(f"the mean leaf '{name}' has no weight")
+                raise CodecError(f"the mean leaf '{shown(name)}' has no weight")
             upload[name] = Mean(value, tensors.pop(name + WEIGHT))
         else:
             upload[name] = Sum(value) if kind == "sum" else Each(value)
     if tensors:
-        raise CodecError(f"tensors that belong to no leaf: {', '.join(sorted(tensors)[:3])}")
+        raise CodecError(f"tensors that belong to no leaf: {', '.join(map(shown, sorted(tensors)[:3]))}")
     return header, upload

@@ -1,4 +1,4 @@
-"""The guard: no answer reaches the sums before it has been held against the ledger.
+"""The guard: no answer reaches the sums before it has been held against the ledger, its site's images and the other answers.
 
 A bad answer raises `Rejected` with the site's name and the rule it broke; the round goes on with the other sites.
 """
@@ -6,17 +6,25 @@ A bad answer raises `Rejected` with the site's name and the rule it broke; the r
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from equipoise.errors import Rejected
-from equipoise.exchange.codec import CodecError, decode_upload
+from equipoise.exchange.codec import CodecError, decode_upload, shown
 from equipoise.exchange.ledger import Entry, Line, Shape, entries
 from equipoise.exchange.reduction import LARGEST, spread, tensors_of
-from equipoise.leaves import Mean, Upload
+from equipoise.leaves import SAMPLES, Limit, Mean, Upload
 from equipoise.options import Options
+
+SLACK = 1e-6
+"""a bound is exceeded by more than rounding"""
+UNEQUAL = 100.0
+"""how much more than the others a site with more images may move"""
 
 
 class ExchangeOptions(Options):
@@ -25,37 +33,87 @@ class ExchangeOptions(Options):
     max_norm: float = Field(1e5, gt=0)
     """largest Euclidean norm of one leaf's value (sums are exempt: they grow with the data)"""
     max_weight: float = Field(1e6, gt=0, le=LARGEST)
-    """largest weight a site may claim (samples, for FedAvg)"""
+    """largest weight a site may claim, whatever it is; a method's own bound, mostly the site's training images, is far below"""
+    max_ratio: float = Field(30.0, gt=1)
+    """largest norm of a leaf's value, relative to the median of the sites: a site that moves the model further is left out"""
     max_rows: int = Field(100_000, gt=0)
     """longest accepted length where the ledger leaves a length open"""
     min_sites: int = Field(1, ge=1)
     """a round with fewer usable answers stops the run"""
 
 
+@dataclass(frozen=True)
+class Bounds:
+    """What the coordinator knows beforehand of honest answers: the method's limits, and how many images each site has."""
+
+    limits: Mapping[str, Limit] = field(default_factory=dict)
+    """by question.leaf"""
+    images: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """by site and split, as told when it joined; a site that is not named is not bound"""
+
+    def problem(self, site: str, question: str, upload: Upload) -> str | None:
+        """What is wrong with weights or values, in words."""
+        for name, leaf in upload.items():
+            limit = self.limits.get(f"{question}.{name}", SAMPLES if isinstance(leaf, Mean) else None)
+            if limit is None or site not in self.images:
+                continue
+            total = sum(images.get(limit.split, 0) for images in self.images.values())
+            most = limit.plain + limit.images * self.images[site].get(limit.split, 0) + limit.total * total
+            what = f"the weight of '{name}'" if isinstance(leaf, Mean) else f"leaf '{name}'"
+            for x in [torch.as_tensor(leaf.weight)] if isinstance(leaf, Mean) else tensors_of(leaf).values():
+                if not x.numel():
+                    continue
+                low, high = (float(edge) for edge in torch.aminmax(x.to(torch.float64)))
+                if low < limit.least - SLACK:
+                    return f"{what} has {low:g}, and nothing below {limit.least:g} is possible"
+                if high > most * (1 + SLACK) + SLACK:
+                    return f"{what} has {high:g}, and at most {most:g} are possible with the images the site has"
+        return None
+
+    def size(self, site: str) -> float:
+        """How many times the median site's training images this one has, from 1 to `UNEQUAL`: it may move as much further."""
+        counts = [images.get("train", 0) for images in self.images.values()]
+        own = self.images[site].get("train", 0) if site in self.images else 0
+        return min(UNEQUAL, max(1.0, own / max(1.0, statistics.median(counts)))) if counts else 1.0
+
+
+def table_cap(line: Line) -> int:
+    """More bytes than the table of any honest answer to this question can have."""
+    return 4096 + sum(256 + 2 * len(entry.name) for entry in line.up)
+
+
 def size_cap(line: Line, options: ExchangeOptions) -> int:
     """More bytes than any honest answer to this question can have."""
-    return 4096 + sum(256 + 2 * len(entry.name) + entry.bytes(options.max_rows) for entry in line.up)
+    return table_cap(line) + sum(entry.bytes(options.max_rows) for entry in line.up)
 
 
-def check(site: str, data: bytes, line: Line, options: ExchangeOptions) -> tuple[dict, Upload]:
+def check(
+    site: str, data: bytes, line: Line, options: ExchangeOptions, bounds: Bounds = Bounds(), round: int | None = None
+) -> tuple[dict, Upload]:
     """The header and leaves of an answer that keeps every rule; `Rejected` otherwise."""
 
     def reject(reason: str) -> Rejected:
-        return Rejected(f"site '{site}' was left out of '{line.question}': {reason}")
+        return rejected(site, line.question, reason)
 
     cap = size_cap(line, options)
     if len(data) > cap:
         raise reject(f"its answer has {len(data):,} bytes, at most {cap:,} are possible")
     try:
-        header, upload = decode_upload(data)
+        header, upload = decode_upload(data, table_cap(line))
     except CodecError as error:
         raise reject(str(error)) from error
+    asked = {"site": site, "question": line.question, "round": round}
+    for what, value in asked.items():
+        if value is not None and header.get(what, value) != value:
+            raise reject(f"its answer is of another {what}")
     # By leaf and path: joined names would let a leaf called "a/b" pass for tensor b of leaf a.
     given = {(entry.leaf, entry.tensor): entry for entry in entries(upload)}
     expected = {(entry.leaf, entry.tensor): entry for entry in line.up}
     if set(given) != set(expected):
         extra, missing = sorted(set(given) - set(expected)), sorted(set(expected) - set(given))
-        raise reject(f"extra tensor '{given[extra[0]].name}'" if extra else f"missing tensor '{expected[missing[0]].name}'")
+        raise reject(
+            f"extra tensor '{shown(given[extra[0]].name)}'" if extra else f"missing tensor '{expected[missing[0]].name}'"
+        )
     for key, entry in expected.items():
         if problem := _mismatch(entry, given[key], options):
             raise reject(f"tensor '{entry.name}' {problem}")
@@ -63,10 +121,17 @@ def check(site: str, data: bytes, line: Line, options: ExchangeOptions) -> tuple
         tensors = list(tensors_of(leaf).values())
         weight = torch.as_tensor(leaf.weight, dtype=torch.float64) if isinstance(leaf, Mean) else None
         if weight is not None and (problem := _bad_weight(weight, options)):
-            raise reject(f"the weight of '{name}' {problem}")
+            raise reject(f"the weight of '{shown(name)}' {problem}")
         if problem := _bad_values(tensors, weight, options, leaf.kind != "sum"):
-            raise reject(f"leaf '{name}' {problem}")
+            raise reject(f"leaf '{shown(name)}' {problem}")
+    if problem := bounds.problem(site, line.question, upload):
+        raise reject(problem)
     return header, upload
+
+
+def rejected(site: str, question: str, reason: str) -> Rejected:
+    """The error of one answer that is left out."""
+    return Rejected(f"site '{site}' was left out of '{question}': {reason}")
 
 
 def _mismatch(entry: Entry, given: Entry, options: ExchangeOptions) -> str | None:

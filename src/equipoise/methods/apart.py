@@ -7,10 +7,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from equipoise.leaves import Each, Upload
+from equipoise.leaves import Each, Limit, Upload
 from equipoise.site import Loc
 from equipoise.tree import Tree, combine
 
+COUNTED = Limit(images=1.0, least=1.0)
+"""a site's samples, seen by themselves: it has at least one, and no more than it said"""
 Change = Mapping[str, Tensor]
 """how far one site moved each shared tensor"""
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from equipoise.data.samples import Task
-from equipoise.leaves import Each, Mean, Sum, Upload
+from equipoise.leaves import Each, Limit, Mean, Sum, Upload
 from equipoise.losses import ObjectiveOptions
 from equipoise.methods import crt
 from equipoise.nets import Net, NetOptions, ProjectorSpec, state
@@ -109,6 +109,10 @@ class Method(BaseModel):
     def phases(self, rounds: int) -> Sequence[int]:
         """Rounds from which a different set of leaves leaves the sites (the ledger is made anew at each)."""
         return (0,)
+
+    def limits(self, classes: int, epochs: int) -> Mapping[str, Limit]:
+        """By question.leaf: what no honest answer exceeds. A mean that is not named here weighs at most the site's training images."""
+        return {}
 
     def serving(self, server: Tree) -> Tree:
         """The part of the server tree that prediction needs."""

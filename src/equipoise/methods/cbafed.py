@@ -26,7 +26,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from equipoise.leaves import Mean, Sum, Upload
+from equipoise.leaves import SAMPLES, Limit, Mean, Sum, Upload
 from equipoise.losses import bce_cells
 from equipoise.methods.base import Ask, Method
 from equipoise.nets import Net
@@ -85,6 +85,9 @@ class CBAFed(Method):
             return {"model": model, "past": server["past"]}
         model = combine(lambda new, old: torch.lerp(new, old, share), model, server["past"])
         return {"model": model, "past": model}
+
+    def limits(self, classes: int, epochs: int) -> Mapping[str, Limit]:
+        return {"train.used": SAMPLES}
 
     def thresholds(self, share: Tensor) -> Tensor:
         """τ_c from the share of each class, [C]."""

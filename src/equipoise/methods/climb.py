@@ -13,12 +13,13 @@ Leaves the site: loss and multiplier (sums), delta, loss (means). Stays: the mul
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
 
-from equipoise.leaves import Mean, Sum, Upload
+from equipoise.leaves import POSITIVE, Limit, Mean, Sum, Upload
 from equipoise.methods.base import Ask, Method
 from equipoise.nets import Net
 from equipoise.site import Loc
@@ -54,6 +55,13 @@ class CLIMB(Method):
             means = {"loss": s["loss"] / count, "multiplier": s["multiplier"] / count, "sites": torch.tensor(count)}
         up = ask(self.train, model=server["model"], **means)
         return {**server, "model": plus(server["model"], up["delta"])}
+
+    def limits(self, classes: int, epochs: int) -> Mapping[str, Limit]:
+        return {
+            "train.delta": Limit(images=1 + self.largest) if self.by_samples else Limit(plain=1 + self.largest),
+            "constraint.multiplier": Limit(plain=self.largest),
+            "constraint.loss": POSITIVE,
+        }
 
     def init_site(self, net: Net, loc: Loc) -> Tree:
         one = torch.ones((), dtype=torch.float64)

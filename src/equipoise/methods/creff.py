@@ -24,7 +24,7 @@ from pydantic import Field
 from torch import Tensor
 
 from equipoise.errors import MethodError
-from equipoise.leaves import Mean, Upload
+from equipoise.leaves import ONE, Limit, Mean, Upload
 from equipoise.losses.matching import class_gradient, match, train_head
 from equipoise.methods.base import Ask, Method
 from equipoise.methods.crt import BIAS, WEIGHT, fresh_head
@@ -76,6 +76,9 @@ class CReFF(Method):
         head = {"weight": fresh[WEIGHT], "bias": fresh[BIAS]}
         head = train_head(head, features, self.head_epochs, self.head_rate, self.head_batch, ask.generator("order"))
         return {"model": plus(server["model"], up["delta"]), "head": head, "features": features}
+
+    def limits(self, classes: int, epochs: int) -> Mapping[str, Limit]:
+        return {"train.gradient": ONE}
 
     def finish(self, server: Tree, ask: Ask) -> Tree:
         server = super().finish(server, ask)

@@ -13,7 +13,8 @@ Leaves the site: discrepancy and samples (sums), delta, loss (means). Stays: cla
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -21,7 +22,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from equipoise.leaves import Mean, Sum, Upload
+from equipoise.leaves import SAMPLES, Limit, Mean, Sum, Upload
 from equipoise.methods.base import Ask, Method
 from equipoise.nets import Net
 from equipoise.site import Loc
@@ -53,6 +54,13 @@ class FedDisco(Method):
         s = ask(self.discrepancy)
         up = ask(self.train, model=server["model"], discrepancy=s["discrepancy"], samples=s["samples"])
         return {**server, "model": plus(server["model"], up["delta"])}
+
+    def limits(self, classes: int, epochs: int) -> Mapping[str, Limit]:
+        return {
+            "train.delta": Limit(images=1.0, total=self.b),
+            "discrepancy.samples": SAMPLES,
+            "discrepancy.discrepancy": Limit(plain=2 + math.log(classes)),
+        }
 
     def distance(self, loc: Loc) -> Tensor:
         """d_k, a float64 scalar."""

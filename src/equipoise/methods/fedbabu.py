@@ -17,7 +17,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from equipoise.leaves import Mean, Upload
+from equipoise.leaves import ONE, Limit, Mean, Upload
 from equipoise.methods.base import Ask, Method
 from equipoise.methods.fedrep import of_head
 from equipoise.nets import Net, state
@@ -45,6 +45,9 @@ class FedBABU(Method):
 
     def fit(self, net: Net, loc: Loc) -> float:
         return loc.fit(net, self.loss, only=lambda name: not of_head(name))
+
+    def limits(self, classes: int, epochs: int) -> Mapping[str, Limit]:
+        return {"train.delta": ONE} if self.uniform else {}
 
     def train(self, net: Net, loc: Loc) -> Upload:
         up = super().train(net, loc)

@@ -17,6 +17,7 @@ Leaves the site: loss and count per class (sums), delta, loss (means). Stays: no
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -25,7 +26,7 @@ from pydantic import Field
 from torch import Tensor
 
 from equipoise.errors import MethodError
-from equipoise.leaves import Sum, Upload
+from equipoise.leaves import POSITIVE, SAMPLES, Limit, Sum, Upload
 from equipoise.losses.contrast import intra, spread_apart
 from equipoise.methods.base import Ask, Method
 from equipoise.nets import Net, ProjectorSpec
@@ -88,6 +89,9 @@ class FedIIC(Method):
             difficulty=s["loss"] / (SMOOTH + s["count"]),
         )
         return {"model": plus(server["model"], up["delta"])}
+
+    def limits(self, classes: int, epochs: int) -> Mapping[str, Limit]:
+        return {"class_loss.loss": POSITIVE, "class_loss.count": SAMPLES}
 
     def prototypes(self, model: dict[str, Tensor]) -> Tensor:
         """Unit class vectors V_c [C, 1024]: classifier rows through the projector, spread apart (step 1 of the algorithm)."""

@@ -25,7 +25,7 @@ from pydantic import Field
 from torch import Tensor
 
 from equipoise.errors import MethodError
-from equipoise.leaves import Mean, Sum, Upload
+from equipoise.leaves import ONE, SAMPLES, Limit, Mean, Sum, Upload
 from equipoise.methods.base import Ask, Method
 from equipoise.nets import NETS, Net, NetOptions, ProjectorSpec
 from equipoise.nets.registry import NetName
@@ -82,6 +82,14 @@ class FedMAS(Method):
                     "the sites' frozen target networks differ: give every site the same method.target_weights file, and its sha256"
                 )
         return super().round(server, ask)
+
+    def limits(self, classes: int, epochs: int) -> Mapping[str, Limit]:
+        return {
+            "train.delta": Limit(plain=16.0 * classes * max(1, epochs)) if self.mas else SAMPLES,
+            "target_digest.byte": Limit(plain=255),
+            "target_digest.square": Limit(plain=255**2),
+            "target_digest.count": ONE,
+        }
 
     def target_digest(self, net: Net, loc: Loc) -> Upload:
         """Question: the digest of the frozen network, in a form that shows only whether all are equal."""

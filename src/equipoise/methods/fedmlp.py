@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from equipoise.leaves import Mean, Upload
+from equipoise.leaves import ONE, Limit, Mean, Upload
 from equipoise.losses import class_means, masked_mean
 from equipoise.losses.multilabel import Over
 from equipoise.losses.tagging import NONE, known_odds, tag_nearest
@@ -115,6 +115,9 @@ class FedMLP(Method):
             "prototypes": torch.where(seen, up["prototypes"], server["prototypes"]),
             "degree": torch.where(measured, up["degree"], server["degree"]),
         }
+
+    def limits(self, classes: int, epochs: int) -> Mapping[str, Limit]:
+        return {"train.prototypes": ONE}
 
     def init_site(self, net: Net, loc: Loc) -> Tree:
         return {"tags": torch.full((loc.samples, len(loc.classes)), NONE, dtype=torch.int8)}

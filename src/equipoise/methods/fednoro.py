@@ -19,6 +19,7 @@ samples (each: the coordinator sees every site's model) instead of the mean. Sta
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -27,10 +28,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from equipoise.leaves import Each, Upload
+from equipoise.leaves import Each, Limit, Upload
 from equipoise.losses import ObjectiveOptions, masked_mean, objectives, prior_of
 from equipoise.losses.shaping import prior_shift
-from equipoise.methods.apart import Change, blend, distance, shown
+from equipoise.methods.apart import COUNTED, Change, blend, distance, shown
 from equipoise.methods.base import Ask, Method
 from equipoise.methods.mixture import two_groups
 from equipoise.methods.teacher import rise, still
@@ -74,6 +75,9 @@ class FedNoRo(Method):
 
     def phases(self, rounds: int) -> Sequence[int]:
         return (0, self.warmup) if 0 < self.warmup < rounds else (0,)
+
+    def limits(self, classes: int, epochs: int) -> Mapping[str, Limit]:
+        return {"train.samples": COUNTED, "class_loss.loss": Limit(plain=math.inf, least=ABSENT)}
 
     def round(self, server: Tree, ask: Ask) -> Tree:
         if ask.round < self.warmup:

@@ -15,6 +15,8 @@ Leaves the site: sums and counts per class (sums), delta, loss (means). Stays: n
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -22,7 +24,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from equipoise.leaves import Sum, Upload
+from equipoise.leaves import SAMPLES, Limit, Sum, Upload
 from equipoise.losses import masked_bce
 from equipoise.methods.base import Ask, Method
 from equipoise.methods.moon import project
@@ -60,6 +62,9 @@ class FedProc(Method):
         old = server.get("prototypes", torch.zeros(up["sums"].shape))
         prototypes = torch.where(count > 0, up["sums"] / count.clamp_min(1), old).float()
         return {**server, "model": plus(server["model"], up["delta"]), "prototypes": prototypes}
+
+    def limits(self, classes: int, epochs: int) -> Mapping[str, Limit]:
+        return {"train.sums": Limit(images=1.0, least=-math.inf), "train.counts": SAMPLES}
 
     def alpha(self, round: int, rounds: int) -> float:
         """Share of the base loss."""

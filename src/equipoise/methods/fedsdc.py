@@ -25,7 +25,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from equipoise.errors import MethodError
-from equipoise.leaves import Each, Sum, Upload
+from equipoise.leaves import Each, Limit, Sum, Upload
 from equipoise.methods.base import Ask, Method
 from equipoise.methods.opt import heavy_ball, parameters
 from equipoise.nets import Net, load, state
@@ -92,6 +92,9 @@ class FedSDC(Method):
         heads = heads | {dealt[site]: head for site, head in up["head"].items()}
         server = server | {"model": plus(server["model"], moved), "momentum": velocity, "heads": heads}
         return server | {"chosen": self.best(server, ask)}
+
+    def limits(self, classes: int, epochs: int) -> Mapping[str, Limit]:
+        return {"rank.confusion": Limit(images=1.0, split=self.rank_on)}
 
     def bank(self, server: Tree, ask: Ask) -> Tree:
         """One head per participant, drawn by the coordinator; named by slot."""

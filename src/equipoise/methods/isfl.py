@@ -17,6 +17,7 @@ Leaves the site: counts (sum), smoothness L (mean by class), delta, loss (means)
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import torch
@@ -24,7 +25,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from equipoise.leaves import Mean, Sum, Upload
+from equipoise.leaves import ONE, SAMPLES, Limit, Mean, Sum, Upload
 from equipoise.methods.base import Ask, Method
 from equipoise.nets import Net
 from equipoise.site import Loc
@@ -66,6 +67,9 @@ class ISFL(Method):
         smoothness, held = self.smoothness(net, received, loc), (loc.counts > 0).double()
         loc.mine = {"shares": self.shares(smoothness, loc)}
         return up | {"delta": Mean(up["delta"].value, 1), "smoothness": Mean(smoothness, held)}
+
+    def limits(self, classes: int, epochs: int) -> Mapping[str, Limit]:
+        return {"count.counts": SAMPLES, "train.delta": ONE, "train.smoothness": ONE}
 
     def weights(self, loc: Loc) -> Tensor:
         """The weight of every training image, q_y / π_y."""

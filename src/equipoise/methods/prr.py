@@ -28,10 +28,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from equipoise.leaves import Each, Mean, Sum, Upload
+from equipoise.leaves import ONE, SAMPLES, Each, Limit, Mean, Sum, Upload
 from equipoise.losses import kl
 from equipoise.losses.seesaw import refinement, seesaw
-from equipoise.methods.apart import blend
+from equipoise.methods.apart import COUNTED, blend
 from equipoise.methods.base import Answered, Ask, Method
 from equipoise.nets import Net, load, state
 from equipoise.nets.fourier import mix_nets
@@ -83,6 +83,14 @@ class PRRImb(Method):
         mixed = mix_nets(up["deputy"], share, self.phase)
         samples = torch.stack(list(up["samples"].values())).double()
         return {"model": blend(up["deputy"], samples / samples.sum()), "deputies": deputies | mixed}
+
+    def limits(self, classes: int, epochs: int) -> Mapping[str, Limit]:
+        return {
+            "describe.count": SAMPLES,
+            "describe.prototype": ONE,
+            "describe.square": ONE,
+            "train.samples": COUNTED,
+        }
 
     def shared_prototypes(self, about: Answered, ask: Ask) -> Tensor:
         """[C, d] from the moments over the sites that have a class."""

@@ -23,9 +23,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from equipoise.leaves import Upload
+from equipoise.leaves import Limit, Upload
 from equipoise.losses import masked_mean
-from equipoise.methods.apart import Change, blend, distance, shown
+from equipoise.methods.apart import COUNTED, Change, blend, distance, shown
 from equipoise.methods.base import Ask, Method
 from equipoise.methods.teacher import Teacher
 from equipoise.nets import Net
@@ -69,6 +69,9 @@ class RSCFed(Method):
         samples = torch.stack(list(up["samples"].values())).double()
         weight = self.consensus(up["delta"], samples, ask.generator("groups"))
         return {**server, "model": plus(server["model"], blend(up["delta"], weight))}
+
+    def limits(self, classes: int, epochs: int) -> Mapping[str, Limit]:
+        return {"train.samples": COUNTED}
 
     def consensus(self, changes: Mapping[str, Change], samples: Tensor, draw: torch.Generator) -> Tensor:
         """The weight of each site in the mean of all groups' models, float64 [K]."""

@@ -3,6 +3,6 @@
 from equipoise.server.ask import Exchange
 from equipoise.server.checkpoint import Checkpoints, Header
 from equipoise.server.journal import Journal
-from equipoise.server.loop import Federation, Observer, drawn
+from equipoise.server.loop import Federation, Observer, countable, drawn
 
-__all__ = ["Checkpoints", "Exchange", "Federation", "Header", "Journal", "Observer", "drawn"]
+__all__ = ["Checkpoints", "Exchange", "Federation", "Header", "Journal", "Observer", "countable", "drawn"]

@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from equipoise.engine import Engine, Question
 from equipoise.errors import MethodError, Rejected, SiteError
-from equipoise.exchange import Answers, ExchangeOptions, Ledger, Reduction, check, pack
+from equipoise.exchange import (
+    Answers,
+    Bounds,
+    ExchangeOptions,
+    Ledger,
+    Line,
+    Reduction,
+    Sizes,
+    check,
+    decode_upload,
+    pack,
+    rejected,
+)
+from equipoise.leaves import Upload
 from equipoise.seeds import generator
 from equipoise.server.journal import Journal
 from equipoise.tree import Tree, flatten
+
+Objection = Callable[[str, str, Upload], str | None]
+"""objection(question, site, upload): what is wrong with an answer that keeps the guard's rules, in words"""
+IN_MEMORY = 2**26
+"""bytes of waiting answers that are kept in memory; more of them wait on disk"""
 
 
 class Exchange:
@@ -37,7 +57,11 @@ class Exchange:
         pinned: Sequence[Mapping[str, str]] = (),
         writes: bool = True,
         tuned: bool = False,
+        bounds: Bounds = Bounds(),
+        norms: Mapping[str, float] | None = None,
+        objection: Objection | None = None,
         progress: Callable[[str, str], None] | None = None,
+        told: Callable[[str], None] | None = None,
     ) -> None:
         self.sites, self.round, self.rounds = sites, round, rounds
         self.versions = dict(versions)
@@ -45,11 +69,14 @@ class Exchange:
         self.bytes_up = self.bytes_down = 0
         self.numbers: dict[str, float] = {}
         """every single number the sites' answers came to, train.loss for one"""
+        self.norms = dict(norms or {})
+        """by question.leaf: how large answers usually are, as far as earlier rounds have shown"""
         self.durable = versions if durable is None else durable
         """private versions of the newest checkpoint known to be on disk, if it is not the one this conversation starts from"""
         self._start, self._pinned = versions, pinned
         self._engine, self._ledger, self._limits, self._journal = engine, ledger, limits, journal
         self._seed, self._writes, self._tuned, self._progress = seed, writes, tuned, progress
+        self._bounds, self._objection, self._told = bounds, objection, told
         self._everyone, self._fallen = everyone or sites, set[str]()
         # Private versions are named by it; the endings of several rounds are conversations of the same round.
         self._step, self._count = round if step is None else step, 0
@@ -92,19 +119,7 @@ class Exchange:
         )
         self._count += 1
         reduction, good = Reduction(self._limits.min_sites), set[str]()
-        for site, data in self._engine.ask(asked, sites):
-            self.bytes_down += len(asked.payload) + len(asked.each.get(site, b""))
-            self.bytes_up += len(data)
-            if site not in sites or site in good:
-                self._journal.write(
-                    "ignored", site=site, round=self.round, question=name, reason="not asked, or answered already"
-                )
-                continue
-            try:
-                header, upload = check(site, data, line, self._limits)
-            except Rejected as error:
-                self._journal.write("rejected", site=site, round=self.round, question=name, reason=str(error))
-                continue
+        for site, header, upload in self._answers(asked, line, flatten(down) | flatten(next(iter((each or {}).values()), {}))):
             reduction.add(site, upload)
             good.add(site)
             if header.get("wrote") is True and asked.write is not None:
@@ -128,3 +143,51 @@ class Exchange:
             if isinstance(answers[leaf], torch.Tensor) and answers[leaf].dim() == 0
         }
         return answers
+
+    def _answers(self, asked: Question, line: Line, sent: Mapping[str, Tensor]) -> Iterator[tuple[str, dict, Upload]]:
+        """The answers that count. Those that are larger than usual wait until the others are known."""
+        sizes = Sizes(line, self._bounds, self._limits.max_ratio, self.norms, sent)
+        waiting, good = list[tuple[str, int]](), set[str]()
+        with tempfile.SpooledTemporaryFile(IN_MEMORY) as large:
+            for site, data in self._arriving(asked):
+                try:
+                    header, upload = check(site, data, line, self._limits, self._bounds, self.round)
+                    if self._objection and (problem := self._objection(asked.name, site, upload)):
+                        raise rejected(site, asked.name, problem)
+                except Rejected as error:
+                    self._reject(site, asked.name, error)
+                    continue
+                if sizes.measure(site, upload):
+                    good.add(site)
+                    yield site, header, upload
+                else:
+                    large.write(data)
+                    waiting.append((site, len(data)))
+            large.seek(0)
+            for site, length in waiting:
+                data = large.read(length)
+                if problem := sizes.problem(site):
+                    self._reject(site, asked.name, rejected(site, asked.name, problem))
+                    continue
+                good.add(site)
+                yield site, *decode_upload(data)
+        self.norms |= sizes.remembered(good)
+
+    def _arriving(self, asked: Question) -> Iterator[tuple[str, bytes]]:
+        """What the engine brings, once from every site that was asked."""
+        seen = set[str]()
+        for site, data in self._engine.ask(asked, asked.asked):
+            self.bytes_down += len(asked.payload) + len(asked.each.get(site, b""))
+            self.bytes_up += len(data)
+            if site in asked.asked and site not in seen:
+                seen.add(site)
+                yield site, data
+                continue
+            self._journal.write(
+                "ignored", site=site, round=self.round, question=asked.name, reason="not asked, or answered already"
+            )
+
+    def _reject(self, site: str, question: str, error: Rejected) -> None:
+        self._journal.write("rejected", site=site, round=self.round, question=question, reason=str(error))
+        if self._told:
+            self._told(f"round {self.round + 1}: {error}")

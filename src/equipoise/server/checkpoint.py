@@ -36,6 +36,8 @@ class Header:
     """digest of the checkpoint before"""
     versions: dict[str, str] = field(default_factory=dict)
     """by site: the committed version of its private tree"""
+    norms: dict[str, float] = field(default_factory=dict)
+    """by question.leaf: how large answers have been, see `exchange.Sizes`"""
     finished: bool = False
 
 
@@ -130,6 +132,7 @@ class Commits:
         round: int,
         versions: Mapping[str, str],
         pinned: frozenset[int] = frozenset(),
+        norms: Mapping[str, float] | None = None,
         finished: bool = False,
     ) -> None:
         """Write a checkpoint soon; `server` must not be changed any more. Waits for the one before."""
@@ -138,7 +141,7 @@ class Commits:
         parent = "" if before is None else before.parent if before.round == round else before.state
 
         def write() -> Header:
-            header = Header(round, self._config, digest(server), parent, dict(versions), finished)
+            header = Header(round, self._config, digest(server), parent, dict(versions), dict(norms or {}), finished)
             self._checkpoints.save(server, header, pinned)
             return header
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
 from equipoise.engine import Engine
-from equipoise.exchange import ExchangeOptions, Ledger
+from equipoise.errors import ConfigError
+from equipoise.exchange import Bounds, ExchangeOptions, Ledger
+from equipoise.exchange.reduction import MOST_SITES
 from equipoise.methods.base import Method
 from equipoise.seeds import generator
-from equipoise.server.ask import Exchange
+from equipoise.server.ask import Exchange, Objection
 from equipoise.server.checkpoint import Checkpoints, Commits, Header
 from equipoise.server.journal import Journal
 from equipoise.tree import Tree, digest
@@ -21,6 +23,14 @@ from equipoise.tree import Tree, digest
 def drawn(participation: float, sites: int) -> int:
     """How many sites take part in a round: ⌊share · sites⌋, at least one."""
     return max(1, int(participation * sites + 1e-9))
+
+
+def countable(sites: int) -> None:
+    """Refuse more sites than the sums have room for."""
+    if sites > MOST_SITES:
+        raise ConfigError(
+            f"a run has at most {MOST_SITES:,} sites, beyond which sums are not exact, and this one has {sites:,}"
+        )
 
 
 class Observer(Protocol):
@@ -52,7 +62,14 @@ class Federation:
     participation: float
     config_hash: str
     observer: Observer
+    bounds: Bounds = field(default_factory=Bounds)
+    objection: Objection | None = None
     progress: Callable[[str, str], None] | None = None
+    told: Callable[[str], None] | None = None
+    """told, in a sentence, of every answer that is left out"""
+
+    def __post_init__(self) -> None:
+        countable(len(self.sites))
 
     def exchange(
         self, round: int, versions: Mapping[str, str], sites: tuple[str, ...], durable: Mapping[str, str], **kwargs: Any
@@ -70,7 +87,10 @@ class Federation:
             seed=self.seed,
             versions=versions,
             durable=durable,
+            bounds=self.bounds,
+            objection=self.objection,
             progress=self.progress,
+            told=self.told,
             **kwargs,
         )
 
@@ -90,10 +110,10 @@ class Federation:
 
     def _rounds(self, commits: Commits, server: Tree) -> Tree:
         if commits.durable is None:
-            begin, versions = 0, dict[str, str]()
+            begin, versions, norms = 0, dict[str, str](), dict[str, float]()
             commits.save(server, 0, versions)
         else:
-            begin, versions = commits.durable.round, commits.durable.versions
+            begin, versions, norms = commits.durable.round, commits.durable.versions, commits.durable.norms
         pins = self._pins(begin)
         for round in range(begin, self.rounds):
             durable = commits.durable.versions if commits.durable else {}
@@ -102,14 +122,15 @@ class Federation:
                 versions,
                 self.participants(round),
                 durable,
+                norms=norms,
                 pinned=tuple(pins.values()),
                 tuned=self.observer.wants_tuned(round),
             )
-            server, versions = self.method.round(server, ask), ask.versions
+            server, versions, norms = self.method.round(server, ask), ask.versions, ask.norms
             self._observe(server, round + 1, ask)
             pinned = self.observer.pinned()
             pins = {number: kept for number, kept in (pins | {round + 1: versions}).items() if number in pinned}
-            commits.save(server, round + 1, versions, pinned)
+            commits.save(server, round + 1, versions, pinned, norms)
         return self._end(commits, server, pins)
 
     def _end(self, commits: Commits, server: Tree, pins: dict[int, Mapping[str, str]]) -> Tree:
@@ -119,7 +140,7 @@ class Federation:
         """
         last = commits.settle()
         assert last is not None
-        done, versions = last.round, last.versions
+        done, versions, norms = last.round, last.versions, last.norms
         starts = [round for round in sorted(self.observer.pinned()) if round <= self.rounds] or [self.rounds]
         for i, start in enumerate(starts):
             before, header = self.checkpoints.load(start)
@@ -129,22 +150,23 @@ class Federation:
                 self.sites,
                 versions,
                 step=done,
+                norms=norms,
                 pinned=tuple(pins.values()),
                 tuned=self.observer.wants_tuned(self.rounds),
             )
             after = self.method.finish(before, ask)
             if digest(after) == header.state and ask.versions == header.versions:
                 break
-            server, versions, done = after, ask.versions, done + 1
+            server, versions, norms, done = after, ask.versions, ask.norms, done + 1
             self._observe(server, done, ask, ending_of=start)
             pinned = self.observer.pinned()
             pins = {number: kept for number, kept in (pins | {done: versions}).items() if number in pinned}
             # Until this is on disk, a crash has the ending start again: what it started from must stay, at the sites too.
-            commits.save(server, done, versions, pinned | set(starts[i:]), finished=start == starts[-1])
+            commits.save(server, done, versions, pinned | set(starts[i:]), norms, finished=start == starts[-1])
             commits.settle()
         else:
             return server
-        commits.save(server, done, versions, self.observer.pinned(), finished=True)
+        commits.save(server, done, versions, self.observer.pinned(), norms, finished=True)
         return server
 
     def _pins(self, done: int) -> dict[int, Mapping[str, str]]:

@@ -14,10 +14,12 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from equipoise.engine.question import Question
-from equipoise.exchange.codec import CodecError
+from equipoise.exchange.codec import CodecError, read_json
 
 TABLE, BYTES, FORMAT = "table", "bytes", "safetensors"
 INVITATION = "query"
+MOST = 2**22
+"""bytes of the longest table: a config, or what a site tells of itself"""
 
 
 def message_type(question: Question) -> str:
@@ -42,11 +44,14 @@ def unwrap(content: RecordDict) -> tuple[dict[str, Any], dict[str, bytes]]:
     """The table and the byte strings of a message; `CodecError` when it holds anything else."""
     try:
         if not set(content) <= {TABLE, BYTES}:
-            raise CodecError("not a message of ours (it has other records)")
-        table = json.loads(str(content.config_records[TABLE]["json"]))
+            raise CodecError("it has other records")
+        text = content.config_records[TABLE]["json"]
         arrays = content.array_records[BYTES] if BYTES in content else {}
+        table = read_json(text, MOST) if isinstance(text, str) else None
         if not isinstance(table, dict) or any(one.stype != FORMAT for one in arrays.values()):
-            raise CodecError("not a message of ours (its records are of another kind)")
+            raise CodecError("its records are of another kind")
         return table, {name: one.data for name, one in arrays.items()}
+    except CodecError as error:
+        raise CodecError(f"not a message of ours ({error})") from error
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise CodecError(f"not a message of ours ({type(error).__name__})") from error

@@ -1,0 +1,62 @@
+"""Statistics that cannot be true: what a site counts must add up to the images it said it has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from equipoise.site.measure import FIXED_POINT
+
+
+@dataclass(frozen=True)
+class Held:
+    """The images of one split, at one site or at several."""
+
+    images: int
+    counts: tuple[int | None, ...]
+    """of each class (positives, for multi-label); None where that is not told"""
+
+
+def together(parts: Iterable[Held]) -> Held:
+    """The images of several sites; a class that one of them says nothing of is not told."""
+    found = list(parts)
+    columns = zip(*(part.counts for part in found), strict=True)
+    counts = tuple(None if None in column else sum(n for n in column if n is not None) for column in columns)
+    return Held(sum(part.images for part in found), counts)
+
+
+def doubt(stats: Mapping[str, Tensor], held: Held) -> str | None:
+    """What cannot be true of `measure`'s statistics of these images, in words."""
+    largest = {"calibration": FIXED_POINT * held.images * max(1, len(held.counts))}
+    for name, x in stats.items():
+        if x.numel() and int(x.min()) < 0:
+            return f"'{name}' has negative counts"
+        if x.numel() and int(x.max()) > largest.get(name, held.images):
+            return f"'{name}' counts more than the {held.images:,} images there are"
+    single = "confusion" in stats
+    decided = stats["confusion" if single else "binary"]
+    members = decided.sum(1) if single else decided[:, 1].sum(1)
+    sizes = decided.sum().expand(len(decided)) if single else decided.sum((1, 2))
+    if bool((sizes != held.images).any()):
+        return f"its decisions are about {int(sizes.min()):,} images, and there are {held.images:,}"
+    if any(told is not None and told != found for told, found in zip(held.counts, members.tolist(), strict=True)):
+        return "its decisions are about other classes than there are images of"
+    scores = stats["scores"]
+    if not torch.equal(scores[:, 1].sum(1), members) or not torch.equal(scores.sum((1, 2)), sizes):
+        return "its histograms and its decisions count different images"
+    right = decided.diagonal().sum() if single else decided[:, 0, 0].sum() + decided[:, 1, 1].sum()
+    return _calibration(stats["calibration"], int(decided.sum()), int(right))
+
+
+def _calibration(calibration: Tensor, decisions: int, right: int) -> str | None:
+    count, correct, confidence = calibration.unbind(1)
+    if int(count.sum()) != decisions or int(correct.sum()) != right or bool((correct > count).any()):
+        return "its calibration and its decisions count different images"
+    edges = torch.arange(len(calibration) + 1, dtype=torch.float64) / len(calibration) * FIXED_POINT
+    # Each confidence was rounded to a whole number: a sum may be off by as many as there are.
+    if bool((confidence < count * edges[:-1] - count).any()) or bool((confidence > count * edges[1:] + count).any()):
+        return "its confidences lie outside their bins"
+    return None
