@@ -170,9 +170,9 @@ def read_roster(path: Path) -> dict[str, Any]:
     """What the sites of a run that was begun said they hold."""
     broken = f"{path} is damaged: restore it, or submit the run again into a new folder"
     try:
-        given = json.loads(path.read_bytes())
-        cards = [_card(site, card) for site, card in given.items()]
-    except (OSError, ValueError, AttributeError, RecursionError, SiteError) as error:
+        given = json.loads(read_regular(path))
+        cards = [Card.model_validate(card) for card in given.values()]
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise StorageError(broken) from error
     if not cards:
         raise StorageError(broken)
