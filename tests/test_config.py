@@ -231,6 +231,15 @@ def test_a_recommended_objective_fits_the_labels(task: str, method: str, objecti
     assert departures(config) == []
 
 
+def test_an_objective_tells_the_labels_where_the_data_does_not() -> None:
+    said = {"objective": {"name": "bce", "missing": "negative"}}
+    table = {"data": {"kind": "npz", "path": "images.npz"}, "method": {"name": "rscfed"}, "train": said}
+    (line,) = departures(resolve(table))
+    assert line.endswith('the method recommends { name = "bce", pos_weight = true }')
+    kept = resolve(table, yields=("objective",))
+    assert kept.objective.toml == '{ name = "bce", pos_weight = true }' and departures(kept) == []
+
+
 MINE = """
 from __future__ import annotations
 from typing import Literal

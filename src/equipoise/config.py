@@ -94,6 +94,11 @@ class Config:
         del table["evaluate"]["tensorboard"]
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 
+    @property
+    def multi(self) -> bool:
+        """Whether images have several labels, as far as the file tells: by its data or its objective."""
+        return self.data.multi or _only_multi(self.objective)
+
     def setting(self, key: str) -> Any:
         """The value of a key of [train]."""
         return self.objective if key == "objective" else getattr(self.train, key)
@@ -199,7 +204,7 @@ def resolve(table: Mapping[str, Any], base: Path | None = None, yields: Sequence
     base = Path(str(table.get("base", base or Path.cwd())))
     name, method, code = _method(dict(sections["method"]), base, allow)
     given = validate(_kind(data.KINDS, sections["data"], "data"), sections["data"], "data")
-    wanted = recommended(method, given.multi)
+    wanted = recommended(method, given.multi or _only_multi(sections["train"].get("objective")))
     train = {**wanted, **sections["train"], **{key: wanted[key] for key in yields if key in wanted}}
     options = validate(TrainOptions, train, "train")
     _check_views(options.views or method.views, name, method)
@@ -261,9 +266,9 @@ def _check_views(views: Sequence[str], name: str, method: Method) -> None:
 
 
 def recommended(method: Method | type[Method], multi: bool) -> dict[str, Any]:
-    """What a method recommends for [train]; an objective only where the data has the labels it is for.
+    """What a method recommends for [train]; an objective only where it is for the labels that the data has.
 
-    Files that do not say what labels their data has count as single-label: a method for several labels only knows better.
+    Some data does not say before it is read; then a method that is for several labels only knows better.
     """
     task = "multi" if multi else "single"
 
@@ -276,7 +281,7 @@ def recommended(method: Method | type[Method], multi: bool) -> dict[str, Any]:
 def departures(config: Config) -> list[str]:
     """A line for every key of [train] that is not as the method recommends it."""
     found = []
-    for key, value in recommended(config.method, config.data.multi).items():
+    for key, value in recommended(config.method, config.multi).items():
         wanted, given = spelt(key, value), spelt(key, config.setting(key))
         if wanted != given:
             found.append(f"{config.method_name}: {key} = {given} as the config says; the method recommends {wanted}")
@@ -297,6 +302,11 @@ def objective_of(value: Any, multi: bool) -> ObjectiveOptions:
     except ConfigError as error:
         text = str(error)
         raise ConfigError(f"train.{text}" if text.startswith("objective") else f"train.objective: {text}") from None
+
+
+def _only_multi(objective: Any) -> bool:
+    """Whether an objective is there and is for several labels per image only."""
+    return objective is not None and objective_of(objective, multi=False).tasks == ("multi",)
 
 
 def _scaled(net: NetOptions, method: Method, objective: ObjectiveOptions) -> NetOptions:

@@ -48,6 +48,14 @@ def test_free_classifier_is_not_part_of_the_answer():
     assert torch.equal(net(x), before)
 
 
+def test_free_classifier_is_of_the_kind_the_config_names():
+    net = make(ProjectorSpec((0, 24), classifier=True), head="cosine", scale=8.0)
+    z = torch.randn(3, 24, generator=torch.Generator().manual_seed(0))
+    expected = 8 * torch.cosine_similarity(z[:, None], net.free.weight[None], dim=2)
+    torch.testing.assert_close(net.free(z), expected)
+    assert isinstance(net.head["fed"], Cosine) and net.head["fed"].scale == 8.0
+
+
 def test_method_may_bring_its_own_head():
     seen = []
 

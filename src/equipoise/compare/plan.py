@@ -96,8 +96,8 @@ def make_plan(
 
     `methods` are NAME or NAME:preset, or "all". The file's [method] section counts for the method it names, not for others.
     `grid` holds `section.key=value,value`: every combination becomes an arm; a method that has no such option is not multiplied.
-    The file's [train] section is for all, so what a method recommends and is defined by (`DEFINING`) wins over it, unless the key
-    is changed by the arm or is one of `by_hand`, the dotted keys that the user set for all arms.
+    The file's [train] section is for all, so what defines a method that recommends it (`DEFINING`) wins over it,
+    unless the arm changes the key or it is one of `by_hand`, the dotted keys that the user set for all arms.
     """
     base = base or Path.cwd()
     wanted, left_out = [], []
@@ -166,7 +166,7 @@ def variant(
 
 
 def settled(table: Mapping[str, Any], arm: Arm, base: Path, by_hand: Sequence[str] = ()) -> Config:
-    """The config of an arm from the file as it has it (`variant`): a method that the arm names keeps what defines it."""
+    """The config of an arm, from its `variant` of the file: the method it names keeps what defines it."""
     yields = [key for key in DEFINING if arm.method is not None and not _chosen(key, arm, by_hand)]
     return resolve(table, base, yields)
 
@@ -174,13 +174,14 @@ def settled(table: Mapping[str, Any], arm: Arm, base: Path, by_hand: Sequence[st
 def differences(table: Mapping[str, Any], arm: Arm, config: Config, by_hand: Sequence[str] = ()) -> list[str]:
     """A line for every key of [train] about which the file and the arm's method disagree."""
     said, found = table.get("train", {}), []
-    for key, value in recommended(config.method, config.data.multi).items():
+    for key, value in recommended(config.method, config.multi).items():
         mine, best = spelt(key, config.setting(key)), spelt(key, value)
         if mine != best:
             why = "as asked for" if _chosen(key, arm, by_hand) else "as the file says"
             found.append(f"{arm.label}: {key} = {mine} {why}; the method recommends {best}")
         elif key in said and spelt(key, said[key]) != best:
-            found.append(f"{arm.label}: {key} = {best} as the method recommends; the file says {spelt(key, said[key])}")
+            other = spelt(key, said[key])
+            found.append(f"{arm.label}: {key} = {best} as the method recommends; the file says {other}")
     given, final = config.objective, config.method.base_loss(config.objective)
     if "objective" in said and any(part not in final.parts for part in given.parts):
         found.append(f"{arm.label}: objective = {final.toml}, which is the method, in place of {given.toml}")
