@@ -15,7 +15,7 @@ DATED = ("expired", "not yet valid")
 
 
 def redate(keys: Path, name: str, when: str) -> str:
-    """Sign a certificate of a folder of keys with other dates; what must be said of it, if it is out of date."""
+    """Sign a certificate of a folder of keys with other dates; what must be said of it, if anything."""
     authority = serialization.load_pem_private_key((keys / "ca.key").read_bytes(), None)
     assert isinstance(authority, ec.EllipticCurvePrivateKey)
     old = x509.load_pem_x509_certificate((keys / f"{name}.crt").read_bytes())
@@ -23,5 +23,6 @@ def redate(keys: Path, name: str, when: str) -> str:
     builder = x509.CertificateBuilder(
         old.issuer, old.subject, old.public_key(), old.serial_number, first, last, list(old.extensions)
     )
-    (keys / f"{name}.crt").write_bytes(builder.sign(authority, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+    signed = builder.sign(authority, hashes.SHA256())
+    (keys / f"{name}.crt").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
     return f"expired on {last:%Y-%m-%d}" if when == "expired" else f"is not valid before {first:%Y-%m-%d}"

@@ -1,4 +1,4 @@
-"""Who may speak to the coordinator's server: listed sites by a fresh signature, whoever has the secret file, and nobody else."""
+"""Who may speak to the coordinator's server: listed sites by a fresh signature, and whoever has the secret file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ from equipoise.deploy.limits import Limits
 
 WORD = "0123abcd" * 8
 LOCAL, ELSEWHERE = ("127.0.0.1", 5), ("192.0.2.7", 5)
-CONTROL = ["/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/acquire-task", "/docs", "/health", "/v1/fleet"]
+CONTROL = [
+    *("/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/acquire-task"),
+    *("/docs", "/health", "/v1/fleet"),
+]
+FROM = [ELSEWHERE, ("2001:db8::1", 5), None, ("unix", 0), ("::ffff:192.0.2.7", 5)]
 PRIVATE = ec.generate_private_key(ec.SECP384R1())
 KEY = public_key_to_bytes(PRIVATE.public_key())
 
@@ -31,9 +35,14 @@ def listed(scope: Any, key: bytes) -> bool:
 
 
 def said(
-    path: str, client: Any, headers: dict[str, str] | None = None, times: int = 1, known: Known = listed, **more: Any
+    path: str,
+    client: Any,
+    headers: dict[str, str] | None = None,
+    times: int = 1,
+    known: Known = listed,
+    **more: Any,
 ) -> tuple[int, bool]:
-    """What is said to a request, and whether anything was read of its body; behind it is an app that reads and says 200."""
+    """What is said to a request, and whether its body was read; behind it is an app that reads and says 200."""
     events, read = list[dict[str, Any]](), []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -48,17 +57,18 @@ def said(
         events.append(event)
 
     lines = [(name.encode(), value.encode()) for name, value in (headers or {}).items()] * times
-    scope = {"type": "http", "path": path, "client": client, "server": ("10.0.0.1", 1), "headers": lines} | more
+    scope = {"type": "http", "path": path, "client": client, "server": ("10.0.0.1", 1)} | more
+    scope["headers"] = lines
     asyncio.run(Access(app, WORD, Limits(body_mb=1), known)(scope, receive, send))
     assert events[0]["status"] == 200 or (b"connection", b"close") in events[0]["headers"]
     return int(events[0]["status"]), bool(read)
 
 
 @pytest.mark.parametrize("path", CONTROL)
-@pytest.mark.parametrize("client", [ELSEWHERE, ("2001:db8::1", 5), None, ("unix", 0), ("::ffff:192.0.2.7", 5)])
+@pytest.mark.parametrize("client", FROM)
 def test_from_elsewhere_nothing_is_controlled_even_with_the_secret(path: str, client: Any) -> None:
-    forwarded = {access.SECRET: WORD, "x-forwarded-for": "127.0.0.1", "forwarded": "for=127.0.0.1", "x-real-ip": "127.0.0.1"}
-    assert said(path, client, forwarded) == (403, False)
+    forwarded = {"x-forwarded-for": "127.0.0.1", "forwarded": "for=127.0.0.1", "x-real-ip": "127.0.0.1"}
+    assert said(path, client, {access.SECRET: WORD} | forwarded) == (403, False)
 
 
 @pytest.mark.parametrize("path", CONTROL)
@@ -81,7 +91,8 @@ def test_a_secret_that_is_said_twice_is_none() -> None:
 def signed(key: bytes = KEY, age: float = 0.0, private: Any = PRIVATE, **more: str) -> dict[str, str]:
     moment = (datetime.now(UTC) - timedelta(seconds=age)).isoformat()
     signature = b64encode(sign_message(private, moment.encode())).decode()
-    return {"flwr-timestamp": moment, "flwr-public-key": b64encode(key).decode(), "flwr-signature": signature} | more
+    shown = b64encode(key).decode()
+    return {"flwr-timestamp": moment, "flwr-public-key": shown, "flwr-signature": signature} | more
 
 
 def test_a_listed_site_comes_in_from_anywhere() -> None:
@@ -125,7 +136,8 @@ def test_a_body_has_a_size(length: str, status: int) -> None:
 
 
 def test_a_body_without_a_length_is_not_read() -> None:
-    assert said("/v1/fleet/push-object", ELSEWHERE, signed() | {"transfer-encoding": "chunked"}) == (411, False)
+    headers = signed() | {"transfer-encoding": "chunked"}
+    assert said("/v1/fleet/push-object", ELSEWHERE, headers) == (411, False)
 
 
 def test_other_scopes() -> None:

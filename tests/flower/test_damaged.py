@@ -1,4 +1,4 @@
-"""Files of a federated run that a disk or a hand has spoiled: one sentence with the file and the way out, before anything runs."""
+"""Files of a federated run that were spoiled: one sentence with the file and the way out, before anything runs."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def test_a_question_that_never_comes_whole_is_given_up(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("when", [*DATED, "soon"])
 def test_why_a_server_is_not_trusted(when: str, tmp_path: Path) -> None:
-    """Its dates, if it is them; another authority otherwise. The server is asked, since Flower's log has no date."""
+    """Its dates, if it is them; another authority otherwise. The server is asked: Flower's log has no date."""
     new_keys(tmp_path, [], [])
     said = redate(tmp_path / "keys", "server", when)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -117,7 +117,8 @@ def test_why_a_server_is_not_trusted(when: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def show() -> None:
-            with contextlib.suppress(OSError), context.wrap_socket(listener.accept()[0], server_side=True) as line:
+            visitor, _ = listener.accept()
+            with contextlib.suppress(OSError), context.wrap_socket(visitor, server_side=True) as line:
                 line.recv(1)
 
         thread = threading.Thread(target=show)

@@ -97,7 +97,7 @@ def test_nothing_that_is_there_is_replaced(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("when", DATED)
-def test_a_renewed_certificate_is_trusted_by_sites_that_have_the_old_authority(when: str, tmp_path: Path) -> None:
+def test_a_renewed_certificate_is_trusted_by_sites_with_the_old_authority(when: str, tmp_path: Path) -> None:
     new_keys(tmp_path, ["fl.example.org", "10.1.2.3"], ["north"])
     redate(tmp_path / "keys", "server", when)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
@@ -113,7 +113,7 @@ def test_a_renewed_certificate_is_trusted_by_sites_that_have_the_old_authority(w
 
 
 def test_an_authority_that_would_expire_first_is_renewed_with_its_key(tmp_path: Path) -> None:
-    """Sites may take their time: the authority they have vouches for the new certificate until it expires itself."""
+    """Sites may take their time: what they have vouches for the new certificate until it expires itself."""
     new_keys(tmp_path, [], [])
     redate(tmp_path / "keys", "ca", "soon")
     old = tmp_path / "old.crt"

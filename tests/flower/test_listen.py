@@ -1,4 +1,4 @@
-"""The coordinator's port against raw sockets on loopback: how many may connect, and how long they may take."""
+"""The coordinator's port against raw sockets on loopback: how many may connect, how long they may take."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class Echo:
             more = event.get("more_body", False)
         await asyncio.sleep(self.pause)
         body = f"{scope['type']} from {scope['client'][0]}".encode()
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+        headers = [(b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
 
@@ -87,7 +88,8 @@ def test_a_stranger_is_refused_before_its_body(secret: bytes) -> None:
     with listening(Access(echo, "word", Limits(), lambda scope, key: False), Limits(**PATIENT)) as listener:
         for path in (b"/v1/control/start-run", b"/v1/fleet/push-object"):
             line, sent = dial(listener), 0
-            line.sendall(b"POST %s HTTP/1.1\r\nhost: x\r\n%scontent-length: %d\r\n\r\n" % (path, secret, MUCH))
+            head = b"POST %s HTTP/1.1\r\nhost: x\r\n%scontent-length: %d\r\n\r\n"
+            line.sendall(head % (path, secret, MUCH))
             with contextlib.suppress(ConnectionError), line:
                 while sent < MUCH:
                     sent += line.send(bytes(2**16))
@@ -159,10 +161,11 @@ class Line(asyncio.Transport):
 
 
 @pytest.mark.parametrize(
-    ("came", "paused", "cut"), [(0, False, True), (10_239, False, True), (10_240, False, False), (0, True, False)]
+    ("came", "paused", "cut"),
+    [(0, False, True), (10_239, False, True), (10_240, False, False), (0, True, False)],
 )
 def test_a_body_must_advance_unless_it_is_us_who_wait(came: int, paused: bool, cut: bool) -> None:
-    """At least a kilobyte per second: 10,240 bytes in ten seconds, looked at when those are over, and again ten seconds later."""
+    """At least a kilobyte per second: 10,240 bytes in ten seconds, and again in the next ten."""
 
     async def play() -> None:
         limits, line = Limits(stall_seconds=10), Line()
@@ -183,7 +186,7 @@ def test_a_body_must_advance_unless_it_is_us_who_wait(came: int, paused: bool, c
     asyncio.run(play())
 
 
-# How many -------------------------------------------------------------------------------------------------------------
+# How many ----------------------------------------------------------------------------------------------
 
 
 def settled(listener: Listener, count: dict[str, int]) -> None:
@@ -222,21 +225,23 @@ def test_all_addresses_together_may_have_so_many_connections() -> None:
 
 def test_half_sent_requests_make_room_again() -> None:
     """The stranger keeps its connections open; the server does not."""
-    with listening(Echo(), Limits(connections=2, header_seconds=0.2)) as listener:
-        lines = [dial(listener, STRANGER) for _ in range(2)]
+    few = Limits(connections=2, header_seconds=0.2)
+    with listening(Echo(), few) as listener, contextlib.ExitStack() as lines:
+        for line in [lines.enter_context(dial(listener, STRANGER)) for _ in range(2)]:
+            with contextlib.suppress(ConnectionError):
+                assert line.recv(1) == b""
         settled(listener, {})
         assert b" 200 OK" in answer(dial(listener))
-        for line in lines:
-            line.close()
 
 
 def test_an_ipv6_network_counts_as_one_address() -> None:
-    assert listen._network("2001:db8::1") == listen._network("2001:db8::ffff:2") != listen._network("2001:db8:0:1::1")
+    assert listen._network("2001:db8::1") == listen._network("2001:db8::ffff:2")
+    assert listen._network("2001:db8::1") != listen._network("2001:db8:0:1::1")
     assert listen._network("::ffff:192.0.2.1") == listen._network("192.0.2.1") == "192.0.2.1"
     assert listen._network("fe80::1%eth0") == "fe80::/64"
 
 
-# TLS, and what is said of where a request comes from -------------------------------------------------------------------
+# TLS, and where a request comes from --------------------------------------------------------------------
 
 
 def test_a_handshake_that_never_comes_is_not_waited_for(tmp_path: Path) -> None:
@@ -266,7 +271,8 @@ def test_headers_without_end_and_web_sockets_lead_nowhere() -> None:
         upgrade = (
             b"connection: close, upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: eA==\r\n"
         )
-        assert answer(dial(listener), HONEST.replace(b"connection: close\r\n", upgrade)).endswith(b"http from 127.0.0.1")
+        request = HONEST.replace(b"connection: close\r\n", upgrade)
+        assert answer(dial(listener), request).endswith(b"http from 127.0.0.1")
 
 
 def test_a_port_that_is_taken_is_said_in_a_sentence() -> None:

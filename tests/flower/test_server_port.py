@@ -1,4 +1,4 @@
-"""The coordinator's one port, in a real SuperLink process: who may control runs, and what a stranger can do to it."""
+"""The coordinator's one port, in a real SuperLink process: who may control runs, what a stranger can do."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ class Server:
 
     def dial(self) -> ssl.SSLSocket:
         trust = ssl.create_default_context(cafile=str(self.folder / "keys" / "ca.crt"))
-        return trust.wrap_socket(socket.create_connection(("127.0.0.1", self.port), 60), server_hostname="127.0.0.1")
+        line = socket.create_connection(("127.0.0.1", self.port), 60)
+        return trust.wrap_socket(line, server_hostname="127.0.0.1")
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +72,8 @@ class Claims:
     """What a local stranger may try: to have been forwarded from here, and to know a secret."""
 
     def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
-        claims = {"x-forwarded-for": "127.0.0.1", "forwarded": "for=127.0.0.1", "x-equipoise-secret": "0" * 64}
-        context.request.headers.update(claims)
+        context.request.headers.update({"x-forwarded-for": "127.0.0.1", "forwarded": "for=127.0.0.1"})
+        context.request.headers["x-equipoise-secret"] = "0" * 64
         return call_next(context)
 
 
@@ -98,15 +99,16 @@ def test_a_local_stranger_is_given_no_task_of_the_server(server: Server) -> None
 
 
 def test_who_has_the_secret_file_does(server: Server) -> None:
-    assert link.standing(server.folder) == {"sites": {"north": {"status": "registered", "since": ""}}, "runs": []}
+    north = {"status": "registered", "since": ""}
+    assert link.standing(server.folder) == {"sites": {"north": north}, "runs": []}
 
 
 def signed() -> str:
     """The headers of a site that has a key, but none that is listed."""
     private, now = ec.generate_private_key(ec.SECP384R1()), datetime.now(UTC).isoformat()
     key, signature = public_key_to_bytes(private.public_key()), sign_message(private, now.encode())
-    lines = {"flwr-timestamp": now, "flwr-public-key": b64encode(key).decode(), "flwr-signature": b64encode(signature).decode()}
-    return "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+    lines = {"flwr-public-key": b64encode(key).decode(), "flwr-signature": b64encode(signature).decode()}
+    return "".join(f"{name}: {value}\r\n" for name, value in {"flwr-timestamp": now, **lines}.items())
 
 
 @pytest.mark.parametrize("who", ["without a key", "with a key that is not listed"])
@@ -126,8 +128,10 @@ def test_a_stranger_is_refused_before_its_body(server: Server, who: str) -> None
 
 def test_nobody_else_can_read_what_the_server_writes(server: Server) -> None:
     found = [server.folder, *server.folder.rglob("*")]
-    inner = [path for path in found if path.is_dir() or path.suffix == ".log" or server.folder / "flower" in path.parents]
-    assert {"federation", "keys", "sites", "flower", "server.log", "secret", "books.db"} <= {path.name for path in inner}
+    flower = server.folder / "flower"
+    inner = [path for path in found if path.is_dir() or path.suffix == ".log" or flower in path.parents]
+    names = {path.name for path in inner}
+    assert {"federation", "keys", "sites", "flower", "server.log", "secret", "books.db"} <= names
     for path in inner:
         assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
 

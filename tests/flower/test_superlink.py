@@ -199,7 +199,7 @@ def test_no_other_port_of_flower_is_open(tmp_path: Path, monkeypatch: pytest.Mon
         assert processes.environment(tmp_path)[name] == "0"
 
 
-def test_only_the_training_loop_is_started_and_its_token_is_no_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_training_loop_is_started_and_its_token_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     started = list[list[str]]()
 
     class Process:
@@ -211,28 +211,32 @@ def test_only_the_training_loop_is_started_and_its_token_is_no_argument(monkeypa
     monkeypatch.setattr(inside.subprocess, "Popen", Process)
     starter = inside.Starter()
     assert starter.get_eligible_capacity(set(TaskType)) == ({TaskType.SERVER_APP}, set())
-    spec = ExecutionSpec(TaskType.SERVER_APP, "127.0.0.1:8000", "secret-token", False, "ca.crt", False, 7, True, 1)
+    address, token = "127.0.0.1:8000", "secret-token"
+    spec = ExecutionSpec(TaskType.SERVER_APP, address, token, False, "ca.crt", False, 7, True, 1)
     assert starter.launch(spec).status == LaunchResultStatus.ACCEPTED
-    assert "serverapp" in started[0] and not any("secret-token" in word for word in started[0])
-    assert starter.launch(dataclasses.replace(spec, task_type=TaskType.AGENT_APP)).status == LaunchResultStatus.FAILED
+    assert "serverapp" in started[0] and not any(token in word for word in started[0])
+    other = dataclasses.replace(spec, task_type=TaskType.AGENT_APP)
+    assert starter.launch(other).status == LaunchResultStatus.FAILED
     assert len(started) == 1
 
 
 @pytest.mark.filterwarnings("ignore:No path_separator found:DeprecationWarning")
 def test_what_sites_send_is_not_written_to_disk(tmp_path: Path) -> None:
-    """Flower's own state as the server makes it: a message's tensors go in and come out, and no file ever has them."""
+    """Flower's state as the server makes it: a message's tensors go in and come out, and no file has them."""
     from flwr.superlink.config_loader import get_federation_manager
 
     pattern = bytes(range(256)) * 64
     message = Array("uint8", (len(pattern),), "x", pattern)
     objects = get_all_nested_objects(message)
-    store, links = superlink.in_memory(str(tmp_path / "books.db"), get_federation_manager(is_simulation=False))
+    manager = get_federation_manager(is_simulation=False)
+    store, links = superlink.in_memory(str(tmp_path / "books.db"), manager)
     state = links.state()
     session = state.start_session(1)
     state.preregister_object_tree(get_object_tree(message), session)
     for number, one in objects.items():
         assert state.store_object(1, session, number, one.deflate())
-    assert any(pattern in state.get_object(1, number) for number in objects) and store.store() is state.object_store
+    assert any(pattern in state.get_object(1, number) for number in objects)
+    assert store.store() is state.object_store
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert any(path.name == "books.db" for path in files)
     assert not any(pattern[:256] in path.read_bytes() for path in files)

@@ -138,7 +138,12 @@ def test_the_server_starts_with_the_limits_that_are_documented_there() -> None:
 @pytest.mark.parametrize("verb", ["server start", "submit", "status", "stop"])
 @pytest.mark.parametrize("name", ["ca", "server"])
 def test_the_coordinator_is_told_of_a_certificate_out_of_date(
-    name: str, verb: str, when: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str,
+    verb: str,
+    when: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One sentence with the date and the command that helps, before anything is started or made."""
     monkeypatch.setattr(link.processes, "start", None)
@@ -147,8 +152,8 @@ def test_the_coordinator_is_told_of_a_certificate_out_of_date(
     make_secret(private_folder(tmp_path / "flower"))
     said = redate(tmp_path / "keys", name, when)
     (tmp_path / "a.toml").write_text("")
-    words = ["submit", tmp_path / "a.toml", "--to", tmp_path, "--out", tmp_path / "run"] if verb == "submit" else [tmp_path]
-    code, out, err = equipoise(capsys, *(words if verb == "submit" else [*verb.split(), *words]))
+    submit = [tmp_path / "a.toml", "--to", tmp_path, "--out", tmp_path / "run"]
+    code, out, err = equipoise(capsys, *verb.split(), *(submit if verb == "submit" else [tmp_path]))
     assert code == 2 and out == "" and len(err.strip().splitlines()) <= 2
     text = " ".join(err.split())
     assert f"{name}.crt {said}" in text and f"equipoise keys renew {tmp_path}" in text

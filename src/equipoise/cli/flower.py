@@ -62,11 +62,12 @@ def keys_new(
 def keys_renew(
     folder: Coordinator,
     host: Annotated[
-        list[str] | None, typer.Option(help="A name or address sites reach the coordinator at. [default: as before]")
+        list[str] | None,
+        typer.Option(help="A name or address sites reach the coordinator at. [default: as before]"),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Sign the server's certificate anew, and the authority's if it would expire before; keys and allow-list stay as they are.
+    """Sign the server's certificate anew, and the authority's if it would expire before; keys stay as they are.
 
     Example: `equipoise keys renew federation`
     """

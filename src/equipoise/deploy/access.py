@@ -1,8 +1,9 @@
-"""Who may speak to the coordinator's server: decided from a request's headers alone, before a byte of its body is read.
+"""Who may speak to the coordinator's server: decided by a request's headers, before a byte of its body is read.
 
-Sites show a signature by a listed key, as Flower's SuperNode sends it with every request. Everything else (the control of runs, and
-what Flower's own processes need) is for whoever can read the secret: a file for its owner alone, in the coordinator's folder. It
-counts on the coordinator's own machine only; where a request comes from is what the connection says, and never what a header says.
+Sites show a signature by a listed key, as Flower's SuperNode sends it with every request. Everything else (the
+control of runs, and what Flower's own processes need) is for whoever can read the secret: a file for its owner
+alone, in the coordinator's folder. It counts on the coordinator's own machine only; where a request comes from is
+what the connection says, and never what a header says.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def registered(scope: Scope, key: bytes) -> bool:
 
 
 class Access:
-    """Turns away, and hangs up on, whoever may not come in or brings too much; nothing is read for that but the headers."""
+    """Refuses, and hangs up on, whoever may not come in or brings too much; only the headers are read for that."""
 
     def __init__(self, app: App, secret: str, limits: Limits, known: Known = registered) -> None:
         self.app, self.known = app, known
@@ -100,7 +101,8 @@ class Access:
             await self.app(scope, receive, send)
             return
         status, sentence = refusal
-        headers = [(b"content-type", b"text/plain"), (b"content-length", b"%d" % len(sentence)), (b"connection", b"close")]
+        length = b"%d" % len(sentence)
+        headers = [(b"content-type", b"text/plain"), (b"content-length", length), (b"connection", b"close")]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": sentence})
 
@@ -130,7 +132,9 @@ class Access:
             moment = _header(scope, TIMESTAMP_HEADER)
             age = (datetime.now(UTC) - datetime.fromisoformat(moment.decode("ascii"))).total_seconds()
             recent = -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
-            return recent and self.known(scope, key) and verify_signature(bytes_to_public_key(key), moment, signature)
+            if not recent or not self.known(scope, key):
+                return False
+            return verify_signature(bytes_to_public_key(key), moment, signature)
         except (ValueError, TypeError, OverflowError, binascii.Error, UnsupportedAlgorithm):
             return False
 

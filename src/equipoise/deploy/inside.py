@@ -1,10 +1,12 @@
-"""Flower's processes beside its SuperLink, with the secret that lets them in: `python -m equipoise.deploy.inside PROGRAM …`.
+"""Flower's processes beside its SuperLink, with the secret that lets them in.
+
+`python -m equipoise.deploy.inside PROGRAM …` runs one of:
 
     superexec    looks for runs that were handed in, and starts a process for each
     serverapp    such a process: the coordinator's training loop
 
-Both take the arguments of Flower's own program. A run's token comes by standard input and not as an argument, which every account
-of the machine could read.
+Both take the arguments of Flower's own program. A run's token comes by standard input and not as an argument,
+which every account of the machine could read.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ def command(program: str, *arguments: str) -> list[str]:
 class Starter(SubprocessExecutor):
     """Starts the training loop of a run, and nothing else that Flower knows how to start."""
 
-    def get_eligible_capacity(self, supported_task_types: set[TaskType], **options: Any) -> tuple[set[TaskType], set[str]]:
-        return supported_task_types & {TaskType.SERVER_APP}, set()
+    def get_eligible_capacity(self, types: set[TaskType], **options: Any) -> tuple[set[TaskType], set[str]]:
+        return types & {TaskType.SERVER_APP}, set()
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
         if spec.task_type != TaskType.SERVER_APP:
@@ -41,7 +43,8 @@ class Starter(SubprocessExecutor):
         process = subprocess.Popen(
             command(
                 *("serverapp", "--runtime-api-address", spec.runtime_api_address),
-                *("--root-certificates", str(spec.root_certificates_path), "--parent-pid", str(spec.parent_pid)),
+                *("--root-certificates", str(spec.root_certificates_path)),
+                *("--parent-pid", str(spec.parent_pid)),
             ),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,

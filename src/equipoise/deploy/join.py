@@ -45,7 +45,7 @@ PATIENCE, AGAIN = 150.0, 10.0
 """a site that was cut off is still there in Flower's books for a minute, and is not let in twice"""
 ANSWER = 10.0
 """seconds for the server to show its certificate"""
-UNKNOWN = "the coordinator does not list this site's key: send it the .pub file (or this machine's clock is wrong)"
+UNKNOWN = "the coordinator does not list this site's key: send it the .pub file (or our clock is wrong)"
 ASTRAY = "Flower's SuperNode is out of step"
 DROPPED = (b"Ignoring message ", b"Failed to receive message ", b"Server error '", b"Client error '")
 """what the SuperNode says of a message it drops on its way in, and before it stops to work without ending"""
@@ -124,7 +124,7 @@ def distrusted(address: str, certificate: str) -> str:
         shown = ssl.get_server_certificate((host.strip("[]"), int(port)), timeout=ANSWER)
         reason = outdated(x509.load_pem_x509_certificate(shown.encode()))
     if reason:
-        return f"the server's certificate {reason}: ask the coordinator to run `equipoise keys renew`, and to start it again"
+        return f"the server's certificate {reason}: ask the coordinator to run `equipoise keys renew` and restart it"
     return f"the server is not one that {certificate} vouches for"
 
 

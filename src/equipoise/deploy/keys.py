@@ -108,26 +108,33 @@ def check_dates(path: Path, fix: str) -> None:
 
 def outdated(certificate: x509.Certificate) -> str:
     """What is wrong with the dates of a certificate, if anything."""
-    now, first, last = datetime.datetime.now(datetime.UTC), certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    now, first, last = _now(), certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now > last:
         return f"expired on {last:%Y-%m-%d}"
-    return f"is not valid before {first:%Y-%m-%d %H:%M} UTC (is this machine's clock right?)" if now < first else ""
+    if now < first:
+        return f"is not valid before {first:%Y-%m-%d %H:%M} UTC (is this machine's clock right?)"
+    return ""
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
 
 
 def renew(folder: Path, hosts: Sequence[str] = ()) -> list[Path]:
-    """Sign the server's certificate anew, for the same hosts if none are given; and the authority's, if it would not outlive that.
+    """Sign the server's certificate anew, for the same hosts if none are given; what was made.
 
-    The keys stay the same, so a site that has the old ca.crt can go on with it until that expires.
+    The authority's is signed anew, too, if it would expire before. The keys stay the same, so a site that has
+    the old ca.crt can go on with it until that expires.
     """
     keys, made = folder / "keys", list[Path]()
     authority, old = _pair(keys / "ca")
     key, server = _pair(keys / "server")
-    soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=SERVER_DAYS)
-    if old.not_valid_after_utc < soon:
+    if old.not_valid_after_utc < _now() + datetime.timedelta(days=SERVER_DAYS):
         write_atomic(keys / "ca.crt", _own_certificate(authority, old.subject).public_bytes(PEM))
         made.append(keys / "ca.crt")
     given = [*hosts, *(host for host in LOOPBACK if host not in hosts)] if hosts else _hosts(server)
-    write_atomic(keys / "server.crt", _server_certificate(authority, old.subject, key, given).public_bytes(PEM))
+    signed = _server_certificate(authority, old.subject, key, given)
+    write_atomic(keys / "server.crt", signed.public_bytes(PEM))
     return [*made, keys / "server.crt"]
 
 
@@ -137,7 +144,7 @@ def _pair(path: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
         key = serialization.load_pem_private_key(read_regular(path.with_suffix(".key")), None)
         certificate = x509.load_pem_x509_certificate(read_regular(path.with_suffix(".crt")))
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise StorageError(f"{path}.key or .crt is missing or damaged: restore them, or make keys in a new folder") from error
+        raise StorageError(f"{path}.key or .crt is missing or damaged: restore it, or make keys anew") from error
     assert isinstance(key, ec.EllipticCurvePrivateKey)
     return key, certificate
 
@@ -185,7 +192,10 @@ def _server(keys: Path, hosts: Sequence[str]) -> list[Path]:
 
 
 def _server_certificate(
-    authority: ec.EllipticCurvePrivateKey, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, hosts: Sequence[str]
+    authority: ec.EllipticCurvePrivateKey,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    hosts: Sequence[str],
 ) -> x509.Certificate:
     """The server's certificate, signed by the authority."""
     return (
@@ -202,7 +212,7 @@ def _server_certificate(
 
 
 def _dated(builder: x509.CertificateBuilder, days: int) -> x509.CertificateBuilder:
-    start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=1)  # clocks of sites may run behind
+    start = _now() - datetime.timedelta(hours=1)  # clocks of sites may run behind
     serial = x509.random_serial_number()
     return builder.serial_number(serial).not_valid_before(start).not_valid_after(start + datetime.timedelta(days=days))
 

@@ -8,7 +8,7 @@ from equipoise.options import Options
 
 
 class Limits(Options):
-    """Caps and timeouts of the coordinator's port. A site that keeps to Flower's own sizes comes nowhere near them."""
+    """Caps and timeouts of the coordinator's port; a site that keeps to Flower's sizes comes nowhere near."""
 
     body_mb: float = Field(default=16.0, gt=0)
     """megabytes one request may have; Flower cuts tensors into pieces of 5"""

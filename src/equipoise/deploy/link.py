@@ -1,7 +1,7 @@
 """The coordinator's day: Flower's SuperLink with an allow-list of sites, and runs handed to it.
 
 keys/           see `keys`
-flower/         Flower's own files: the secret that lets in its processes and us, and its database (no tensor is in it)
+flower/         Flower's own files: the secret of its processes and us, and its database (no tensor is in it)
 server.json     where the SuperLink of this folder listens
 server.log      what it says
 """
@@ -77,7 +77,7 @@ MUTE = 120.0
 
 
 def start(folder: Path, host: str, port: int, limits: Limits | None = None) -> subprocess.Popen[bytes]:
-    """Start the SuperLink: TLS, sites by key, control by the secret; then let in the listed sites. Runs are handed in anew."""
+    """Start the SuperLink (TLS, sites by key, control by the secret) and let in the listed sites; no run begins by itself."""
     keys = folder / "keys"
     for name in ("ca.crt", "server.crt", "server.key"):
         if not (keys / name).is_file():
@@ -90,8 +90,8 @@ def start(folder: Path, host: str, port: int, limits: Limits | None = None) -> s
         old.unlink()  # of an earlier version, which kept answers of sites in it
     process = processes.start(
         [
-            *(sys.executable, "-m", "equipoise.deploy.superlink", "--limits", (limits or Limits()).model_dump_json()),
-            *("--host", host, "--port", str(port)),
+            *(sys.executable, "-m", "equipoise.deploy.superlink"),
+            *("--limits", (limits or Limits()).model_dump_json(), "--host", host, "--port", str(port)),
             *("--ssl-ca-certfile", str(keys / "ca.crt"), "--ssl-certfile", str(keys / "server.crt")),
             *("--ssl-keyfile", str(keys / "server.key"), "--enable-supernode-auth"),
             *("--database", str(home / "books.db"), "--disable-runtime-dependency-installation"),
@@ -114,7 +114,8 @@ def start(folder: Path, host: str, port: int, limits: Limits | None = None) -> s
 def check_certificates(folder: Path) -> None:
     """Refuse to begin with a certificate that nobody would accept."""
     for name in ("ca.crt", "server.crt"):
-        check_dates(folder / "keys" / name, f"renew it with `equipoise keys renew {folder}`, then start the server again")
+        fix = f"renew it with `equipoise keys renew {folder}`, then start the server again"
+        check_dates(folder / "keys" / name, fix)
 
 
 @contextmanager
@@ -200,7 +201,7 @@ def _result(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise StorageError(f"{path} is damaged: remove it, and submit the run again with the same --out") from error
+        raise StorageError(f"{path} is damaged: remove it, and submit again with the same --out") from error
 
 
 def standing(folder: Path) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """The coordinator's port: how many may connect, and how long they may take to say what they want.
 
-Connections are counted as they come, before TLS, in all and by address. A handshake, and the headers of a request, must be there
-in good time; a body must advance. Whoever does not keep to that is hung up on. The rest is uvicorn's, over HTTP/1.1 and nothing
-else, and without a look at headers that say where a request was forwarded from.
+Connections are counted as they come, before TLS, in all and by address. A handshake, and the headers of a request,
+must be there in good time; a body must advance. Whoever does not keep to that is hung up on. The rest is uvicorn's,
+over HTTP/1.1 and nothing else, and without a look at headers that say where a request was forwarded from.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class Listener(socket.socket):
     """A listening socket that takes only so many connections, and only so many from one address."""
 
     def __init__(self, host: str, port: int, limits: Limits) -> None:
-        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, proto, _, address = found[0]
         super().__init__(family, kind, proto)
         self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -169,13 +170,15 @@ class Loop(asyncio.SelectorEventLoop):
 
 def make_server(app: Any, limits: Limits, **options: Any) -> uvicorn.Server:
     """A server as `uvicorn.run` makes it, that keeps to the limits."""
-    fixed = {"http": partial(Timed, limits), "ws": "none", "loop": "none", "proxy_headers": False, "server_header": False}
-    return uvicorn.Server(uvicorn.Config(app, **options | fixed))
+    fixed = {"http": partial(Timed, limits), "ws": "none", "loop": "none"}
+    silent = {"proxy_headers": False, "server_header": False}
+    return uvicorn.Server(uvicorn.Config(app, **options | fixed | silent))
 
 
 def serve(server: uvicorn.Server, listener: Listener) -> None:
     """Run a server until it is told to end."""
-    with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=partial(Loop, listener.limits)) as runner:
+    loop = partial(Loop, listener.limits)
+    with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=loop) as runner:
         runner.run(server.serve(sockets=[listener]))
 
 
@@ -184,7 +187,8 @@ def run(app: Any, *, host: str, port: int, limits: Limits, **options: Any) -> No
     try:
         listener = Listener(host, port, limits)
     except OSError as error:
-        raise SystemExit(f"nothing can listen on {host}:{port}: {error.strerror}; choose another --host or --port") from None
+        what = f"nothing can listen on {host}:{port}: {error.strerror}; choose another --host or --port"
+        raise SystemExit(what) from None
     server = make_server(app, limits, host=host, port=port, **options)
     serve(server, listener)
     if not server.started:

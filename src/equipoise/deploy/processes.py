@@ -32,7 +32,9 @@ def environment(home: Path) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
-        **dict.fromkeys(("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API"), "0"),  # ports that ask for no key
+        # ports of Flower's that ask for no key
+        "FLWR_INTERNAL_GRPC_CONTROL_API": "0",
+        "FLWR_INTERNAL_GRPC_FLEET_API": "0",
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
@@ -40,7 +42,7 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def start(command: Sequence[str], home: Path, log: Path | None = None) -> subprocess.Popen[bytes]:
-    """Start a program in a session of its own, whose files are for us alone; on Linux it ends when we do, however we end."""
+    """Start a program in a session of its own, whose files are for us alone; on Linux it ends however we end."""
     private_folder(home)
     output = open(log, "ab", opener=_ours) if log else None
     try:

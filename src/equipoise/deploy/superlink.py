@@ -1,15 +1,17 @@
-"""Flower's SuperLink behind our own port: `python -m equipoise.deploy.superlink --limits JSON …`, then as `flower-superlink`.
+"""Flower's SuperLink behind our own port: `python -m equipoise.deploy.superlink --limits JSON …`.
 
-Flower serves three things at one port: what sites need, what its own processes need, and the control of runs. The last two ask for
-no key, and bodies are read before any key is looked at. Here `access` decides who comes in, and `listen` how many and how fast.
+The other arguments are those of `flower-superlink`, which serves three things at one port: what sites need, what its
+own processes need, and the control of runs. The last two ask for no key, and bodies are read before any key is looked
+at. Here `access` decides who comes in, and `listen` how many and how fast.
 
-What sites answer is kept in memory until the coordinator has fetched it: Flower's database holds who is listed and which runs there
-were, and no tensor is ever written to disk.
+What sites answer is kept in memory until the coordinator has fetched it: Flower's database holds who is listed and
+which runs there were, and no tensor is ever written to disk.
 
-A SuperNode that finds no work comes back three seconds later. Here it is kept waiting for some seconds instead, and answered the
-moment a question has come whole; and the coordinator is not handed an answer whose tensors are still on their way, for which it
-would have to come back as well. That takes most of the waiting out of a question, and changes nothing of what is said. And where
-Flower trips over itself (its database is locked, say) the answer is "later" and not "error", at which its programs would give up.
+A SuperNode that finds no work comes back three seconds later. Here it is kept waiting for some seconds instead, and
+answered the moment a question has come whole; and the coordinator is not handed an answer whose tensors are still on
+their way, for which it would have to come back as well. That takes most of the waiting out of a question, and changes
+nothing of what is said. And where Flower trips over itself (its database is locked, say) the answer is "later" and not
+"error", at which its programs would give up.
 """
 
 from __future__ import annotations
@@ -180,7 +182,8 @@ def main() -> None:
     from starlette.middleware import Middleware
 
     flower: Any = importlib.import_module("flwr.superlink.main")
-    program: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")  # its package has a function of that name
+    # Its package has a function of the same name, which an import would find.
+    program: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")
 
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--limits", default="{}")
