@@ -471,7 +471,8 @@ def signature(thing: Any) -> str:
         if parameter.kind is parameter.KEYWORD_ONLY and not star:
             given.append("*")
             star = True
-        given.append(name if parameter.default is parameter.empty else f"{name}={parameter.default!r}")
+        usual = getattr(parameter.default, "__name__", repr(parameter.default))
+        given.append(name if parameter.default is parameter.empty else f"{name}={usual}")
     return f"({', '.join(given)})"
 
 

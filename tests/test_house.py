@@ -71,3 +71,48 @@ def test_engine_and_server_know_no_method(room: str) -> None:
 def test_the_scan_would_see_a_method() -> None:
     assert set(METHODS) - ORDINARY
     assert any("FedAvg" in path.read_text() for path in (SOURCE / "methods").rglob("*.py"))
+
+
+# Names that come from elsewhere ----------------------------------------------------------------------------------------
+
+IMPORTERS = {"importlib.import_module", "importlib.util.spec_from_file_location", "__import__", "import_module"}
+
+
+def dynamic_imports(tree: ast.AST) -> list[str]:
+    """Imports of a name that is not written out where it is imported."""
+    found = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) in IMPORTERS)
+    return [ast.unparse(node) for node in found if not (node.args and isinstance(node.args[0], ast.Constant))]
+
+
+def test_a_name_reaches_an_import_in_one_place_only() -> None:
+    """There whoever must permit it is asked first."""
+    assert [path.name for path in MODULES if dynamic_imports(ast.parse(path.read_text()))] == ["locate.py"]
+    assert dynamic_imports(ast.parse("importlib.import_module(name)")) == ["importlib.import_module(name)"]
+
+
+def patterns(tree: ast.Module) -> list[str]:
+    """The regular expressions that options are held against; pydantic looks for them anywhere in a text."""
+    fixed = {
+        target.id: node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+
+    def text(node: ast.expr) -> str:
+        if isinstance(node, ast.Name):
+            return text(fixed[node.id])
+        if isinstance(node, ast.JoinedStr):
+            return "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+        return str(node.value) if isinstance(node, ast.Constant) else ""
+
+    return [text(given["pattern"]) for name, given in calls(tree) if name.endswith("Field") and "pattern" in given]
+
+
+def test_every_pattern_is_of_the_whole_text() -> None:
+    found = [one for path in MODULES for one in patterns(ast.parse(path.read_text()))]
+    assert len(found) >= 6
+    for one in found:
+        assert one.startswith("^") and one.endswith("$"), one
+    assert patterns(ast.parse("R = 'a+'\nx: str = Field(pattern=R)")) == ["a+"]

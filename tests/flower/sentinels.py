@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from equipoise.deploy.site import own_config, own_material, read_site
 from equipoise.testing import raw, write_federation
+from equipoise.trust import nothing
 
 WORD = "Zq7sentinelXw"
 LABELS = (0, 1, 2, 0, 1, 2, 1, 1, 0, 2, 2)
@@ -37,7 +38,7 @@ def at_home(site: Path) -> dict[str, bytes]:
     """Bytes that nobody but this site may have, by what they are. Tensors row by row: a database breaks what is longer."""
     options = read_site(site)
     config = next(site.glob("runs/*/config.json"))
-    stuff = own_material(options, own_config(options, site, json.loads(config.read_text())))
+    stuff = own_material(options, own_config(options, site, json.loads(config.read_text()), nothing))
     held = stuff.samples.labels[stuff.holdings[0].train]
     labels = torch.as_tensor(held)
     found = {"word": WORD.encode(), "labels as text": json.dumps(labels.tolist())[1:-1].encode()}

@@ -237,6 +237,11 @@ def test_one_step_of_plain_sgd_tells_the_class_counts(home: Any, tiny: MakeConfi
     bias = leaf.value["head.fed.bias"].double()
     found = (leaf.weight * (1 / len(bias) + bias)).round().int().tolist()
     assert found == class_counts(config)
+    adam = tiny(train=SGD | {"optimizer": "adam"})
+    desk = home(**strict, optimizers=["adam"])
+    assert "card" in invite(desk, adam)
+    step = decode_upload(ask(desk, "train", {"model": zero})[1])[1]["delta"].value["head.fed.bias"]
+    assert torch.allclose(step.abs(), torch.ones_like(step), atol=1e-4)  # lr, whatever the counts
     told = invite(home(**strict, optimizers=["adam", "adamw"]), config)
     assert told["refused"] == "policy rule 'optimizers': this site does not train with 'sgd'"
 
