@@ -20,9 +20,10 @@ from pydantic import BaseModel, ValidationError
 from equipoise import data, partition
 from equipoise.data import DataOptions
 from equipoise.engine import EngineOptions
-from equipoise.errors import ConfigError
+from equipoise.errors import ConfigError, StorageError
 from equipoise.evaluate import EvaluateOptions
 from equipoise.exchange import ExchangeOptions
+from equipoise.keeping import read_text
 from equipoise.losses import ObjectiveOptions, parse_objective
 from equipoise.methods import Method, find
 from equipoise.names import nearest, unknown
@@ -40,6 +41,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "method": {"name": "fedavg"},
 }
 SECTIONS = ("data", "partition", "net", "method", "train", "engine", "evaluate", "exchange")
+KEPT = "config.toml"
+"""the file of a run folder that holds its resolved config, as it was when the run began"""
 BESIDE = ("base", "reproduce")
 """what a file may hold beside the sections: where its paths start, and what `equipoise reproduce` reads"""
 
@@ -92,6 +95,22 @@ class Config:
 def read(path: Path, overrides: Sequence[str] = (), base: Path | None = None) -> Config:
     """The config in a TOML file, with `section.key=value` overrides."""
     return resolve(override(load(path), overrides), base)
+
+
+def of_run(folder: Path) -> Config:
+    """The config of a run folder; refused where the file is not as the run wrote it."""
+    return resolve(tomllib.loads(text_of_run(folder)))
+
+
+def text_of_run(folder: Path) -> str:
+    """The text of a run folder's config."""
+    try:
+        return read_text(
+            folder / KEPT,
+            "undo the change, or start a new run in another folder; `equipoise run FILE.toml --out` takes another [engine] or base",
+        )
+    except FileNotFoundError:
+        raise StorageError(f"{folder} is not a run folder: it has no {KEPT}") from None
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -16,18 +16,20 @@ from typing import Any
 import tomli_w
 import torch
 
-from equipoise.config import Config, read, resolve
+from equipoise.config import KEPT, Config, of_run, read, resolve
 from equipoise.engine import Engine, Host, Pool, Serial, frames, probe
 from equipoise.errors import StorageError
 from equipoise.evaluate import Board, Evaluation
 from equipoise.exchange import Ledger
-from equipoise.server import Checkpoints, Federation, Journal, drawn
-from equipoise.server.checkpoint import write_atomic
-from equipoise.setup import SIGHT, Material, keep_memory, make_host, make_sight, material
+from equipoise.keeping import FIRST, read_json, write_json, write_text
+from equipoise.server import Checkpoints, Federation, Header, Journal, check_same, drawn
+from equipoise.setup import SIGHT, Material, keep_memory, make_host, make_sight, material, origin
 from equipoise.tree import Tree, digest
 
 Watch = Callable[[str, dict[str, Any]], None]
 """told of events: ("data", …), ("round", …), ("answer", …)"""
+
+RESULT, LEDGER = "result.json", "ledger.json"
 
 
 @dataclass(frozen=True)
@@ -73,15 +75,22 @@ def run(
     folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="equipoise-"))
     claim(folder, config)
     watch = watch or (lambda event, facts: None)
+    steps: dict[str, None] = {}
+
+    def read_data(text: str, done: int, total: int) -> None:
+        steps[text] = None
+        watch("data", {"text": text, "done": done, "total": total})
+
     with one_thread():
-        stuff = material(config, lambda text, done, total: watch("data", {"text": text, "done": done, "total": total}))
+        stuff = material(config, read_data)
         host = make_host(config, stuff, folder / "sites")
         ledger = make_ledger(config, host, stuff)
-        write_atomic(folder / "ledger.json", json.dumps(ledger.rows(), indent=1).encode())
         watch("begin", {"sites": stuff.sizes, "classes": stuff.samples.classes, "rounds": config.train.rounds})
         engine = make_engine(config, host, stuff, folder)
         journal = Journal(folder / "journal.jsonl")
         try:
+            if steps:
+                journal.write("read data", steps=list(steps))
             return train(config, stuff, host, ledger, wrap(engine) if wrap else engine, journal, folder, watch)
         finally:
             journal.close()
@@ -90,10 +99,7 @@ def run(
 
 def resume(folder: str | Path, *, watch: Watch | None = None) -> Result:
     """Go on with the run in a folder."""
-    path = Path(folder) / "config.toml"
-    if not path.is_file():
-        raise StorageError(f"{folder} is not a run folder: it has no config.toml")
-    return run(read(path), folder, watch=watch)
+    return run(of_run(Path(folder)), folder, watch=watch)
 
 
 def train(
@@ -105,7 +111,14 @@ def train(
     journal: Journal,
     folder: Path,
     watch: Watch,
+    joining: Sequence[Mapping[str, Any]] = (),
 ) -> Result:
+    """The run in a folder, from its newest checkpoint on if there is one; `joining` are rows of the ledger before any question."""
+    checkpoints = Checkpoints(folder / "checkpoints")
+    found = checkpoints.newest()
+    begun, source = found[1] if found else None, origin(host, stuff)
+    if begun:
+        check_same(begun, folder, config.digest, source, journal)
     board: Board | None = None
 
     def tell(row: dict[str, Any]) -> None:
@@ -125,13 +138,12 @@ def train(
     )
     view = host.views["eval"]
     sight = make_sight(config, stuff, (tuple(view.mean.tolist()), tuple(view.std.tolist())))
-    write_atomic(folder / SIGHT, sight.model_dump_json(indent=1).encode())
-    checkpoints = Checkpoints(folder / "checkpoints")
-    found = checkpoints.newest()
-    evaluation.resume(-1 if found is None else sys.maxsize if found[1].finished else found[1].round)
-    if config.evaluate.tensorboard and not (found and found[1].finished):
-        board = Board(folder, stuff.samples.classes, found[1].round if found else 0)
-    journal.write("resumed" if found else "started", config=config.digest, data=stuff.samples.fingerprint, code=code_hash())
+    evaluation.resume(_done(begun), begun.metrics if begun else FIRST)
+    write_json(folder / SIGHT, sight.model_dump(mode="json"))
+    write_json(folder / LEDGER, {"leaves": [*joining, *ledger.rows()]})
+    if config.evaluate.tensorboard and not (begun and begun.finished):
+        board = Board(folder, stuff.samples.classes, begun.round if begun else 0)
+    journal.write("resumed" if begun else "started", config=config.digest, data=stuff.samples.fingerprint, code=code_hash())
     federation = Federation(
         method=config.method,
         engine=engine,
@@ -146,6 +158,7 @@ def train(
         config_hash=config.digest,
         observer=evaluation,
         progress=lambda question, site: watch("answer", {"question": question, "site": site}),
+        origin=source,
     )
     try:
         server = federation.run(host.init)
@@ -154,8 +167,21 @@ def train(
             board.close()
     rounds, metrics = evaluation.selected() if config.train.rounds else ([], {})
     result = Result(folder, server, digest(server), rounds, metrics, evaluation.history, stuff.samples.classes)
-    write_atomic(folder / "result.json", json.dumps(result.summary(), indent=1).encode())
+    marks = {"metrics_hash": evaluation.mark(), "journal_hash": journal.head}
+    write_json(folder / RESULT, result.summary() | marks)
     return result
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """What a finished run came to, as `Result.summary` has it, with the hash of its last row of metrics and its journal's head."""
+    return read_json(folder / RESULT, f"delete it, then `equipoise resume {folder}`")
+
+
+def _done(begun: Header | None) -> int:
+    """The last round whose metrics count."""
+    if begun is None:
+        return -1
+    return sys.maxsize if begun.finished else begun.round
 
 
 @cache
@@ -177,7 +203,7 @@ def make_engine(config: Config, host: Host, stuff: Material, folder: Path) -> En
     """The engine the config asks for."""
     if config.engine.kind == "serial":
         return Serial(host)
-    setup = json.dumps({"config": config.table(), "private": str(folder / "sites")}).encode()
+    setup = json.dumps({"config": config.table(), "private": str(folder / "sites"), "data": stuff.samples.fingerprint}).encode()
     return Pool(frames.command("equipoise.worker"), setup, config.engine.workers, stuff.sizes)
 
 
@@ -187,10 +213,10 @@ def claim(folder: Path, config: Config) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(f"the run folder {folder} cannot be made: {error.strerror}; choose another --out") from error
-    path = folder / "config.toml"
+    path = folder / KEPT
     if not path.exists():
-        write_atomic(path, tomli_w.dumps(config.table()).encode())
-    elif read(path).digest != config.digest:
+        write_text(path, tomli_w.dumps(config.table()))
+    elif of_run(folder).digest != config.digest:
         raise StorageError(f"{folder} holds a run with another config: choose another --out, or `equipoise resume {folder}`")
 
 

@@ -105,12 +105,9 @@ def resume(
     quiet: Quiet = False,
 ) -> None:
     """Go on with a run that was interrupted, to the same result bit for bit; a finished run is shown again."""
-    from equipoise.config import read
+    from equipoise.config import of_run
 
-    path = folder / "config.toml"
-    if not path.is_file():
-        raise StorageError(f"{folder} is not a run folder: it has no config.toml")
-    _train(read(path), folder, live, json, quiet)
+    _train(of_run(folder), folder, live, json, quiet)
 
 
 @app.command()

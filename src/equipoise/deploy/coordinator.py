@@ -24,16 +24,16 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from equipoise import __version__
-from equipoise.config import Config, read
+from equipoise.config import Config, of_run
 from equipoise.data.samples import Samples
 from equipoise.deploy.card import SPLITS, Card, rows
 from equipoise.deploy.site import OURS
-from equipoise.engine.flower.fleet import Fleet, Grid
+from equipoise.engine.flower.fleet import Fleet, Grid, Tickets
 from equipoise.errors import ConfigError, EquipoiseError, SiteError, StorageError
+from equipoise.keeping import read_json, write_json
 from equipoise.partition import Holding
 from equipoise.running import Result, Watch, claim, make_ledger, one_thread, train
 from equipoise.server import Journal
-from equipoise.server.checkpoint import write_atomic
 from equipoise.setup import Material, fits, make_host
 
 
@@ -79,7 +79,7 @@ def plan(config: Config, folder: Path, keys: Mapping[str, bytes]) -> Config:
     path = folder / "federation.json"
     if not path.exists():
         table = {"run": secrets.token_hex(8), "keys": {site: base64.b64encode(key).decode() for site, key in keys.items()}}
-        write_atomic(path, json.dumps(table, indent=1).encode())
+        write_json(path, table)
     return config
 
 
@@ -97,21 +97,29 @@ def coordinate(grid: Grid, folder: Path, watch: Watch | None = None) -> Result:
 
 
 def _coordinate(grid: Grid, folder: Path, watch: Watch) -> Result:
-    config, (run, keys) = read(folder / "config.toml"), read_plan(folder)
+    config, (run, keys) = of_run(folder), read_plan(folder)
     journal = Journal(folder / "journal.jsonl")
     options = config.engine
-    fleet = Fleet(grid, run, keys, journal.write, deadline=options.deadline, retries=options.retries)
     try:
+        fleet = Fleet(
+            grid,
+            run,
+            keys,
+            journal.write,
+            deadline=options.deadline,
+            retries=options.retries,
+            tickets=Tickets(folder / "tickets.json"),
+            head=lambda: journal.head,
+        )
         with one_thread():
             stuff = roster(config, folder, fleet, tuple(sorted(keys)))
             fits(config, stuff.samples.task)
             host = make_host(config, stuff, folder / "unused")
             ledger = make_ledger(config, host, stuff)
-            told = rows(stuff.samples.classes, stuff.samples.images.shape[1:]) + ledger.rows()
-            write_atomic(folder / "ledger.json", json.dumps(told, indent=1).encode())
-            write_atomic(folder / "data.json", json.dumps(stuff.census(), indent=1).encode())
+            joining = rows(stuff.samples.classes, stuff.samples.images.shape[1:])
+            write_json(folder / "data.json", stuff.census())
             watch("begin", {"sites": stuff.sizes, "classes": stuff.samples.classes, "rounds": config.train.rounds})
-            return train(config, stuff, host, ledger, fleet, journal, folder, watch)
+            return train(config, stuff, host, ledger, fleet, journal, folder, watch, joining)
     except EquipoiseError as error:
         journal.write("stopped", reason=str(error))
         raise
@@ -139,7 +147,7 @@ def read_plan(folder: Path) -> tuple[str, dict[str, bytes]]:
     """The run's name and the public key of every site."""
     path = folder / "federation.json"
     try:
-        table = json.loads(path.read_bytes())
+        table = read_json(path, "restore it, or submit the run again into a new folder")
         return str(table["run"]), {site: base64.b64decode(key) for site, key in table["keys"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StorageError(f"{path} is missing or damaged: submit the run again into a new folder") from error
@@ -150,7 +158,7 @@ def roster(config: Config, folder: Path, fleet: Fleet, sites: tuple[str, ...]) -
     path = folder / "roster.json"
     begun = path.exists()
     if begun:
-        given = json.loads(path.read_bytes())
+        given = read_json(path, "restore it, or submit the run again into a new folder")["sites"]
     else:
         table = {key: value for key, value in config.table().items() if key not in OURS}
         given = fleet.invite({"config": table, "version": __version__}, sites, config.engine.patience)
@@ -162,7 +170,7 @@ def roster(config: Config, folder: Path, fleet: Fleet, sites: tuple[str, ...]) -
         )
     _agree(cards)
     if not begun:
-        write_atomic(path, json.dumps(given, sort_keys=True).encode())
+        write_json(path, {"sites": given})
     first = next(iter(cards.values()))
     width = len(first.classes)
     samples = Samples(

@@ -1,6 +1,6 @@
 """What may leave a site, and how it is combined."""
 
-from equipoise.exchange.codec import decode_upload, encode_upload, pack, unpack
+from equipoise.exchange.codec import decode_upload, encode_upload, pack, seal, unpack, unseal
 from equipoise.exchange.guard import ExchangeOptions, check
 from equipoise.exchange.ledger import Ledger, Line
 from equipoise.exchange.reduction import Answers, Reduction
@@ -15,5 +15,7 @@ __all__ = [
     "decode_upload",
     "encode_upload",
     "pack",
+    "seal",
     "unpack",
+    "unseal",
 ]

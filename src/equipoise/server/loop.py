@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -32,6 +32,10 @@ class Observer(Protocol):
 
     def pinned(self) -> frozenset[int]: ...
 
+    def mark(self) -> str:
+        """The hash of all that was observed so far; a checkpoint holds it."""
+        ...
+
 
 @dataclass
 class Federation:
@@ -50,6 +54,8 @@ class Federation:
     config_hash: str
     observer: Observer
     progress: Callable[[str, str], None] | None = None
+    origin: Mapping[str, str] = field(default_factory=dict)
+    """digests of what the run is begun with, by what it is: the data, the first weights"""
 
     def exchange(
         self, round: int, versions: Mapping[str, str], sites: tuple[str, ...], durable: Mapping[str, str], **kwargs: Any
@@ -81,13 +87,14 @@ class Federation:
         found = self.checkpoints.newest()
         if found is not None and found[1].finished:
             return found[0]
-        with Commits(self.checkpoints, self.config_hash, found[1] if found else None, self._committed) as commits:
+        before = found[1] if found else None
+        with Commits(self.checkpoints, self.config_hash, before, self._committed, self.origin, self.journal.sync) as commits:
             return self._rounds(commits, found[0] if found else first())
 
     def _rounds(self, commits: Commits, server: Tree) -> Tree:
         if commits.durable is None:
             begin, versions = 0, dict[str, str]()
-            commits.save(server, 0, versions)
+            commits.save(server, 0, versions, marks=self._marks())
         else:
             begin, versions = commits.durable.round, commits.durable.versions
         pins = self._pins(begin)
@@ -105,7 +112,7 @@ class Federation:
             self._observe(server, round + 1, ask)
             pinned = self.observer.pinned()
             pins = {number: kept for number, kept in (pins | {round + 1: versions}).items() if number in pinned}
-            commits.save(server, round + 1, versions, pinned)
+            commits.save(server, round + 1, versions, pinned, marks=self._marks())
         last = commits.settle()
         assert last is not None
         ask = self.exchange(
@@ -120,7 +127,7 @@ class Federation:
         if digest(server) != last.state or ask.versions != last.versions:
             # Post-training changed something: it counts as one more step, tested like a round.
             self._observe(server, self.rounds + 1, ask)
-        commits.save(server, self.rounds, ask.versions, self.observer.pinned(), finished=True)
+        commits.save(server, self.rounds, ask.versions, self.observer.pinned(), finished=True, marks=self._marks())
         return server
 
     def _pins(self, done: int) -> dict[int, Mapping[str, str]]:
@@ -132,6 +139,10 @@ class Federation:
         facts = {**ask.numbers, "sites": list(ask.sites), "bytes_up": ask.bytes_up, "bytes_down": ask.bytes_down}
         listen = self.exchange(done - 1, ask.versions, self.sites, ask.durable, writes=False)
         self.observer.observe(done, server, listen, facts)
+
+    def _marks(self) -> tuple[str, str]:
+        """What a checkpoint says of metrics and journal."""
+        return self.observer.mark(), self.journal.head
 
     def _committed(self, header: Header) -> None:
         self.journal.write("committed", round=header.round, state=header.state, finished=header.finished)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from equipoise import __version__
-from equipoise.config import Config, read
+from equipoise.config import Config, of_run
 from equipoise.errors import ConfigError, MethodError, StorageError, WeightsError
-from equipoise.exchange import unpack
+from equipoise.evaluate.observer import read_history
+from equipoise.exchange import unseal
 from equipoise.exchange.codec import CodecError
+from equipoise.keeping import read_json
 from equipoise.methods import METHODS
 from equipoise.names import unknown
+from equipoise.running import RESULT, read_result
 from equipoise.server import Checkpoints
 from equipoise.server.checkpoint import Header
 from equipoise.setup import SIGHT, Sight, make_sight, material
@@ -32,9 +34,7 @@ def load(path: str | Path, site: str | None = None) -> Predictor:
 
 
 def _from_run(folder: Path, site: str | None) -> Predictor:
-    if not (folder / "config.toml").is_file():
-        raise StorageError(f"{folder} is not a run folder: it has no config.toml")
-    config = read(folder / "config.toml")
+    config = of_run(folder)
     rounds, done, sites = _history(folder)
     server, header, number = _checkpoint(folder, config, rounds, done)
     tree = config.method.serving(server)
@@ -77,15 +77,12 @@ def _from_run(folder: Path, site: str | None) -> Predictor:
 def _history(folder: Path) -> tuple[list[int], int, list[str]]:
     """The selected rounds, the last round (training after the last one counts as one more), and the sites."""
     try:
-        rounds = json.loads((folder / "result.json").read_bytes())["selected_rounds"]
-        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        sites = sorted({site for row in rows for site in (*row["sites"], *row.get("test", {}).get("sites", ()))})
-        return rounds, max((row["round"] for row in rows), default=0), sites
-    except FileNotFoundError as error:
-        name = Path(error.filename).name
-        raise StorageError(f"{folder} has no {name}: finish the run with `equipoise resume {folder}`") from error
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise StorageError(f"{folder} is damaged ({error}): restore it, or start the run anew") from error
+        result = read_result(folder)
+    except FileNotFoundError:
+        raise StorageError(f"{folder} has no {RESULT}: finish the run with `equipoise resume {folder}`") from None
+    rows = read_history(folder, result["metrics_hash"])
+    sites = sorted({site for row in rows for site in (*row["sites"], *row.get("test", {}).get("sites", ()))})
+    return result["selected_rounds"], max((row["round"] for row in rows), default=0), sites
 
 
 def _checkpoint(folder: Path, config: Config, rounds: list[int], done: int) -> tuple[Tree, Header, int]:
@@ -120,7 +117,7 @@ def _sight(folder: Path, config: Config) -> Sight:
     if not path.is_file():
         return make_sight(config, material(config))
     try:
-        return Sight.model_validate_json(path.read_bytes())
+        return Sight.model_validate(read_json(path, f"delete it, then `equipoise resume {folder}`"))
     except ValidationError as error:
         raise StorageError(f"{path} is damaged: delete it, then `equipoise resume {folder}`") from error
 
@@ -131,7 +128,7 @@ def _sight(folder: Path, config: Config) -> Sight:
 def _from_file(path: Path, site: str | None) -> Predictor:
     refusal = f"{path} is not a model that `equipoise export --to safetensors` wrote: export it again"
     try:
-        header, flat = unpack(path.read_bytes())
+        header, flat = unseal(path.read_bytes())
         facts = Facts.model_validate(header)
         tensors = unflatten(flat)
     except (OSError, CodecError, ValidationError, ValueError) as error:
