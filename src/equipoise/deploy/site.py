@@ -34,6 +34,7 @@ from equipoise import __version__
 from equipoise.config import Config, resolve
 from equipoise.data import Progress
 from equipoise.data.samples import Samples
+from equipoise.deploy import settings
 from equipoise.deploy.policy import Policy, Refused, read_policy
 from equipoise.engine import Host
 from equipoise.engine.flower.wire import INVITATION
@@ -41,7 +42,7 @@ from equipoise.errors import ConfigError, StorageError
 from equipoise.evaluate.metrics import from_statistics
 from equipoise.evaluate.observer import scalars
 from equipoise.exchange import decode_upload
-from equipoise.keeping import FIRST, append_line, as_hash, read_json, sha256, write_json
+from equipoise.keeping import FIRST, append_line, as_hash, read_json, write_json
 from equipoise.names import unknown
 from equipoise.options import Options
 from equipoise.partition import Holding, PartitionOptions, divide
@@ -55,8 +56,6 @@ OURS = ("base", "data", "partition", "engine")
 """sections of a config that are a site's own and never taken from the coordinator"""
 TICKET, ORIGIN = "ticket.json", "origin.json"
 LEAVE = "restore it, or delete the run's folder to leave the run"
-WRITTEN = ("site.toml", "policy.toml", "keys/ca.crt", "keys/site.pub")
-"""files that are put into the folder by hand: the journal records what they were"""
 
 
 class SiteOptions(Options):
@@ -239,11 +238,6 @@ def take_part(options: SiteOptions, config: Config, folder: Path, progress: Prog
     return Joined(folder, config, stuff, host, splits)
 
 
-def written(folder: Path) -> dict[str, str]:
-    """Digests of what was put into a site's folder by hand."""
-    return {name: sha256((folder / name).read_bytes()) for name in WRITTEN if (folder / name).is_file()}
-
-
 class Desk:
     """Answers for one site, run after run."""
 
@@ -252,8 +246,8 @@ class Desk:
         self.options = read_site(folder)
         self.journal = Journal(folder / "journal.jsonl")
         lines, _ = read_journal(folder / "journal.jsonl")
-        self._written = next((line["files"] for line in reversed(lines) if line["event"] == "settings"), None)
-        self._note_written()
+        self._settings = next((line["files"] for line in reversed(lines) if line["event"] == settings.EVENT), None)
+        self._note_settings()
         self._joined: Joined | None = None
         torch.set_num_threads(1)
         keep_memory()
@@ -261,15 +255,15 @@ class Desk:
     @property
     def policy(self) -> Policy:
         """As the file is now: a change counts from the next question on."""
-        self._note_written()
+        self._note_settings()
         return read_policy(self.folder / "policy.toml")
 
-    def _note_written(self) -> None:
+    def _note_settings(self) -> None:
         """Record in the journal what was put into the folder by hand, whenever it is not what it was."""
-        found = written(self.folder)
-        if found != self._written:
-            self.journal.write("settings", files=found)
-            self._written = found
+        found = settings.digests(self.folder)
+        if found != self._settings:
+            self.journal.write(settings.EVENT, site=self.options.name, files=found)
+            self._settings = found
 
     def _note_step(self, text: str, done: int, total: int) -> None:
         """Record in the journal what is done to read our data, a damaged cache that is made anew among it."""

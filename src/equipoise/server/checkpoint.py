@@ -48,9 +48,10 @@ class Header:
 class Checkpoints:
     """The checkpoints of one run folder; the newest two and pinned ones are kept."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, make: bool = True) -> None:
         self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
+        if make:
+            folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, round: int) -> Path:
         return self.folder / f"round-{round:06d}.safetensors"
@@ -92,7 +93,7 @@ class Checkpoints:
             header, server = Header(**fields), unflatten(flat)
         except (OSError, CodecError, TypeError, ValueError) as error:
             why = f" ({error})" if isinstance(error, CodecError) else ""
-            raise StorageError(f"checkpoint {path} is missing or damaged{why}: restore it, or start the run anew") from error
+            raise StorageError(f"checkpoint {path} is missing or damaged: restore it, or start the run anew{why}") from error
         if header.round != round:
             raise StorageError(f"checkpoint {path} is that of round {header.round}: restore it, or start the run anew")
         return with_branches(server), header
@@ -102,7 +103,8 @@ class Commits:
     """Checkpoints written in a thread while the next round is under way, one at a time and in order.
 
     `durable` is the newest checkpoint known to be on disk: what a crash at this moment would resume from. Leaving the `with` block
-    waits for the last one, also when the round after it failed.
+    waits for the last one, also when the round after it failed. `marks` are a header's `metrics` and `journal`; `sync` sees to it
+    that what they speak of is on disk before the checkpoint.
     """
 
     def __init__(
@@ -112,11 +114,12 @@ class Commits:
         durable: Header | None,
         told: Callable[[Header], None],
         origin: Mapping[str, str] | None = None,
+        marks: Callable[[], tuple[str, str]] = lambda: ("", ""),
         sync: Callable[[], None] = lambda: None,
     ) -> None:
         self.durable = durable
         self._checkpoints, self._config, self._told = checkpoints, config, told
-        self._origin, self._sync = dict(origin or {}), sync
+        self._origin, self._marks, self._sync = dict(origin or {}), marks, sync
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[Header] | None = None
 
@@ -139,19 +142,16 @@ class Commits:
         versions: Mapping[str, str],
         pinned: frozenset[int] = frozenset(),
         finished: bool = False,
-        marks: tuple[str, str] = ("", ""),
     ) -> None:
-        """Write a checkpoint soon; `server` must not be changed any more. Waits for the one before.
-
-        `marks` are the header's `metrics` and `journal`; `sync` sees to it that what they speak of is on disk first.
-        """
+        """Write a checkpoint soon; `server` must not be changed any more. Waits for the one before."""
         before = self.settle()
+        metrics, journal = self._marks()
         # A finished run replaces the checkpoint of its last round, and has the same parent.
         parent = "" if before is None else before.parent if before.round == round else before.state
 
         def write() -> Header:
             state = digest(server)
-            header = Header(round, self._config, state, parent, dict(versions), finished, self._origin, *marks)
+            header = Header(round, self._config, state, parent, dict(versions), finished, self._origin, metrics, journal)
             self._sync()
             self._checkpoints.save(server, header, pinned)
             return header

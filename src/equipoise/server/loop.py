@@ -88,13 +88,15 @@ class Federation:
         if found is not None and found[1].finished:
             return found[0]
         before = found[1] if found else None
-        with Commits(self.checkpoints, self.config_hash, before, self._committed, self.origin, self.journal.sync) as commits:
+        with Commits(
+            self.checkpoints, self.config_hash, before, self._committed, self.origin, self._marks, self.journal.sync
+        ) as commits:
             return self._rounds(commits, found[0] if found else first())
 
     def _rounds(self, commits: Commits, server: Tree) -> Tree:
         if commits.durable is None:
             begin, versions = 0, dict[str, str]()
-            commits.save(server, 0, versions, marks=self._marks())
+            commits.save(server, 0, versions)
         else:
             begin, versions = commits.durable.round, commits.durable.versions
         pins = self._pins(begin)
@@ -112,7 +114,7 @@ class Federation:
             self._observe(server, round + 1, ask)
             pinned = self.observer.pinned()
             pins = {number: kept for number, kept in (pins | {round + 1: versions}).items() if number in pinned}
-            commits.save(server, round + 1, versions, pinned, marks=self._marks())
+            commits.save(server, round + 1, versions, pinned)
         last = commits.settle()
         assert last is not None
         ask = self.exchange(
@@ -127,7 +129,7 @@ class Federation:
         if digest(server) != last.state or ask.versions != last.versions:
             # Post-training changed something: it counts as one more step, tested like a round.
             self._observe(server, self.rounds + 1, ask)
-        commits.save(server, self.rounds, ask.versions, self.observer.pinned(), finished=True, marks=self._marks())
+        commits.save(server, self.rounds, ask.versions, self.observer.pinned(), finished=True)
         return server
 
     def _pins(self, done: int) -> dict[int, Mapping[str, str]]:

@@ -238,7 +238,7 @@ class Fleet:
             self.tell("ignored", **facts, reason=f"an answer of another {wrong[0]}: replayed, stale or of another run")
             return None
         if head is not None:
-            self.tell("received", **facts, journal=head)
+            self.tell("received", run=self.run, **facts, journal=head)
         if "refused" in table:
             self.tell("refused", **facts, reason=str(table["refused"])[:500])
             del owed[site]
