@@ -22,6 +22,7 @@ with warnings.catch_warnings():
 from equipoise.deploy.card import Card
 from equipoise.deploy.policy import approved, read_policy
 from equipoise.deploy.site import read_site
+from equipoise.keeping import write_json
 from equipoise.testing import write_federation
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -124,7 +125,7 @@ def test_without_a_server_it_says_how_to_start_one(
     equipoise(capsys, "keys", "new", tmp_path, "--site", "north")
     code, _, err = equipoise(capsys, *words, tmp_path)
     assert code == 2 and "equipoise server start" in err
-    (tmp_path / "server.json").write_text(json.dumps({"address": "127.0.0.1:9"}))
+    write_json(tmp_path / "server.json", {"address": "127.0.0.1:9"})
     code, _, err = equipoise(capsys, *words, tmp_path)
     assert code == 7 and "does not answer at 127.0.0.1:9" in err
 

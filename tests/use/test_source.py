@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests import doctored
 
 import equipoise
 from equipoise.config import Config, read
@@ -122,8 +123,7 @@ def test_training_after_the_last_round_is_what_is_used(finished: Callable[..., R
 def test_a_round_whose_checkpoint_was_replaced_is_refused(finished: Callable[..., Result], tmp_path: Path) -> None:
     done = finished("fedavg", {"crt": 1})
     copy = Path(shutil.copytree(done.folder, tmp_path / "copy"))
-    result = json.loads((copy / "result.json").read_text())
-    (copy / "result.json").write_text(json.dumps(result | {"selected_rounds": [2]}))
+    doctored.change(copy / "result.json", selected_rounds=[2])
     with pytest.raises(StorageError, match="round 2 was selected, but its checkpoint became"):
         load(copy)
 

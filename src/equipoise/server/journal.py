@@ -4,12 +4,14 @@ A line that was changed or removed later breaks the chain. A line cut short by a
 again, and said so. One process at a time has it open: two in one run folder would spoil each other's work.
 
 A chain can still be cut at its end, or be written anew as a whole. So its newest hash, the head, is kept elsewhere too: in every
-checkpoint and in the result, and where hospitals are real in the journals of the others, who get it with every message.
+checkpoint and in the result, and where hospitals are real in the journals of the others, who get it with every message. Every line
+has some random letters, so that nobody who has a head can find out by guessing what the line says.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -64,7 +66,13 @@ class Journal:
 
     def write(self, event: str, **facts: Any) -> None:
         """One event."""
-        facts = {"seq": self._count, "time": round(time.time(), 3), "event": event, **facts}
+        facts = {
+            "seq": self._count,
+            "time": round(time.time(), 3),
+            "event": event,
+            **facts,
+            "salt": secrets.token_hex(16),
+        }
         line = chained(facts, self.head)
         try:
             self._file.write(as_bytes(dict(sorted(line.items()))))
