@@ -179,6 +179,9 @@ class Interleave:
     def wants_tuned(self, round: int) -> bool:
         return False
 
+    def mark(self) -> str:
+        return ""
+
     def pinned(self) -> frozenset[int]:
         return frozenset()
 

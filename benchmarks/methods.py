@@ -41,6 +41,9 @@ class Nobody:
     def wants_tuned(self, round: int) -> bool:
         return False
 
+    def mark(self) -> str:
+        return ""
+
     def pinned(self) -> frozenset[int]:
         return frozenset()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import torch
 
 from equipoise.config import Config, resolve
 from equipoise.engine import frames
+from equipoise.keeping import bare, read_lines
 
 NURSERY, USUAL = Path(__file__).with_name("nursery.py"), frames.command
 
@@ -101,7 +101,7 @@ def rows() -> Callable[[Path], list[dict[str, Any]]]:
     """The metrics rows of a run folder; bytes depend on who answered how, not on the result."""
 
     def read(folder: Path) -> list[dict[str, Any]]:
-        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        lines = [bare(line) for line in read_lines(folder / "metrics.jsonl")[0]]
         return [{key: value for key, value in line.items() if not key.startswith("bytes_")} for line in lines]
 
     return read

@@ -23,6 +23,7 @@ from equipoise.engine import EngineOptions
 from equipoise.errors import ConfigError, StorageError
 from equipoise.evaluate import EvaluateOptions
 from equipoise.exchange import ExchangeOptions
+from equipoise.keeping import read_text
 from equipoise.locate import Allow
 from equipoise.losses import ObjectiveOptions, parse_objective
 from equipoise.methods import Method, look_up
@@ -46,6 +47,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 SECTIONS = ("data", "partition", "net", "method", "train", "engine", "evaluate", "exchange")
 DEFINING = ("objective",)
 """keys of [train] that are part of a method which recommends them: a comparison keeps them, whatever its file says for all"""
+KEPT = "config.toml"
+"""the file of a run folder that holds its resolved config, as it was when the run began"""
 BESIDE = ("base", "reproduce")
 """what a file may hold beside the sections: where its paths start, and what `equipoise reproduce` reads"""
 
@@ -114,11 +117,22 @@ def read(path: Path, overrides: Sequence[str] = (), base: Path | None = None, al
 
 
 def read_folder(folder: Path, trust: bool = False) -> Config:
-    """The config of a run folder. Code that it names is run only if this user has run it before, or says to trust it."""
-    path = folder / "config.toml"
-    if not path.is_file():
-        raise StorageError(f"{folder} is not a run folder: it has no config.toml")
-    return read(path, allow=of_folder(folder, trust))
+    """The config of a run folder; refused where the file is not as the run wrote it.
+
+    Code that it names is run only if this user has run it before, or says to trust it.
+    """
+    return resolve(parse_toml(text_of_run(folder)), allow=of_folder(folder, trust))
+
+
+def text_of_run(folder: Path) -> str:
+    """The text of a run folder's config."""
+    try:
+        return read_text(
+            folder / KEPT,
+            "undo the change, or start a new run in another folder; `equipoise run FILE.toml --out` takes another [engine] or base",
+        )
+    except FileNotFoundError:
+        raise StorageError(f"{folder} is not a run folder: it has no {KEPT}") from None
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -16,20 +16,22 @@ from typing import Any
 import tomli_w
 import torch
 
-from equipoise.config import Config, departures, read, read_folder, resolve
+from equipoise.config import KEPT, Config, departures, read, read_folder, resolve
 from equipoise.engine import Engine, Host, Pool, Serial, frames, probe
 from equipoise.errors import StorageError
 from equipoise.evaluate import ENDING, Board, Evaluation
 from equipoise.exchange import Bounds, Ledger
-from equipoise.server import Checkpoints, Federation, Journal, drawn
-from equipoise.server.checkpoint import write_atomic
+from equipoise.keeping import FIRST, read_json, write_json, write_text
+from equipoise.server import Checkpoints, Federation, Header, Journal, check_same, drawn
 from equipoise.server.folders import private_folder
-from equipoise.setup import SIGHT, Material, keep_memory, make_host, make_sight, material
+from equipoise.setup import SIGHT, Material, keep_memory, make_host, make_sight, material, origin
 from equipoise.tree import Tree, digest
 from equipoise.trust import CODE, recorded
 
 Watch = Callable[[str, dict[str, Any]], None]
 """told of events: ("data", …), ("note", …), ("round", …), ("answer", …), ("rejected", …)"""
+
+RESULT, LEDGER = "result.json", "ledger.json"
 
 
 @dataclass(frozen=True)
@@ -78,15 +80,22 @@ def run(
     folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="equipoise-"))
     claim(folder, config)
     watch = watch or (lambda event, facts: None)
+    steps: dict[str, None] = {}
+
+    def read_data(text: str, done: int, total: int) -> None:
+        steps[text] = None
+        watch("data", {"text": text, "done": done, "total": total})
+
     with one_thread():
-        stuff = material(config, lambda text, done, total: watch("data", {"text": text, "done": done, "total": total}))
+        stuff = material(config, read_data)
         host = make_host(config, stuff, folder / "sites")
         ledger = make_ledger(config, host, stuff)
-        write_atomic(folder / "ledger.json", json.dumps(ledger.rows(), indent=1).encode())
         watch("begin", {"sites": stuff.sizes, "classes": stuff.samples.classes, "rounds": config.train.rounds})
         engine = make_engine(config, host, stuff, folder)
         journal = Journal(folder / "journal.jsonl")
         try:
+            if steps:
+                journal.write("read data", steps=list(steps))
             return train(config, stuff, host, ledger, wrap(engine) if wrap else engine, journal, folder, watch)
         finally:
             journal.close()
@@ -107,7 +116,14 @@ def train(
     journal: Journal,
     folder: Path,
     watch: Watch,
+    joining: Sequence[Mapping[str, Any]] = (),
 ) -> Result:
+    """The run in a folder, from its newest checkpoint on if there is one; `joining` are rows of the ledger before any question."""
+    checkpoints = Checkpoints(folder / "checkpoints")
+    found = checkpoints.newest()
+    begun, source = found[1] if found else None, origin(host, stuff)
+    if begun:
+        check_same(begun, folder, config.digest, source, journal)
     board: Board | None = None
     for text in departures(config):
         watch("note", {"text": text})
@@ -131,13 +147,12 @@ def train(
     )
     view = host.views["eval"]
     sight = make_sight(config, stuff, (tuple(view.mean.tolist()), tuple(view.std.tolist())))
-    write_atomic(folder / SIGHT, sight.model_dump_json(indent=1).encode())
-    checkpoints = Checkpoints(folder / "checkpoints")
-    found = checkpoints.newest()
-    evaluation.resume(-1 if found is None else sys.maxsize if found[1].finished else found[1].round)
-    if config.evaluate.tensorboard and not (found and found[1].finished):
-        board = Board(folder, stuff.samples.classes, found[1].round if found else 0)
-    journal.write("resumed" if found else "started", config=config.digest, data=stuff.samples.fingerprint, code=code_hash())
+    evaluation.resume(_done(begun), begun.metrics if begun else FIRST)
+    write_json(folder / SIGHT, sight.model_dump(mode="json"))
+    write_json(folder / LEDGER, {"leaves": [*joining, *ledger.rows()]})
+    if config.evaluate.tensorboard and not (begun and begun.finished):
+        board = Board(folder, stuff.samples.classes, begun.round if begun else 0)
+    journal.write("resumed" if begun else "started", config=config.digest, data=stuff.samples.fingerprint, code=code_hash())
     federation = Federation(
         method=config.method,
         engine=engine,
@@ -158,6 +173,7 @@ def train(
         objection=evaluation.objection,
         told=lambda reason: watch("rejected", {"reason": reason}),
         progress=lambda question, site: watch("answer", {"question": question, "site": site}),
+        origin=source,
     )
     try:
         server = federation.run(host.init)
@@ -167,8 +183,21 @@ def train(
     rounds, metrics = evaluation.selected() if config.train.rounds else ([], {})
     ending_of = [row[ENDING] for row in evaluation.history if row["round"] in rounds and ENDING in row]
     result = Result(folder, server, digest(server), rounds, ending_of, metrics, evaluation.history, stuff.samples.classes)
-    write_atomic(folder / "result.json", json.dumps(result.summary(), indent=1).encode())
+    marks = {"metrics_hash": evaluation.mark(), "journal_hash": journal.head}
+    write_json(folder / RESULT, result.summary() | marks)
     return result
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """What a finished run came to, as `Result.summary` has it, with the hash of its last row of metrics and its journal's head."""
+    return read_json(folder / RESULT, f"delete it, then `equipoise resume {folder}`")
+
+
+def _done(begun: Header | None) -> int:
+    """The last round whose metrics count."""
+    if begun is None:
+        return -1
+    return sys.maxsize if begun.finished else begun.round
 
 
 @cache
@@ -190,7 +219,8 @@ def make_engine(config: Config, host: Host, stuff: Material, folder: Path) -> En
     """The engine the config asks for."""
     if config.engine.kind == "serial":
         return Serial(host)
-    setup = json.dumps({"config": config.table(), "code": config.code, "private": str(folder / "sites")}).encode()
+    facts = {"config": config.table(), "code": config.code, "private": str(folder / "sites"), "data": stuff.samples.fingerprint}
+    setup = json.dumps(facts).encode()
     return Pool(frames.command("equipoise.worker"), setup, config.engine.workers, stuff.sizes)
 
 
@@ -200,11 +230,11 @@ def claim(folder: Path, config: Config) -> None:
         private_folder(folder)
     except OSError as error:
         raise StorageError(f"the run folder {folder} cannot be made: {error.strerror}; choose another --out") from error
-    path = folder / "config.toml"
+    path = folder / KEPT
     if not path.exists():
         if config.code is not None:
-            write_atomic(folder / CODE, json.dumps({"name": config.method_name, "fingerprint": config.code}).encode())
-        write_atomic(path, tomli_w.dumps(config.table()).encode())
+            write_json(folder / CODE, {"name": config.method_name, "fingerprint": config.code})
+        write_text(path, tomli_w.dumps(config.table()))
     elif read_folder(folder).digest != config.digest:
         raise StorageError(f"{folder} holds a run with another config: choose another --out, or `equipoise resume {folder}`")
     elif recorded(folder) not in (None, config.code):

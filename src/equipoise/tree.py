@@ -71,10 +71,15 @@ def zeros_like(tree: Mapping[str, Any]) -> Tree:
 
 def digest(tree: Mapping[str, Any]) -> str:
     """sha256 over names, dtypes, shapes and bits: equal digests mean equal trees."""
+    return flat_digest(flatten(tree))
+
+
+def flat_digest(flat: Mapping[str, Tensor]) -> str:
+    """The digest of a tree that is flattened already."""
     sha = hashlib.sha256()
-    for name, value in sorted(flatten(tree).items()):
+    for name, value in sorted(flat.items()):
         tensor = value.detach().cpu().contiguous()
         sha.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        flat = tensor.as_strided((tensor.numel(),), (1,))  # a tensor of one element may be contiguous with any stride
-        sha.update(flat.view(torch.uint8).numpy().data)
+        line = tensor.as_strided((tensor.numel(),), (1,))  # a tensor of one element may be contiguous with any stride
+        sha.update(line.view(torch.uint8).numpy().data)
     return sha.hexdigest()

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from equipoise.errors import ConfigError, StorageError, Untrusted
+from equipoise.keeping import read_json
 from equipoise.locate import Allow, Code
 from equipoise.opening import read_regular
 
@@ -92,10 +93,10 @@ def only(fingerprint: str | None) -> Allow:
 
 def recorded(folder: Path) -> str | None:
     """The fingerprint of the code that a run folder was made with, if it was code of one's own."""
-    path = folder / CODE
+    path, fix = folder / CODE, "restore it, or start the run anew"
     try:
-        return str(json.loads(read_regular(path))["fingerprint"])
+        return str(read_json(path, fix)["fingerprint"])
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise StorageError(f"{path} is damaged: restore it, or start the run anew") from error
+    except LookupError as error:
+        raise StorageError(f"{path} is damaged: {fix}") from error

@@ -17,7 +17,7 @@ import torch
 
 from equipoise.config import resolve
 from equipoise.engine import Host, frames
-from equipoise.errors import EquipoiseError
+from equipoise.errors import EquipoiseError, StorageError
 from equipoise.setup import keep_memory, make_host, material
 from equipoise.trust import only
 
@@ -68,7 +68,10 @@ def _host(setup: dict[str, Any]) -> Host:
     torch.set_num_threads(1)
     keep_memory()
     config = resolve(setup["config"], allow=only(setup.get("code")))
-    return make_host(config, material(config), Path(setup["private"]))
+    stuff = material(config)
+    if stuff.samples.fingerprint != setup["data"]:
+        raise StorageError("the data changed while the run was starting: leave them as they are, then `equipoise resume`")
+    return make_host(config, stuff, Path(setup["private"]))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from equipoise import run
 from equipoise.cli import live
 from equipoise.compare import conclude, make_plan
 from equipoise.config import load
+from equipoise.keeping import write_json
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,7 @@ def test_a_comparison_and_a_table_of_a_paper(cli, tiny: Path) -> None:
         "columns": ["S bACC"],
         "rows": {"fedavg": {"runs": 1, "cells": {"S bACC": cell}}},
     }
-    Path("out/reproduction.json").write_text(json.dumps(facts))
+    write_json(Path("out/reproduction.json"), facts)
     cli("report", "out")
     page = Path("out/report.html").read_text()
     assert page.index("Beside the paper: skin &lt;lesions&gt;") < page.index("<h2>Result</h2>")

@@ -152,7 +152,7 @@ def test_a_damaged_result_is_said_to_be(table: Table, tmp_path: Path) -> None:
     plan = make_plan(table, ["fedavg"])
     (tmp_path / "fedavg/0").mkdir(parents=True)
     (tmp_path / "fedavg/0/result.json").write_text("{")
-    with pytest.raises(StorageError, match=r"result\.json is damaged: delete it"):
+    with pytest.raises(StorageError, match=r"result\.json is damaged or was changed: delete it"):
         compare(plan, tmp_path)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +13,7 @@ import torch
 from equipoise.config import Config
 from equipoise.evaluate import from_statistics
 from equipoise.evaluate.scores import read_scores
+from equipoise.keeping import bare, read_lines
 from equipoise.running import run
 from equipoise.site.measure import tallies
 
@@ -21,7 +21,7 @@ MakeConfig = Callable[..., Config]
 
 
 def seconds(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "timing.jsonl").read_text().splitlines()]
+    return [bare(line) for line in read_lines(folder / "timing.jsonl")[0]]
 
 
 @pytest.mark.parametrize(("task", "decided"), [("single", "confusion"), ("multi", "binary")])

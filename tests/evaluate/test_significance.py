@@ -10,6 +10,7 @@ import torch
 from scipy import special, stats
 from sklearn.metrics import balanced_accuracy_score
 
+from equipoise.errors import StorageError
 from equipoise.evaluate.metrics import from_scores
 from equipoise.evaluate.scores import Scores, keep_scores, read_scores, write_scores
 from equipoise.evaluate.significance import Judged, bootstrap, holm, incomplete_beta, judge, paired_t, sign_flip
@@ -193,5 +194,10 @@ def test_scores_come_back_and_old_rounds_go(tmp_path) -> None:
     assert torch.equal(found.logits, torch.from_numpy(logits[1:]))
     assert torch.equal(found.labels, torch.from_numpy(labels))
     assert read_scores(folder, [1]) is None and read_scores(folder, []) is None
-    (folder / "round-000002.safetensors").write_bytes(b"cut")
-    assert read_scores(folder, [2, 3]) is None
+    path = folder / "round-000002.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    for damaged in (b"cut", bytes(data), (folder / "round-000003.safetensors").read_bytes()):
+        path.write_bytes(damaged)
+        with pytest.raises(StorageError, match=r"round-000002\.safetensors is damaged or was changed"):
+            read_scores(folder, [2, 3])

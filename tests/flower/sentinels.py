@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from tests import doctored
 
 from equipoise.deploy.site import own_config, own_material, read_site
 from equipoise.testing import raw, write_federation
@@ -38,7 +39,7 @@ def at_home(site: Path) -> dict[str, bytes]:
     """Bytes that nobody but this site may have, by what they are. Tensors row by row: a database breaks what is longer."""
     options = read_site(site)
     config = next(site.glob("runs/*/config.json"))
-    stuff = own_material(options, own_config(options, site, json.loads(config.read_text()), nothing))
+    stuff = own_material(options, own_config(options, site, doctored.table(config), nothing))
     held = stuff.samples.labels[stuff.holdings[0].train]
     labels = torch.as_tensor(held)
     found = {"word": WORD.encode(), "labels as text": json.dumps(labels.tolist())[1:-1].encode()}

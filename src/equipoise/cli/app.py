@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -113,6 +114,28 @@ def resume(
     from equipoise.config import read_folder
 
     _train(read_folder(folder, trust), folder, live, json, quiet)
+
+
+@app.command()
+def verify(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder, a site's folder, or the image cache.")],
+    other: Annotated[
+        Path | None,
+        typer.Option("--with", metavar="JOURNAL", help="The journal of the other side of a federation, or its folder."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Check the digest of every file in a folder and the journal's chain, and whether they fit together; change nothing.
+
+    Example: `equipoise verify runs/fca --with north/journal.jsonl`
+    """
+    from equipoise.cli import show
+    from equipoise.verify import verify as work
+
+    found = work(folder, other)
+    _print_json({"ok": not found.problems, **asdict(found)}) if json else show.verified(found)
+    if found.problems:
+        raise typer.Exit(StorageError.exit_code)
 
 
 @app.command()

@@ -9,7 +9,7 @@ from typing import Any
 
 from equipoise.cli.progress import watching
 from equipoise.compare import Arm, Plan, conclude, make_plan
-from equipoise.config import Config, read_folder
+from equipoise.config import KEPT, Config, read_folder
 from equipoise.data.phantom import SITES
 from equipoise.errors import EquipoiseError
 from equipoise.report import read_run, standing, write_report
@@ -44,14 +44,14 @@ def choose_folder(out: Path | None) -> Path:
     jobs = plan().jobs
     for number in count(1):
         folder = DEFAULT if number == 1 else DEFAULT.with_name(f"{DEFAULT.name}-{number}")
-        if all(_fits(folder / job.name / "config.toml", job.config) for job in jobs):
+        if all(_fits(folder / job.name, job.config) for job in jobs):
             return folder
     raise AssertionError
 
 
-def _fits(path: Path, config: Config) -> bool:
+def _fits(folder: Path, config: Config) -> bool:
     try:
-        return not path.exists() or read_folder(path.parent).digest == config.digest
+        return not (folder / KEPT).exists() or read_folder(folder).digest == config.digest
     except EquipoiseError:
         return False  # left by another version, say
 

@@ -14,6 +14,7 @@ from equipoise.report.folder import FIGURES, by_size, percent, size, told_rounds
 
 if TYPE_CHECKING:
     from equipoise.running import Result
+    from equipoise.verify import Findings
 
 
 COMPARED = {
@@ -246,6 +247,14 @@ def census(facts: dict[str, Any]) -> None:
     console.print(f"skipped    {len(facts['skipped'])} bad rows")
     for reason in facts["skipped"][:20]:
         console.print(f"  {escape(reason)}")
+
+
+def verified(found: Findings) -> None:
+    """What is as it was written, and what is not."""
+    console = terminal()
+    for problem in found.problems:
+        console.print(f"✗ {escape(problem)}", soft_wrap=True)
+    console.print(f"✓ {len(found.checked):,} files are as they were written; {len(found.without_digest):,} have no digest")
 
 
 def evaluated(facts: dict[str, Any]) -> None:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.compare.plan import Job, Plan
-from equipoise.config import read_folder
+from equipoise.config import KEPT, read_folder
 from equipoise.engine import frames
 from equipoise.errors import StorageError
-from equipoise.running import Watch
+from equipoise.running import RESULT, Watch
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Failure:
 
 def finished(folder: Path) -> bool:
     """Whether a run folder holds a result."""
-    return (folder / "result.json").is_file()
+    return (folder / RESULT).is_file()
 
 
 def race(plan: Plan, out: Path, processes: int | None = None, watch: Watch | None = None) -> list[Failure]:
@@ -40,9 +40,9 @@ def race(plan: Plan, out: Path, processes: int | None = None, watch: Watch | Non
     """
     watch = watch or (lambda event, facts: None)
     for job in plan.jobs:
-        path = out / job.name / "config.toml"
-        if path.exists() and read_folder(path.parent).digest != job.config.digest:
-            raise StorageError(f"{path.parent} holds a run with another config: choose another --out")
+        folder = out / job.name
+        if (folder / KEPT).exists() and read_folder(folder).digest != job.config.digest:
+            raise StorageError(f"{folder} holds a run with another config: choose another --out")
     todo = [job for job in plan.jobs if not finished(out / job.name)]
     rounds = {job.name: max(1, job.config.train.rounds) for job in plan.jobs}
     before = sum(rounds.values()) - sum(rounds[job.name] for job in todo)

@@ -10,16 +10,15 @@ from typing import Any
 
 from equipoise.compare.plan import Arm, Job, Plan
 from equipoise.compare.pool import Failure, finished, race
-from equipoise.errors import StorageError
 from equipoise.evaluate import blend
 from equipoise.evaluate.observer import SCORES, scalars
 from equipoise.evaluate.scores import read_scores
 from equipoise.evaluate.significance import Judged, bootstrap, holm, judge, paired_t, sign_flip
+from equipoise.keeping import read_json, write_atomic, write_json
 from equipoise.report import Sheet, write_comparison
 from equipoise.report.table import Figure, Row, Table, comma_separated, latex, markdown
-from equipoise.running import Watch
+from equipoise.running import Watch, read_result
 from equipoise.seeds import numpy_generator
-from equipoise.server.checkpoint import write_atomic
 from equipoise.server.folders import private_folder
 
 FACTS = "comparison.json"
@@ -63,9 +62,9 @@ def conclude(plan: Plan, out: Path, failures: Sequence[Failure] = ()) -> dict[st
         "table.md": text,
         "table.csv": comma_separated(shown),
         "table.tex": latex(shown),
-        FACTS: json.dumps(facts, indent=1) + "\n",
     }.items():
         write_atomic(out / name, content.encode())
+    write_json(out / FACTS, facts)
     page(out)
     return facts
 
@@ -78,10 +77,7 @@ def page(out: Path, first: Sequence[Sheet] = ()) -> Path:
 
 def read_facts(path: Path) -> dict[str, Any]:
     """What comparison.json (or reproduction.json) holds."""
-    try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise StorageError(f"{path} is damaged: start the comparison again, which does not repeat its runs") from error
+    return read_json(path, "start the comparison again, which does not repeat its runs")
 
 
 def note(facts: Mapping[str, Any]) -> str:
@@ -162,14 +158,7 @@ def table_of(facts: Mapping[str, Any]) -> Table:
 
 def results_of(plan: Plan, out: Path) -> dict[str, dict[str, Any]]:
     """What every finished run came to, by its name."""
-    return {job.name: _result(out / job.name) for job in plan.jobs if finished(out / job.name)}
-
-
-def _result(folder: Path) -> dict[str, Any]:
-    try:
-        return json.loads((folder / "result.json").read_bytes())
-    except (OSError, ValueError) as error:
-        raise StorageError(f"{folder / 'result.json'} is damaged: delete it, then start the comparison again") from error
+    return {job.name: read_result(out / job.name) for job in plan.jobs if finished(out / job.name)}
 
 
 def _run(job: Job, result: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,8 +5,9 @@ how many there are; only both together are a cache, and the pixels get their nam
 whatever decides the pixels (the files with a stamp that changes when they change, size, channels, resize policy). While
 a cache is built it is `KEY.part` with `KEY.progress`, renewed after every chunk: a build that was killed goes on where
 it stood. Neither is synced to the disk chunk by chunk, which would cost as much as a fifth of decoding: a build that goes on
-first holds the pixels against the digest in the record, and begins again where the two differ. A lock lets one process build
-while the others wait.
+first holds the pixels against the digest in the record, and begins again where the two differ. So does the first opening of
+a finished cache in every process: one whose pixels are not those that were decoded is made anew, and said so. A lock lets one
+process build while the others wait.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ import numpy as np
 
 from equipoise.data.options import Progress
 from equipoise.errors import StorageError
+from equipoise.keeping import put, read_json, sealed
 
 CHUNK = 256
 """Images decoded between two records of progress; what a killed build loses at most."""
@@ -69,7 +72,9 @@ def decoded(
         with _locked(place.with_suffix(".lock"), progress, count):
             found = _open(place, key, shape)  # another process may have built it while this one waited
             if found is None:
-                _build(place, key, count, shape, make, progress, text)
+                raw = place.with_suffix(".raw")
+                again = f"{text} anew: {raw} is damaged" if raw.exists() else text
+                _build(place, key, count, shape, make, progress, again)
                 found = _open(place, key, shape)
     if found is None:
         raise StorageError(f"the image cache {place}.raw changed while it was built; check the disk and run again")
@@ -77,11 +82,11 @@ def decoded(
 
 
 def _open(place: Path, key: str, shape: tuple[int, int, int]) -> Decoded | None:
-    """The finished cache, or None when it is absent, cut short or not readable as one."""
+    """The finished cache, or None when it is absent, damaged or not readable as one."""
     record = _record(place.with_suffix(".json"), key)
-    raw = place.with_suffix(".raw")
-    if record is None or not raw.is_file() or raw.stat().st_size != record["rows"] * int(np.prod(shape)):
+    if record is None or not whole(place.with_suffix(".raw"), record):
         return None
+    raw = place.with_suffix(".raw")
     rows = record["rows"]
     images: np.ndarray = np.zeros((0, *shape), np.uint8)  # an empty file cannot be mapped
     if rows:
@@ -89,16 +94,49 @@ def _open(place: Path, key: str, shape: tuple[int, int, int]) -> Decoded | None:
     return Decoded(images, record["digest"], {int(entry): why for entry, why in record["broken"].items()})
 
 
+def whole(raw: Path, record: dict[str, Any]) -> bool:
+    """Whether a file holds the pixels that a finished record speaks of."""
+    try:
+        stat = raw.stat()
+    except OSError:
+        return False
+    seen = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+    return stat.st_size == record["rows"] * int(np.prod(record["shape"])) and _whole(raw, json.dumps(record), seen)
+
+
+def check_cache(raw: Path) -> None:
+    """Refuse a cache whose pixels are not those that were decoded."""
+    fix = "delete it, it is made anew when it is needed"
+    try:
+        record = read_json(raw.with_suffix(".json"), fix)
+        same = record["key"].startswith(raw.stem) and _digest(raw, record, tuple(record["shape"])) == record["digest"]
+    except (OSError, LookupError):
+        same = False
+    if not same or raw.stat().st_size != record["rows"] * int(np.prod(record["shape"])):
+        raise StorageError(f"{raw} is damaged or was changed: {fix}")
+
+
+@cache
+def _whole(raw: Path, record: str, seen: tuple[int, ...]) -> bool:
+    """Read every pixel once per process: a flipped bit changes neither the size nor the date of a file."""
+    told = json.loads(record)
+    return _digest(raw, told, tuple(told["shape"])) == told["digest"]
+
+
+def _chunk(shape: tuple[int, ...]) -> int:
+    """How many images are decoded between two records."""
+    return max(STEP, min(CHUNK, CHUNK_BYTES // int(np.prod(shape)) // STEP * STEP))
+
+
 def _build(
     place: Path, key: str, count: int, shape: tuple[int, int, int], make: Make, progress: Progress | None, text: str
 ) -> None:
     """Decode chunk by chunk, from where an earlier build stood, and give the result its final name."""
     part, state = place.with_suffix(".part"), place.with_suffix(".progress")
-    row_bytes = int(np.prod(shape))
-    chunk = max(STEP, min(CHUNK, CHUNK_BYTES // row_bytes // STEP * STEP))
+    row_bytes, chunk = int(np.prod(shape)), _chunk(shape)
     record = _record(state, key)
-    if record is None or _digest(part, record, chunk, shape) != record["digest"]:
-        record = {"key": key, "done": 0, "rows": 0, "digest": _first(shape), "broken": {}}
+    if record is None or _digest(part, record, shape) != record["digest"]:
+        record = {"key": key, "shape": list(shape), "done": 0, "rows": 0, "digest": _first(shape), "broken": {}}
     with _writing(place, record, count), part.open("ab") as file:
         file.truncate(record["rows"] * row_bytes)  # what came after the last record may be half a chunk
     block = np.empty((chunk, *shape), np.uint8)
@@ -114,6 +152,7 @@ def _build(
         broken = {str(start + i): why for i, why in enumerate(made) if isinstance(why, str)}
         after = {
             "key": key,
+            "shape": list(shape),
             "done": stop,
             "rows": record["rows"] + len(images),
             "digest": _next(record["digest"], pixels),
@@ -139,7 +178,7 @@ def _checked(image: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
     return image
 
 
-def _first(shape: tuple[int, int, int]) -> str:
+def _first(shape: tuple[int, ...]) -> str:
     """The digest of no pixels."""
     return hashlib.sha256(repr(shape).encode()).hexdigest()
 
@@ -151,9 +190,9 @@ def _next(digest: str, pixels: bytes | memoryview) -> str:
     return chained.hexdigest()
 
 
-def _digest(part: Path, record: dict[str, Any], chunk: int, shape: tuple[int, int, int]) -> str | None:
+def _digest(part: Path, record: dict[str, Any], shape: tuple[int, ...]) -> str | None:
     """The digest of the pixels that a record speaks of, or None when there is no such file."""
-    digest, row_bytes = _first(shape), int(np.prod(shape))
+    digest, row_bytes, chunk = _first(shape), int(np.prod(shape)), _chunk(shape)
     broken = [int(entry) for entry in record["broken"]]
     try:
         with part.open("rb") as file:
@@ -169,21 +208,15 @@ def _digest(part: Path, record: dict[str, Any], chunk: int, shape: tuple[int, in
 def _record(path: Path, key: str) -> dict[str, Any] | None:
     """A header or a progress record, or None when it is absent, damaged or of another cache."""
     try:
-        record = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        record = read_json(path, "it is made anew")
+    except (OSError, StorageError):
         return None
-    fields = {"key": str, "done": int, "rows": int, "digest": str, "broken": dict}
-    whole = isinstance(record, dict) and all(isinstance(record.get(name), kind) for name, kind in fields.items())
-    return record if whole and record["key"] == key else None
+    return record if record.get("key") == key else None
 
 
 def _write(path: Path, record: dict[str, Any], sync: bool = False) -> None:
     """Replace a small JSON file in one step, so that no reader ever sees half of it."""
-    fresh = path.with_name(path.name + ".tmp")
-    fresh.write_text(json.dumps(record))
-    if sync:
-        _sync(fresh)
-    fresh.replace(path)
+    put(path, json.dumps(sealed(record)).encode(), sync=sync)
 
 
 def _sync(path: Path) -> None:

@@ -24,21 +24,21 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from equipoise import __version__
-from equipoise.config import Config, read
+from equipoise.config import Config, resolve, text_of_run
 from equipoise.data.samples import Samples
 from equipoise.deploy.card import SPLITS, Card, rows
 from equipoise.deploy.policy import MIN_SITES
 from equipoise.deploy.site import OURS
-from equipoise.engine.flower.fleet import Fleet, Grid, Tell
+from equipoise.engine.flower.fleet import Fleet, Grid, Tell, Tickets
 from equipoise.errors import ConfigError, EquipoiseError, SiteError, StorageError
 from equipoise.evaluate.plausible import Held
 from equipoise.exchange.codec import shown
-from equipoise.opening import read_regular
+from equipoise.keeping import read_json, write_json
 from equipoise.partition import Holding
 from equipoise.running import Result, Watch, claim, make_ledger, one_thread, train
 from equipoise.server import Journal, countable, drawn
-from equipoise.server.checkpoint import write_atomic
 from equipoise.setup import Material, fits, make_host
+from equipoise.text import parse_toml
 from equipoise.trust import only, recorded
 
 ROSTER = "roster.json"
@@ -93,7 +93,7 @@ def plan(config: Config, folder: Path, keys: Mapping[str, bytes]) -> Config:
     path = folder / "federation.json"
     if not path.exists():
         table = {"run": secrets.token_hex(8), "keys": {site: base64.b64encode(key).decode() for site, key in keys.items()}}
-        write_atomic(path, json.dumps(table, indent=1).encode())
+        write_json(path, table)
     read_plan(folder)
     if (folder / ROSTER).exists():
         read_roster(folder / ROSTER)
@@ -118,21 +118,30 @@ def coordinate(grid: Grid, folder: Path, watch: Watch | None = None) -> Result:
 
 
 def _coordinate(grid: Grid, folder: Path, watch: Watch) -> Result:
-    config, (run, keys) = read(folder / "config.toml", allow=only(recorded(folder))), read_plan(folder)
+    config = resolve(parse_toml(text_of_run(folder)), allow=only(recorded(folder)))
+    run, keys = read_plan(folder)
     journal = Journal(folder / "journal.jsonl")
     options = config.engine
-    fleet = Fleet(grid, run, keys, journal.write, deadline=options.deadline, retries=options.retries)
     try:
+        fleet = Fleet(
+            grid,
+            run,
+            keys,
+            journal.write,
+            deadline=options.deadline,
+            retries=options.retries,
+            tickets=Tickets(folder / "tickets.json"),
+            head=lambda: journal.head,
+        )
         with one_thread():
             stuff = roster(config, folder, fleet, tuple(sorted(keys)))
             fits(config, stuff.samples.task)
             host = make_host(config, stuff, folder / "unused")
             ledger = make_ledger(config, host, stuff)
-            told = rows(stuff.samples.classes, stuff.samples.images.shape[1:]) + ledger.rows()
-            write_atomic(folder / "ledger.json", json.dumps(told, indent=1).encode())
-            write_atomic(folder / "data.json", json.dumps(stuff.census(), indent=1).encode())
+            joining = rows(stuff.samples.classes, stuff.samples.images.shape[1:])
+            write_json(folder / "data.json", stuff.census())
             watch("begin", {"sites": stuff.sizes, "classes": stuff.samples.classes, "rounds": config.train.rounds})
-            return train(config, stuff, host, ledger, fleet, journal, folder, watch)
+            return train(config, stuff, host, ledger, fleet, journal, folder, watch, joining)
     except EquipoiseError as error:
         journal.write("stopped", reason=str(error))
         raise
@@ -160,7 +169,7 @@ def read_plan(folder: Path) -> tuple[str, dict[str, bytes]]:
     """The run's name and the public key of every site."""
     path = folder / "federation.json"
     try:
-        table = json.loads(read_regular(path))
+        table = read_json(path, "restore it, or submit the run again into a new folder")
         return str(table["run"]), {site: base64.b64decode(key) for site, key in table["keys"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StorageError(f"{path} is missing or damaged: submit the run again into a new folder") from error
@@ -168,15 +177,15 @@ def read_plan(folder: Path) -> tuple[str, dict[str, bytes]]:
 
 def read_roster(path: Path) -> dict[str, Any]:
     """What the sites of a run that was begun said they hold."""
-    broken = f"{path} is damaged: restore it, or submit the run again into a new folder"
+    fix = "restore it, or submit the run again into a new folder"
     try:
-        given = json.loads(read_regular(path))
+        given: dict[str, Any] = read_json(path, fix)["sites"]
         cards = [Card.model_validate(card) for card in given.values()]
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
-        raise StorageError(broken) from error
+    except (ValidationError, LookupError, AttributeError) as error:
+        raise StorageError(f"{path} is damaged: {fix}") from error
     if not cards:
-        raise StorageError(broken)
-    return dict(given)
+        raise StorageError(f"{path} is damaged: {fix}")
+    return given
 
 
 def roster(config: Config, folder: Path, fleet: Fleet, sites: tuple[str, ...]) -> Roster:
@@ -202,7 +211,7 @@ def roster(config: Config, folder: Path, fleet: Fleet, sites: tuple[str, ...]) -
             f"exchange.min_sites asks for {config.exchange.min_sites}: raise the one or lower the other"
         )
     if not begun:
-        write_atomic(path, json.dumps(given, sort_keys=True).encode())
+        write_json(path, {"sites": given})
     first = next(iter(cards.values()))
     width = len(first.classes)
     samples = Samples(

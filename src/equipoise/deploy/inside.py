@@ -34,8 +34,8 @@ def command(program: str, *arguments: str) -> list[str]:
 class Starter(SubprocessExecutor):
     """Starts the training loop of a run, and nothing else that Flower knows how to start."""
 
-    def get_eligible_capacity(self, types: set[TaskType], **options: Any) -> tuple[set[TaskType], set[str]]:
-        return types & {TaskType.SERVER_APP}, set()
+    def get_eligible_capacity(self, supported_task_types: set[TaskType], **options: Any) -> tuple[set[TaskType], set[str]]:
+        return supported_task_types & {TaskType.SERVER_APP}, set()
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
         if spec.task_type != TaskType.SERVER_APP:
@@ -64,7 +64,7 @@ def main() -> None:
         from flwr.supercore.cli.flower_superexec import flower_superexec
         from flwr.supercore.superexec import run_superexec
 
-        run_superexec.get_executor = lambda *given, **options: Starter()
+        vars(run_superexec)["get_executor"] = lambda *given, **options: Starter()
         flower_superexec()
     else:
         from flwr.superlink.cli.flwr_serverapp import flwr_serverapp

@@ -40,7 +40,8 @@ from equipoise.deploy.coordinator import plan
 from equipoise.deploy.keys import check_dates, listed, read_public
 from equipoise.deploy.limits import Limits
 from equipoise.errors import ConfigError, SiteError, StorageError
-from equipoise.server.checkpoint import write_atomic
+from equipoise.keeping import read_json, write_json
+from equipoise.running import RESULT, read_result
 from equipoise.server.folders import private_folder
 from equipoise.server.journal import read as read_journal
 
@@ -102,7 +103,7 @@ def start(folder: Path, host: str, port: int, limits: Limits | None = None) -> s
     try:
         inside = "127.0.0.1" if host in ("0.0.0.0", "::", "127.0.0.1") else host
         processes.wait_for_port(inside, port, process, UP, "Flower's SuperLink")
-        write_atomic(folder / "server.json", json.dumps({"address": f"{inside}:{port}", "process": process.pid}).encode())
+        write_json(folder / "server.json", {"address": f"{inside}:{port}", "process": process.pid})
         allow(folder, {site: read_public(path) for site, path in sites.items()})
         stop(folder)  # runs that the last server left behind: they would all begin at once, and get in each other's way
     except BaseException:
@@ -122,9 +123,9 @@ def check_certificates(folder: Path) -> None:
 def control(folder: Path) -> Iterator[ControlHttpClient]:
     """A conversation with the SuperLink of this folder."""
     try:
-        address = str(json.loads((folder / "server.json").read_bytes())["address"])
+        address = str(read_json(folder / "server.json", "start the server again")["address"])
         certificate, secret = (folder / "keys" / "ca.crt").read_bytes(), read_secret(folder / HOME)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"no server runs in {folder}: start it with `equipoise server start {folder}`") from error
     check_certificates(folder)
     client = ControlHttpClient.from_server_address(address, False, certificate, [Bearer(secret)])
@@ -169,7 +170,7 @@ def submit(folder: Path, config: Config, out: Path) -> int:
         found = client.StartRun(StartRunRequest(fab=fab_to_proto(Fab(hashlib.sha256(bundle).hexdigest(), bundle, {}))))
     if not found.HasField("run_id"):
         raise SiteError(f"the server did not take the run: {folder / 'server.log'} says why")
-    write_atomic(out / "flower.json", json.dumps({"run": found.run_id, "coordinator": str(folder.resolve())}).encode())
+    write_json(out / "flower.json", {"run": found.run_id, "coordinator": str(folder.resolve())})
     return int(found.run_id)
 
 
@@ -190,18 +191,11 @@ def wait(folder: Path, out: Path, number: int, look: Callable[[], None], pause: 
                 break
         time.sleep(pause)
     lines, _ = read_journal(out / "journal.jsonl")
-    if run.status.sub_status == "completed" and (out / "result.json").exists():
-        return _result(out / "result.json")
+    if run.status.sub_status == "completed" and (out / RESULT).exists():
+        return read_result(out)
     stopped = [line["reason"] for line in lines if line["event"] == "stopped"]
     reason = stopped[-1] if stopped else run.status.details or run.status.sub_status
     raise SiteError(f"the run stopped: {reason}; submit it again with the same --out to go on")
-
-
-def _result(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_bytes()))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise StorageError(f"{path} is damaged: remove it, and submit again with the same --out") from error
 
 
 def standing(folder: Path) -> dict[str, Any]:
@@ -244,6 +238,6 @@ def stop(folder: Path, number: int | None = None) -> list[int]:
 def run_number(out: Path) -> int:
     """The number a run folder has at the SuperLink."""
     try:
-        return int(json.loads((out / "flower.json").read_bytes())["run"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        return int(read_json(out / "flower.json", "submit the run again")["run"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise StorageError(f"{out} is not the folder of a submitted run") from error

@@ -6,6 +6,9 @@
     journal.jsonl   everything we were asked, and what we said
     runs/<run>/     the run's config as we accepted it, our private state and our own results; for our eyes only
 
+All that we write there has digests that are checked when it is read back (see `keeping`); what you wrote is recorded in the journal
+whenever it is not what it was.
+
 What leaves is an answer that the policy has let pass, or one sentence: a refusal names the rule, a failure its kind. What exactly
 failed, with the names of files or patients it may hold, is written to the journal here.
 """
@@ -29,7 +32,9 @@ from torch import Tensor
 
 from equipoise import __version__
 from equipoise.config import Config, resolve
+from equipoise.data import Progress
 from equipoise.data.samples import Samples
+from equipoise.deploy import settings
 from equipoise.deploy.policy import Policy, Refused, read_policy
 from equipoise.engine import Host
 from equipoise.engine.flower.wire import INVITATION
@@ -38,14 +43,15 @@ from equipoise.evaluate.metrics import from_statistics
 from equipoise.evaluate.observer import scalars
 from equipoise.exchange import decode_upload
 from equipoise.exchange.reduction import MOST_SITES
+from equipoise.keeping import FIRST, append_line, as_hash, read_json, write_json
 from equipoise.locate import Allow
 from equipoise.names import unknown
 from equipoise.opening import read_text
 from equipoise.options import Options
 from equipoise.partition import Holding, PartitionOptions, divide
 from equipoise.server import Journal
-from equipoise.server.checkpoint import write_atomic
-from equipoise.setup import Material, cache_folder, fits, keep_memory, located, make_host
+from equipoise.server.journal import read as read_journal
+from equipoise.setup import Material, cache_folder, fits, keep_memory, located, make_host, origin
 from equipoise.site import Store
 from equipoise.site.measure import LEAST
 from equipoise.text import parse_toml
@@ -56,6 +62,8 @@ NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 VERSION = r"^[0-9]{1,9}\.[0-9]{1,9}$"
 OURS = ("base", "data", "partition", "engine")
 """sections of a config that are a site's own and never taken from the coordinator"""
+TICKET, ORIGIN = "ticket.json", "origin.json"
+LEAVE = "restore it, or delete the run's folder to leave the run"
 
 
 class SiteOptions(Options):
@@ -128,9 +136,9 @@ def own_config(options: SiteOptions, folder: Path, table: Mapping[str, Any], all
     return made
 
 
-def own_material(options: SiteOptions, config: Config) -> Material:
+def own_material(options: SiteOptions, config: Config, progress: Progress | None = None) -> Material:
     """The site's data and nothing else."""
-    samples = config.data.load(cache=cache_folder(), base=config.base)
+    samples = config.data.load(cache=cache_folder(), base=config.base, progress=progress)
     fits(config, samples.task)
     if config.train.augment.normalise == "data":
         raise ConfigError('train.augment.normalise = "data" needs all images in one place: use "imagenet", "half" or numbers')
@@ -177,6 +185,8 @@ class Call(Options):
     asked: list[Annotated[str, Field(pattern=NAME)]] = Field(max_length=MOST_SITES)
     """the sites this question goes to, as the coordinator says"""
     tuned: bool
+    journal: str = Field(default=FIRST, pattern=r"^[0-9a-f]{64}$")
+    """the head of the coordinator's journal"""
 
 
 @dataclass
@@ -188,6 +198,8 @@ class Joined:
     stuff: Material
     host: Host
     splits: Watched
+    journal: Journal | None = None
+    """the site's; a ticket is kept together with its head"""
 
     @cached_property
     def counts(self) -> dict[str, Tensor]:
@@ -213,32 +225,42 @@ class Joined:
         for tree in (leaf.value for leaf in upload.values() if isinstance(leaf.value, Mapping)):
             for split, roles in tree.items():
                 results.setdefault(split, {}).update({name: scalars(from_statistics(counts)) for name, counts in roles.items()})
-        with open(self.folder / "metrics.jsonl", "a") as file:
-            file.write(json.dumps({"round": round + 1, **results}) + "\n")
+        append_line(self.folder / "metrics.jsonl", {"round": round + 1, **results}, sync=True)
 
     def accept(self, ticket: int) -> None:
         """Take a message with this ticket, if it is newer than all before it."""
-        path = self.folder / "ticket"
-        last = int(read_text(path)) if path.exists() else 0
-        if ticket <= last:
+        path = self.folder / TICKET
+        last: dict[str, Any] = read_json(path, LEAVE) if path.exists() else {"ticket": 0, "journal": FIRST}
+        if self.journal is not None and last["journal"] not in self.journal:
+            raise StorageError("journal.jsonl has lost lines or was written anew since the last message: restore it")
+        if ticket <= last["ticket"]:
             raise Refused("this message was answered before, or is older than one that was: it is not answered again")
-        write_atomic(path, str(ticket).encode())
+        if self.journal is not None:
+            self.journal.sync()
+        write_json(path, {"ticket": ticket, "journal": FIRST if self.journal is None else self.journal.head})
+
+    def check_origin(self) -> None:
+        """Refuse a run that we joined with other data or other first weights."""
+        path, now = self.folder / ORIGIN, origin(self.host, self.stuff)
+        if not path.exists():
+            write_json(path, now)
+        changed = [what for what, text in read_json(path, LEAVE).items() if now.get(what) != text]
+        if changed:
+            raise Refused(f"this site's {changed[0]} are not those it joined the run with: it takes part in a new run only")
 
     def count(self, round: int, policy: Policy) -> None:
         """One more question of a round; the policy says how many are answered."""
         path = self.folder / "questions.json"
-        try:
-            rounds = {int(key): int(n) for key, n in json.loads(read_text(path)).items()} if path.exists() else {}
-        except (OSError, ValueError, TypeError, AttributeError) as error:
-            raise StorageError(f"{path} is damaged: delete it to count from here on") from error
+        fix = "delete it to count from here on"
+        rounds = {int(key): int(n) for key, n in read_json(path, fix).items()} if path.exists() else {}
         rounds[round] = rounds.get(round, 0) + 1
         policy.counted(rounds[round], sum(rounds.values()))
-        write_atomic(path, json.dumps(rounds).encode())
+        write_json(path, {str(key): n for key, n in rounds.items()})
 
 
-def take_part(options: SiteOptions, config: Config, folder: Path) -> Joined:
+def take_part(options: SiteOptions, config: Config, folder: Path, progress: Progress | None = None) -> Joined:
     """Data, network and method of a run, ready to answer; `folder` is where the run is kept."""
-    stuff = own_material(options, config)
+    stuff = own_material(options, config, progress)
     host = make_host(config, stuff, folder / "private")
     host.store = Store(folder / "private", durable=True)
     site = host.sites[options.name]
@@ -258,6 +280,9 @@ class Desk:
         self.folder = folder
         self.options = read_site(folder)
         self.journal = Journal(folder / "journal.jsonl")
+        lines, _ = read_journal(folder / "journal.jsonl")
+        self._settings = next((line["files"] for line in reversed(lines) if line["event"] == settings.EVENT), None)
+        self._note_settings()
         self._joined: Joined | None = None
         torch.set_num_threads(1)
         keep_memory()
@@ -265,19 +290,36 @@ class Desk:
     @property
     def policy(self) -> Policy:
         """As the file is now: a change counts from the next question on."""
+        self._note_settings()
         return read_policy(self.folder / "policy.toml")
+
+    def _note_settings(self) -> None:
+        """Record in the journal what was put into the folder by hand, whenever it is not what it was."""
+        found = settings.digests(self.folder)
+        if found != self._settings:
+            self.journal.write(settings.EVENT, site=self.options.name, files=found)
+            self._settings = found
+
+    def _note_step(self, text: str, done: int, total: int) -> None:
+        """Record in the journal what is done to read our data, a damaged cache that is made anew among it."""
+        if done == 0:
+            self.journal.write("read data", step=text)
 
     def close(self) -> None:
         self.journal.close()
 
     def reply(self, kind: str, table: Mapping[str, Any], data: Mapping[str, bytes]) -> tuple[dict[str, Any], bytes | None]:
-        """The table and the bytes to send back; this never raises what could carry data out."""
+        """The table and the bytes to send back, with the head of our journal; this never raises what could carry data out."""
+        said, answer = self._reply(kind, table, data)
+        return {**said, "journal": self.journal.head}, answer
+
+    def _reply(self, kind: str, table: Mapping[str, Any], data: Mapping[str, bytes]) -> tuple[dict[str, Any], bytes | None]:
         echo = {key: table.get(key) for key in ("run", "ticket", "site", "round", "question")}
-        facts = {key: echo[key] for key in ("run", "round", "question")}
+        facts = {key: echo[key] for key in ("run", "round", "question")} | {"coordinator": as_hash(table.get("journal"))}
         try:
             if kind == INVITATION:
                 card = self._join(table)
-                self.journal.write("joined", run=echo["run"], method=self._run(str(echo["run"])).config.method_name)
+                self.journal.write("joined", **facts, method=self._run(str(echo["run"])).config.method_name)
                 return {**echo, "card": card}, None
             answer = self._answer(kind, table, data)
         except Refused as error:
@@ -301,8 +343,8 @@ class Desk:
         if table.get("version") != __version__:
             raise Refused(f"this site has Equipoise {__version__}, the coordinator another: install the same")
         folder, policy = self.folder / "runs" / run, self.policy
-        path, text = folder / "config.json", json.dumps(config, sort_keys=True)
-        if path.exists() and read_text(path) != text:
+        path = folder / "config.json"
+        if path.exists() and read_json(path, LEAVE) != json.loads(json.dumps(config)):
             raise Refused("this run was accepted with another config: start a new run for a new config")
         try:
             made = own_config(self.options, self.folder, config, policy.allow)
@@ -313,7 +355,8 @@ class Desk:
         _keep_terms(policy, made)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.chmod(folder.parent, 0o700)
-        write_atomic(path, text.encode())
+        if not path.exists():
+            write_json(path, config)
         joined = self._run(run)
         joined.accept(self._ticket(table))
         samples = joined.stuff.samples
@@ -339,9 +382,12 @@ class Desk:
         if not (folder / "config.json").is_file():
             raise Refused("this site takes part in no such run")
         if self._joined is None or self._joined.folder != folder:
-            table = json.loads(read_text(folder / "config.json"))
+            table = read_json(folder / "config.json", LEAVE)
             config = own_config(self.options, self.folder, table, self.policy.allow)
-            self._joined = take_part(self.options, config, folder)
+            joined = take_part(self.options, config, folder, self._note_step)
+            joined.check_origin()
+            joined.journal = self.journal
+            self._joined = joined
         return self._joined
 
     # Answering ---------------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,11 +18,11 @@ from equipoise.evaluate.options import EvaluateOptions
 from equipoise.evaluate.plausible import Held, doubt, together
 from equipoise.evaluate.protocol import ENDING, blend, select, summarise
 from equipoise.evaluate.scores import Scores, keep_scores, write_scores
+from equipoise.keeping import FIRST, append_line, as_bytes, bare, read_lines, write_atomic
 from equipoise.leaves import Upload
 from equipoise.methods.base import SPLITS, Method
 from equipoise.partition import Holding
 from equipoise.server import Exchange
-from equipoise.server.checkpoint import write_atomic
 from equipoise.tree import Tree
 
 METRICS = "metrics.jsonl"
@@ -56,6 +55,7 @@ class Evaluation:
         self.tell = tell or (lambda row: None)
         self.shots = shot_groups(counts, options.shots, head=options.head_over, tail=options.tail_under)
         self.history: list[dict[str, Any]] = []
+        self._mark = FIRST
         self._since = time.perf_counter()
 
     # The loop's view of us ---------------------------------------------------------------------------------------------
@@ -70,11 +70,14 @@ class Evaluation:
             row |= self._evaluate(done, server, ask)
         self._since = time.perf_counter()
         self.history.append(row)
-        _append(self.path, row)
+        self._mark = append_line(self.path, row, sync=True)
         times = {"train": round(begun - before, 3), "evaluate": round(self._since - begun, 3)}
-        _append(self.path.with_name(TIMING), {"round": done, **times})
+        append_line(self.path.with_name(TIMING), {"round": done, **times})
         keep_scores(self.path.parent / SCORES, self._candidates())
         self.tell(row)
+
+    def mark(self) -> str:
+        return self._mark
 
     def pinned(self) -> frozenset[int]:
         return frozenset() if self.options.select == "last" else self._candidates()
@@ -103,15 +106,17 @@ class Evaluation:
 
     # Before and after --------------------------------------------------------------------------------------------------
 
-    def resume(self, done: int) -> None:
-        """Forget rows of rounds that were never committed, and a line a crash cut short."""
-        lines = self.path.read_text().splitlines(keepends=True) if self.path.exists() else []
-        try:
-            rows = [json.loads(line) for line in lines if line.endswith("\n")]
-        except ValueError as error:
-            raise StorageError(f"{self.path} is damaged: restore it, or start the run anew") from error
-        self.history = [row for row in rows if row["round"] <= done]
-        write_atomic(self.path, "".join(json.dumps(row) + "\n" for row in self.history).encode())
+    def resume(self, done: int, mark: str = FIRST) -> None:
+        """Forget rows of rounds that were never committed, and a line a crash cut short; `mark` is the hash of the last that was."""
+        lines, _ = read_lines(self.path)
+        kept = [line for line in lines if line["round"] <= done]
+        self._mark = kept[-1]["hash"] if kept else FIRST
+        if self._mark != mark:
+            raise StorageError(
+                f"{self.path} has not the rows it had when the newest checkpoint was written: restore it, or start the run anew"
+            )
+        self.history = [bare(line) for line in kept]
+        write_atomic(self.path, b"".join(as_bytes(line) for line in kept))
 
     def selected(self) -> tuple[list[int], dict[str, Any]]:
         """The reported rounds and their metrics."""
@@ -224,12 +229,13 @@ def _miscounted(told: Any, held: Held) -> str | None:
     return None if len(told) == held.images else f"it scores {len(told):,} images, and there are {held.images:,}"
 
 
-def _append(path: Path, row: Mapping[str, Any]) -> None:
-    try:
-        with open(path, "a") as file:
-            file.write(json.dumps(row) + "\n")
-    except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror}; free disk space, then `equipoise resume`") from error
+def read_history(folder: Path, mark: str | None = None) -> list[dict[str, Any]]:
+    """The rows of a run's metrics; with `mark`, the hash of the last one, it is noticed when rows are missing at the end."""
+    path = folder / METRICS
+    lines, _ = read_lines(path)
+    if mark is not None and mark != (lines[-1]["hash"] if lines else FIRST):
+        raise StorageError(f"{path} has not the rows the run wrote: restore it, or start the run anew")
+    return [bare(line) for line in lines]
 
 
 def scalars(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from equipoise.data.samples import Task
-from equipoise.exchange import pack, unpack
+from equipoise.errors import StorageError
+from equipoise.exchange import seal, unseal
 from equipoise.exchange.codec import CodecError
-from equipoise.server.checkpoint import write_atomic
+from equipoise.keeping import write_atomic
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +42,7 @@ def write_scores(folder: Path, round: int, scores: Scores) -> None:
     """Keep the scores of one round."""
     folder.mkdir(exist_ok=True)
     header = {"round": round, "task": scores.task, "ids": scores.ids.tolist()}
-    write_atomic(_path(folder, round), pack(header, {"labels": scores.labels, "logits": scores.logits}))
+    write_atomic(_path(folder, round), seal(header, {"labels": scores.labels, "logits": scores.logits}))
 
 
 def keep_scores(folder: Path, rounds: Collection[int]) -> None:
@@ -52,14 +53,19 @@ def keep_scores(folder: Path, rounds: Collection[int]) -> None:
 
 
 def read_scores(folder: Path, rounds: Sequence[int]) -> Scores | None:
-    """The scores of the reported rounds together; None where some were not kept or cannot be read."""
+    """The scores of the reported rounds together; None where some were not kept."""
     parts = []
     for round in rounds:
-        try:
-            header, tensors = unpack(_path(folder, round).read_bytes())
-            parts.append(Scores(header["task"], np.array(header["ids"]), tensors["labels"], tensors["logits"]))
-        except (OSError, CodecError, LookupError):
+        path = _path(folder, round)
+        if not path.exists():
             return None
+        try:
+            header, tensors = unseal(path.read_bytes())
+            if header["round"] != round:
+                raise CodecError("it is of another round")
+            parts.append(Scores(header["task"], np.array(header["ids"]), tensors["labels"], tensors["logits"]))
+        except (OSError, CodecError, LookupError) as error:
+            raise StorageError(f"{path} is damaged or was changed: restore it, or start the run anew") from error
     same = all(np.array_equal(part.ids, parts[0].ids) for part in parts)
     if not parts or not same:  # a site was missing in one of the rounds
         return None

@@ -1,6 +1,6 @@
 """What may leave a site, and how it is combined."""
 
-from equipoise.exchange.codec import decode_upload, encode_upload, pack, unpack
+from equipoise.exchange.codec import decode_upload, encode_upload, pack, seal, unpack, unseal
 from equipoise.exchange.guard import Bounds, ExchangeOptions, check, rejected
 from equipoise.exchange.ledger import Ledger, Line
 from equipoise.exchange.reduction import Answers, Reduction
@@ -19,5 +19,7 @@ __all__ = [
     "encode_upload",
     "pack",
     "rejected",
+    "seal",
     "unpack",
+    "unseal",
 ]

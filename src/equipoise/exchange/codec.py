@@ -1,6 +1,7 @@
 """Bytes on the wire and on disk: the safetensors format with one JSON header. Nothing else is ever parsed, nothing is executed.
 
-`pack`/`unpack` turn a header and named tensors into bytes and back; `encode_upload`/`decode_upload` do so for typed leaves. The
+`pack`/`unpack` turn a header and named tensors into bytes and back; `encode_upload`/`decode_upload` do so for typed leaves, and
+`seal`/`unseal` for a file that is read back: its header holds the digest of the tensors and its own, and both are checked. The
 format is read and written here rather than by its library for two reasons: a model is copied once on its way out and at most once on
 its way in, and tensors keep their order, which some trees mean something by.
 """
@@ -17,8 +18,9 @@ import torch
 from torch import Tensor
 
 from equipoise.errors import EquipoiseError
+from equipoise.keeping import DIGEST, sealed, table_digest
 from equipoise.leaves import Each, Leaf, Mean, Sum, Upload
-from equipoise.tree import flatten, unflatten
+from equipoise.tree import flat_digest, flatten, unflatten
 
 HEADER = "equipoise"
 METADATA = "__metadata__"
@@ -30,6 +32,8 @@ NESTED = 16
 """levels JSON from elsewhere may have"""
 LARGEST_PLACE, MOST_AXES = 2**48, 16
 """no length and no place in a message is larger, no tensor has more axes"""
+TENSORS = "tensors"
+"""in the header of a sealed file: the digest of its tensors"""
 LEAVES: dict[str, type[Leaf]] = {"sum": Sum, "mean": Mean, "each": Each}
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
@@ -134,6 +138,21 @@ def unpack(data: bytes, views: bool = False, most: int = MOST_TABLE) -> tuple[di
         return header, found if views else {name: x.clone() for name, x in found.items()}
     except (struct.error, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
         raise CodecError(f"not a readable message ({type(error).__name__})") from error
+
+
+def seal(header: Mapping[str, Any], tensors: Mapping[str, Tensor], state: str | None = None) -> bytes:
+    """`pack` with digests, for a file; `state` is the digest of the tensors where that is known already."""
+    return pack(sealed({**header, TENSORS: flat_digest(tensors) if state is None else state}), tensors)
+
+
+def unseal(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The header and the tensors that were sealed; `CodecError` when a bit of either has changed."""
+    header, tensors = unpack(data)
+    if header.pop(DIGEST, None) != table_digest(header):
+        raise CodecError("its header does not have the digest it claims")
+    if header.pop(TENSORS, None) != flat_digest(tensors):
+        raise CodecError("its tensors do not have the digest they claim")
+    return header, tensors
 
 
 def _views(data: bytearray, start: int, table: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -16,9 +16,9 @@ import torch
 from equipoise import __version__
 from equipoise.data.sets import SETS
 from equipoise.evaluate.significance import wilson
+from equipoise.keeping import write_text
 from equipoise.report.folder import FIGURES, SMALL, Run, by_size, objective_name, percent, told_rounds
 from equipoise.report.table import escaped
-from equipoise.server.checkpoint import write_atomic
 from equipoise.site.measure import FIXED_POINT, tallies
 
 CARD = "model-card.md"
@@ -30,7 +30,7 @@ POOR, RARE, UNCALIBRATED = 0.5, 50, 0.1
 def write_card(run: Run) -> Path:
     """The card of a finished run, into its folder."""
     path = run.folder / CARD
-    write_atomic(path, card(run).encode())
+    write_text(path, card(run))
     return path
 
 

@@ -5,7 +5,6 @@ The map is made where the run's data is at hand and kept in the run folder, so t
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.errors import EquipoiseError, StorageError, Untrusted
+from equipoise.errors import EquipoiseError, Untrusted
 from equipoise.report.folder import Run
 
 if TYPE_CHECKING:
@@ -28,17 +27,14 @@ IMAGES, PIXELS = 512, 2**23
 def features(run: Run) -> dict[str, Any] | None:
     """`images` that were used, and in `maps` by layer the `points` (None for a class without images) and the `share` of the spread
     between class means that each of the two axes holds. None where the data or a global predictor is not at hand."""
-    from equipoise.server.checkpoint import write_atomic
+    from equipoise.keeping import read_json, write_json
 
     path = run.folder / FEATURES
     if path.is_file():
-        try:
-            return json.loads(path.read_bytes())
-        except ValueError as error:
-            raise StorageError(f"{path} is damaged: delete it, then `equipoise report {run.folder}`") from error
+        return read_json(path, f"delete it, then `equipoise report {run.folder}`")
     found = _measured(run.folder)
     if found is not None:
-        write_atomic(path, json.dumps(found, indent=1).encode())
+        write_json(path, found)
     return found
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
 
+from equipoise.keeping import bare, read_lines
 from equipoise.report.chart import Series, Show, lines
 from equipoise.report.folder import Run
 
@@ -71,12 +70,7 @@ def left_out(arms: Arms, of: int) -> str:
 
 def json_lines(run: Run, name: str) -> list[dict[str, Any]]:
     """The lines of a file of the run folder, if it has it; one that a crash cut short is left out."""
-    found = []
-    with suppress(OSError):
-        for line in (run.folder / name).read_text().splitlines():
-            with suppress(ValueError):
-                found.append(json.loads(line))
-    return found
+    return [bare(line) for line in read_lines(run.folder / name)[0]]
 
 
 def digits(value: float) -> float:

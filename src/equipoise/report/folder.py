@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -100,31 +99,42 @@ class Run:
 
 def read_run(folder: Path) -> Run:
     """The run in a folder, as far as it got; `StorageError` when the folder holds none, or a damaged one."""
+    from equipoise.config import text_of_run
+    from equipoise.evaluate.observer import read_history
+    from equipoise.running import LEDGER, RESULT, read_result
     from equipoise.server.journal import read as read_journal
 
-    finished = (folder / "result.json").is_file()
-    try:
-        text = (folder / "config.toml").read_text()
-        config = parse_toml(text)
-        ledger = json.loads(_text(folder / "ledger.json", finished) or "[]")
-        lines = _text(folder / "metrics.jsonl", finished).splitlines(keepends=True)
-        history = [json.loads(line) for line in lines if finished or line.endswith("\n")]  # the last may be half written
-        data = _data(folder)
-        result = json.loads((folder / "result.json").read_bytes()) if finished else _so_far(config, history, data)
-    except FileNotFoundError as error:
-        name = Path(error.filename).name
-        if name == "config.toml":
-            raise StorageError(f"{folder} is not a run folder: it has no {name}") from error
-        raise StorageError(f"{folder} has no {name}: finish the run with `equipoise resume {folder}`") from error
-    except (OSError, ValueError) as error:
-        raise StorageError(f"{folder} is damaged ({error}): restore it, or start the run anew") from error
+    finished = (folder / RESULT).is_file()
+    text = text_of_run(folder)
+    config = parse_toml(text)
+    result = read_result(folder) if finished else None
+    history = read_history(folder, result["metrics_hash"] if result else None)
     journal, _ = read_journal(folder / "journal.jsonl")
-    return Run(folder, config, text, result, history, ledger, journal, data)
+    if result and result["journal_hash"] not in {line["hash"] for line in journal}:
+        raise StorageError(f"{folder / 'journal.jsonl'} has lost lines or was written anew: restore it, or start the run anew")
+    data = _data(folder)
+    return Run(
+        folder,
+        config,
+        text,
+        result or _so_far(config, history, data),
+        history,
+        _ledger(folder / LEDGER, finished),
+        journal,
+        data,
+    )
 
 
-def _text(path: Path, needed: bool) -> str:
-    """What a file holds; nothing where a run that goes on has not written it yet."""
-    return path.read_text() if needed or path.exists() else ""
+def _ledger(path: Path, needed: bool) -> list[dict[str, Any]]:
+    """The rows of the ledger; none where a run that goes on has not written them yet."""
+    from equipoise.keeping import read_json
+
+    try:
+        return read_json(path, f"`equipoise resume {path.parent}` writes it again")["leaves"]
+    except FileNotFoundError:
+        if needed:
+            raise StorageError(f"{path.parent} has no {path.name}: `equipoise resume {path.parent}` writes it again") from None
+        return []
 
 
 def _so_far(config: dict[str, Any], history: Sequence[dict[str, Any]], data: dict[str, Any]) -> dict[str, Any]:
@@ -142,19 +152,16 @@ def _so_far(config: dict[str, Any], history: Sequence[dict[str, Any]], data: dic
 def _data(folder: Path) -> dict[str, Any]:
     """The census of the run's data, counted once and kept, so that the page can be made again where the data is not."""
     from equipoise.config import read_folder
-    from equipoise.server.checkpoint import write_atomic
+    from equipoise.keeping import read_json, write_json
     from equipoise.setup import material
 
     path = folder / "data.json"
     if path.is_file():
-        try:
-            return json.loads(path.read_bytes())
-        except ValueError as error:
-            raise StorageError(f"{path} is damaged: delete it, then `equipoise resume {folder}`") from error
+        return read_json(path, f"delete it, then `equipoise resume {folder}`")
     if (folder / "federation.json").is_file():
         raise StorageError(f"{folder}: the sites have not said what they hold yet; try again when the first round is done")
     facts = census(material(read_folder(folder)))
-    write_atomic(path, json.dumps(facts, indent=1).encode())
+    write_json(path, facts)
     return facts
 
 

@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 from equipoise import __version__
 from equipoise.evaluate.significance import wilson
+from equipoise.keeping import read_text, write_text
 from equipoise.methods import METHODS
 from equipoise.report import words
 from equipoise.report.card import blocks, write_card
@@ -23,7 +24,6 @@ from equipoise.report.figures import Figure as Drawing
 from equipoise.report.figures import comparison_figures, run_figures
 from equipoise.report.folder import FIGURES, SMALL, Run, by_size, objective_name, percent, read_run, size
 from equipoise.report.table import Figure, Row, Table
-from equipoise.server.checkpoint import write_atomic
 
 PAGE = "report.html"
 REFRESH = 5
@@ -63,7 +63,7 @@ def write_report(folder: Path, live: bool = False) -> Path:
     (where the classes lie in the features) needs the method's code: `Untrusted` if that is not known.
     """
     run = read_run(folder)
-    card = write_card(run).read_text() if run.finished else ""
+    card = read_text(write_card(run), "try again") if run.finished else ""
     return _write(
         folder,
         "run.html.j2",
@@ -129,7 +129,7 @@ def _write(folder: Path, template: str, **facts: Any) -> Path:
     }
     facts |= {"script": script, "allowed": allowed}
     path = folder / PAGE
-    write_atomic(path, pages.get_template(template).render(facts).encode())
+    write_text(path, pages.get_template(template).render(facts))
     return path
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
@@ -11,11 +10,11 @@ from typing import Any
 from equipoise.compare import Plan, compare
 from equipoise.compare import page as comparison_page
 from equipoise.compare.summary import p_text, read_facts, results_of
+from equipoise.keeping import write_atomic, write_json
 from equipoise.report import Sheet
 from equipoise.report.table import Figure, Row, Table, comma_separated, latex, markdown
 from equipoise.reproduce.plan import Task
 from equipoise.running import Watch
-from equipoise.server.checkpoint import write_atomic
 
 FACTS = "reproduction.json"
 NOTE = """\
@@ -44,9 +43,9 @@ def reproduce(task: Task, out: Path, processes: int | None = None, watch: Watch 
         "reproduction.md": text,
         "reproduction.csv": comma_separated(_numbers(facts)),
         "reproduction.tex": latex(shown),
-        FACTS: json.dumps(facts, indent=1) + "\n",
     }.items():
         write_atomic(out / name, content.encode())
+    write_json(out / FACTS, facts)
     page(out)
     return facts
 

@@ -1,8 +1,8 @@
 """The only training loop: rounds, checkpoints, journal."""
 
 from equipoise.server.ask import Exchange
-from equipoise.server.checkpoint import Checkpoints, Header
+from equipoise.server.checkpoint import Checkpoints, Header, check_same
 from equipoise.server.journal import Journal
 from equipoise.server.loop import Federation, Observer, countable, drawn
 
-__all__ = ["Checkpoints", "Exchange", "Federation", "Header", "Journal", "Observer", "countable", "drawn"]
+__all__ = ["Checkpoints", "Exchange", "Federation", "Header", "Journal", "Observer", "check_same", "countable", "drawn"]

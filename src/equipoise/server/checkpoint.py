@@ -1,22 +1,22 @@
 """Checkpoints: one safetensors file per round with a JSON header, and a head file that names the newest.
 
 Written to a temporary name, synced, renamed; the head file is renamed last. So at any moment, `kill -9` included, the head names
-a whole checkpoint. `Commits` writes them behind the round that follows.
+a whole checkpoint. `Commits` writes them behind the round that follows. Header and tensors have digests that are checked at every
+reading; the header also holds what the run was begun with, so that it does not go on with anything else.
 """
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from equipoise.errors import StorageError
-from equipoise.exchange import pack, unpack
+from equipoise.exchange import seal, unseal
 from equipoise.exchange.codec import CodecError
+from equipoise.keeping import read_json, write_atomic, write_json
 from equipoise.tree import Tree, digest, flatten, unflatten
 
 HEAD = "HEAD.json"
@@ -39,30 +39,21 @@ class Header:
     norms: dict[str, float] = field(default_factory=dict)
     """by question.leaf: how large answers have been, see `exchange.Sizes`"""
     finished: bool = False
-
-
-def write_atomic(path: Path, data: bytes, recycle: Path | None = None) -> None:
-    """tmp → fsync → rename. An old file given to `recycle` is written over and renamed: its place on disk is there already."""
-    part = path.with_name(path.name + ".part")
-    try:
-        if recycle is not None:
-            os.replace(recycle, part)
-        with open(part, "wb" if recycle is None else "r+b") as file:
-            file.write(data)
-            file.truncate()
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror}; free disk space, then `equipoise resume`") from error
+    origin: dict[str, str] = field(default_factory=dict)
+    """digests of what the run was begun with: the data, the first weights"""
+    metrics: str = ""
+    """the hash of the last row of metrics up to this round"""
+    journal: str = ""
+    """the head of the journal when the round was done"""
 
 
 class Checkpoints:
     """The checkpoints of one run folder; the newest two and pinned ones are kept."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, make: bool = True) -> None:
         self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
+        if make:
+            folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, round: int) -> Path:
         return self.folder / f"round-{round:06d}.safetensors"
@@ -71,46 +62,66 @@ class Checkpoints:
         """Write a checkpoint and make it the newest."""
         numbers = {int(old.stem.removeprefix("round-")): old for old in self.folder.glob("round-*.safetensors")}
         spare = [old for number, old in sorted(numbers.items()) if number not in pinned and number < header.round - 1]
-        write_atomic(self.path(header.round), pack(asdict(header), flatten(server)), spare.pop() if spare else None)
-        write_atomic(self.folder / HEAD, json.dumps({"round": header.round, "state": header.state}).encode())
+        data = seal(asdict(header), flatten(server), header.state)
+        write_atomic(self.path(header.round), data, spare.pop() if spare else None)
+        write_json(self.folder / HEAD, {"round": header.round, "state": header.state})
         for old in spare:
             old.unlink(missing_ok=True)
 
+    def rounds(self) -> list[int]:
+        """The rounds of which there is a checkpoint."""
+        return sorted(int(path.stem.removeprefix("round-")) for path in self.folder.glob("round-*.safetensors"))
+
     def newest(self) -> tuple[Tree, Header] | None:
-        """The newest checkpoint, or None before the first."""
+        """The newest checkpoint, or None before the first. Where the head file is gone, that of the latest round."""
         head = self.folder / HEAD
-        if not head.exists():
-            return None
         try:
-            number = int(json.loads(head.read_bytes())["round"])
-        except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
-            raise StorageError(f'{head} is damaged: name a whole checkpoint in it as {{"round": N}}, or start anew') from error
-        return self.load(number)
+            named = read_json(head, "delete it, then `equipoise resume` takes the newest checkpoint there is")
+        except FileNotFoundError:
+            there = self.rounds()
+            return self.load(there[-1]) if there else None
+        server, header = self.load(named["round"])
+        if header.state != named["state"]:
+            raise StorageError(
+                f"{self.path(header.round)} is not the checkpoint that {head} names: restore it, or start the run anew"
+            )
+        return server, header
 
     def load(self, round: int) -> tuple[Tree, Header]:
-        """One checkpoint, checked against its own digest."""
+        """One checkpoint, checked against its own digests."""
         path = self.path(round)
         try:
-            fields, flat = unpack(path.read_bytes())
-            header = Header(**fields)
-        except (OSError, CodecError, TypeError) as error:
-            raise StorageError(f"checkpoint {path} is missing or damaged: restore it, or start the run anew") from error
-        server = unflatten(flat)
-        if digest(server) != header.state:
-            raise StorageError(f"checkpoint {path} does not have the digest it claims: restore it, or start the run anew")
-        return with_branches(server, fields), header
+            fields, flat = unseal(path.read_bytes())
+            header, server = Header(**fields), unflatten(flat)
+        except (OSError, CodecError, TypeError, ValueError) as error:
+            why = f" ({error})" if isinstance(error, CodecError) else ""
+            raise StorageError(f"checkpoint {path} is missing or damaged: restore it, or start the run anew{why}") from error
+        if header.round != round:
+            raise StorageError(f"checkpoint {path} is that of round {header.round}: restore it, or start the run anew")
+        return with_branches(server), header
 
 
 class Commits:
     """Checkpoints written in a thread while the next round is under way, one at a time and in order.
 
     `durable` is the newest checkpoint known to be on disk: what a crash at this moment would resume from. Leaving the `with` block
-    waits for the last one, also when the round after it failed.
+    waits for the last one, also when the round after it failed. `marks` are a header's `metrics` and `journal`; `sync` sees to it
+    that what they speak of is on disk before the checkpoint.
     """
 
-    def __init__(self, checkpoints: Checkpoints, config: str, durable: Header | None, told: Callable[[Header], None]) -> None:
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        config: str,
+        durable: Header | None,
+        told: Callable[[Header], None],
+        origin: Mapping[str, str] | None = None,
+        marks: Callable[[], tuple[str, str]] = lambda: ("", ""),
+        sync: Callable[[], None] = lambda: None,
+    ) -> None:
         self.durable = durable
         self._checkpoints, self._config, self._told = checkpoints, config, told
+        self._origin, self._marks, self._sync = dict(origin or {}), marks, sync
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[Header] | None = None
 
@@ -137,11 +148,24 @@ class Commits:
     ) -> None:
         """Write a checkpoint soon; `server` must not be changed any more. Waits for the one before."""
         before = self.settle()
+        metrics, journal = self._marks()
         # A finished run replaces the checkpoint of its last round, and has the same parent.
         parent = "" if before is None else before.parent if before.round == round else before.state
 
         def write() -> Header:
-            header = Header(round, self._config, digest(server), parent, dict(versions), dict(norms or {}), finished)
+            header = Header(
+                round=round,
+                config=self._config,
+                state=digest(server),
+                parent=parent,
+                versions=dict(versions),
+                norms=dict(norms or {}),
+                finished=finished,
+                origin=self._origin,
+                metrics=metrics,
+                journal=journal,
+            )
+            self._sync()
             self._checkpoints.save(server, header, pinned)
             return header
 
@@ -156,6 +180,20 @@ class Commits:
         return self.durable
 
 
-def with_branches(server: Tree, fields: dict[str, Any]) -> Tree:
+def with_branches(server: Tree) -> Tree:
     """An empty model (a method that shares nothing) leaves no tensor behind; give its branch back."""
     return server if "model" in server else {**server, "model": {}}
+
+
+def check_same(header: Header, folder: Path, config: str, origin: Mapping[str, str], journal: Container[object]) -> None:
+    """Refuse to go on from a checkpoint with another config, other data or weights, or a journal that does not reach up to it."""
+    anew = "or start a new run in another folder"
+    if header.config != config:
+        raise StorageError(f"{folder} was begun with another config than its config.toml has now: undo the change, {anew}")
+    for what, wanted in header.origin.items():
+        if wanted != origin.get(what):
+            raise StorageError(f"{folder}: the {what} are not those the run was begun with: bring those back, {anew}")
+    if header.journal not in journal:
+        raise StorageError(
+            f"{folder / 'journal.jsonl'} has lost lines or was written anew since round {header.round}: restore it, {anew}"
+        )

@@ -2,46 +2,25 @@
 
 A line that was changed or removed later breaks the chain. A line cut short by a crash is dropped when the journal is opened
 again, and said so. One process at a time has it open: two in one run folder would spoil each other's work.
+
+A chain can still be cut at its end, or be written anew as a whole. So its newest hash, the head, is kept elsewhere too: in every
+checkpoint and in the result, and where hospitals are real in the journals of the others, who get it with every message. Every line
+has some random letters, so that nobody who has a head can find out by guessing what the line says.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
+import os
+import secrets
 import time
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from equipoise.errors import StorageError
+from equipoise.keeping import FIRST, as_bytes, chained, line_hash
+from equipoise.keeping import read_lines as read
 
-FIRST = "0" * 64
-
-
-def line_hash(line: dict[str, Any]) -> str:
-    """The hash of a line without its own hash."""
-    return hashlib.sha256(json.dumps({k: v for k, v in line.items() if k != "hash"}, sort_keys=True).encode()).hexdigest()
-
-
-def read(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """All whole lines of a journal and how many bytes they take; `StorageError` where the chain is broken."""
-    lines: list[dict[str, Any]] = []
-    last, size = FIRST, 0
-    if not path.exists():
-        return lines, size
-    data = path.read_bytes()
-    for number, raw in enumerate(data.splitlines(keepends=True), 1):
-        if not raw.endswith(b"\n"):
-            break
-        try:
-            line = json.loads(raw)
-            broken = line["prev"] != last or line["hash"] != line_hash(line)
-        except (ValueError, KeyError, TypeError):
-            broken = True
-        if broken:
-            raise StorageError(f"{path}: line {number} was changed or is damaged; the journal cannot be trusted from there on")
-        last, size = line["hash"], size + len(raw)
-        lines.append(line)
-    return lines, size
+__all__ = ["FIRST", "Journal", "line_hash", "lock", "read"]
 
 
 def lock(file: BinaryIO, path: Path) -> None:
@@ -78,7 +57,8 @@ class Journal:
     def _recover(self, path: Path) -> None:
         """Go on after the last whole line."""
         lines, size = read(path)
-        self._last, self._count = (lines[-1]["hash"] if lines else FIRST), len(lines)
+        self.head, self._count = (lines[-1]["hash"] if lines else FIRST), len(lines)
+        self._hashes = {FIRST, *(line["hash"] for line in lines)}
         cut = self._file.tell() - size
         if cut > 0:
             self._file.truncate(size)
@@ -86,16 +66,36 @@ class Journal:
 
     def write(self, event: str, **facts: Any) -> None:
         """One event."""
-        line = {"seq": self._count, "time": round(time.time(), 3), "event": event, **facts, "prev": self._last}
-        line["hash"] = line_hash(line)
+        facts = {
+            "seq": self._count,
+            "time": round(time.time(), 3),
+            "event": event,
+            **facts,
+            "salt": secrets.token_hex(16),
+        }
+        line = chained(facts, self.head)
         try:
-            self._file.write(json.dumps(line, sort_keys=True).encode() + b"\n")
+            self._file.write(as_bytes(dict(sorted(line.items()))))
             self._file.flush()
         except OSError as error:
             raise StorageError(
                 f"the journal cannot be written: {error.strerror}; free disk space, then `equipoise resume`"
             ) from error
-        self._last, self._count = line["hash"], self._count + 1
+        self.head, self._count = line["hash"], self._count + 1
+        self._hashes.add(self.head)
+
+    def __contains__(self, head: object) -> bool:
+        """Whether a hash is that of one of our lines."""
+        return head in self._hashes
+
+    def sync(self) -> None:
+        """Wait until the disk holds all lines."""
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise StorageError(
+                f"the journal cannot be written: {error.strerror}; free disk space, then `equipoise resume`"
+            ) from error
 
     def close(self) -> None:
         try:

@@ -45,6 +45,10 @@ class Observer(Protocol):
 
     def pinned(self) -> frozenset[int]: ...
 
+    def mark(self) -> str:
+        """The hash of all that was observed so far; a checkpoint holds it."""
+        ...
+
 
 @dataclass
 class Federation:
@@ -67,6 +71,8 @@ class Federation:
     progress: Callable[[str, str], None] | None = None
     told: Callable[[str], None] | None = None
     """told, in a sentence, of every answer that is left out"""
+    origin: Mapping[str, str] = field(default_factory=dict)
+    """digests of what the run is begun with, by what it is: the data, the first weights"""
 
     def __post_init__(self) -> None:
         countable(len(self.sites))
@@ -105,7 +111,10 @@ class Federation:
         found = self.checkpoints.newest()
         if found is not None and found[1].finished:
             return found[0]
-        with Commits(self.checkpoints, self.config_hash, found[1] if found else None, self._committed) as commits:
+        before = found[1] if found else None
+        with Commits(
+            self.checkpoints, self.config_hash, before, self._committed, self.origin, self._marks, self.journal.sync
+        ) as commits:
             return self._rounds(commits, found[0] if found else first())
 
     def _rounds(self, commits: Commits, server: Tree) -> Tree:
@@ -178,6 +187,10 @@ class Federation:
         facts = {**more, **ask.numbers, "sites": list(ask.sites), "bytes_up": ask.bytes_up, "bytes_down": ask.bytes_down}
         listen = self.exchange(ask.round, ask.versions, self.sites, ask.durable, writes=False)
         self.observer.observe(done, server, listen, facts)
+
+    def _marks(self) -> tuple[str, str]:
+        """What a checkpoint says of metrics and journal."""
+        return self.observer.mark(), self.journal.head
 
     def _committed(self, header: Header) -> None:
         self.journal.write("committed", round=header.round, state=header.state, finished=header.finished)

@@ -1,22 +1,23 @@
 """A site's private store: versions of its own tree, in its own folder, never on the wire.
 
 The coordinator names the version to read and the version to write ("12.0" = round 12, question 0), so a repeated round reads
-what it read the first time. Versions of the last two rounds are kept, and any the coordinator pins.
+what it read the first time. Versions of the last two rounds are kept, and any the coordinator pins. Every file says whose it is and
+which version, with a digest of that and of its tensors, which is checked when it is read.
 """
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from equipoise.errors import StorageError
+from equipoise.keeping import DIGEST, append_line, put, sha256
+from equipoise.tree import flat_digest
 
 
 class Store:
@@ -32,19 +33,24 @@ class Store:
         """The flat tree of one version."""
         path = self._path(site, version)
         try:
-            return load_file(path)
-        except (OSError, SafetensorError) as error:
+            with safe_open(path, "pt") as file:
+                claimed = (file.metadata() or {}).get(DIGEST)
+            found = load_file(path)
+            if claimed != _digest(site, version, found):
+                raise ValueError("it does not have the digest it claims")
+        except (OSError, SafetensorError, ValueError, LookupError, RuntimeError) as error:
             raise StorageError(
-                f"private state '{version}' of site '{site}' cannot be read from {path}: restore the folder, or start the run anew"
+                f"private state '{version}' of site '{site}' cannot be read from {path}, or was changed: "
+                "restore the folder, or start the run anew"
             ) from error
+        return found
 
     def note(self, site: str, facts: Mapping[str, Any]) -> None:
         """One line in the site's own log."""
         path = self.root / site / "notes.jsonl"
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with open(path, "a") as file:
-                file.write(json.dumps(facts) + "\n")
+            append_line(path, facts, sync=self.durable)
         except OSError as error:
             raise StorageError(
                 f"{path} cannot be written: {error.strerror}; free disk space, then `equipoise resume`"
@@ -53,14 +59,11 @@ class Store:
     def write(self, site: str, version: str, tensors: dict[str, Tensor], keep: Collection[str] = ()) -> None:
         """Write one version and drop those more than one round old that are not in `keep`."""
         path = self._path(site, version)
-        part = path.with_suffix(".part")
+        plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, part)
-            if self.durable:
-                with open(part, "rb") as file:
-                    os.fsync(file.fileno())
-            os.replace(part, path)
+            data = save(plain, {DIGEST: _digest(site, version, plain)})
+            put(path, data, sync=self.durable)
         except (OSError, SafetensorError) as error:
             raise StorageError(
                 f"private state of site '{site}' cannot be written to {path}: free disk space, then `equipoise resume`"
@@ -69,3 +72,8 @@ class Store:
         for old in path.parent.glob("*.safetensors"):
             if int(old.stem.split(".")[0]) < oldest and old.stem not in keep:
                 old.unlink(missing_ok=True)
+
+
+def _digest(site: str, version: str, tensors: Mapping[str, Tensor]) -> str:
+    """The digest of one version of one site: under another name the same tensors have another."""
+    return sha256(f"{site} {version} {flat_digest(tensors)}".encode())

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from equipoise.errors import ConfigError, MethodError, StorageError
-from equipoise.exchange import pack
+from equipoise.exchange import seal
 from equipoise.exchange.codec import HEADER
 from equipoise.methods import METHODS
 from equipoise.names import unknown
@@ -76,7 +76,7 @@ def _to_safetensors(model: Predictor) -> bytes:
     name = model.facts.method["name"]
     if name not in METHODS:
         raise ConfigError(f"a file cannot bring the code of '{name}' with it: use --to onnx, or the run folder itself")
-    return pack(model.facts.model_dump(mode="json"), flatten(model.tensors))
+    return seal(model.facts.model_dump(mode="json"), flatten(model.tensors))
 
 
 def _from_safetensors(path: Path) -> Answer:

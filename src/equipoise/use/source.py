@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -10,11 +9,14 @@ from pydantic import ValidationError
 from equipoise import __version__
 from equipoise.config import Config, read_folder
 from equipoise.errors import ConfigError, MethodError, StorageError, WeightsError
-from equipoise.exchange import unpack
+from equipoise.evaluate.observer import read_history
+from equipoise.exchange import unseal
 from equipoise.exchange.codec import CodecError
+from equipoise.keeping import read_json
 from equipoise.methods import METHODS
 from equipoise.names import unknown
 from equipoise.opening import read_regular
+from equipoise.running import RESULT, read_result
 from equipoise.server import Checkpoints
 from equipoise.server.checkpoint import Header
 from equipoise.setup import SIGHT, Sight, make_sight, material
@@ -84,15 +86,12 @@ def _from_run(folder: Path, site: str | None, trust: bool) -> Predictor:
 def _history(folder: Path) -> tuple[list[int], list[int], list[str]]:
     """The reported rounds (a method's ending counts as one after the last), those whose endings they are, and the sites."""
     try:
-        result = json.loads((folder / "result.json").read_bytes())
-        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        sites = sorted({site for row in rows for site in (*row["sites"], *row.get("test", {}).get("sites", ()))})
-        return result["selected_rounds"], result.get("ending_of", []), sites
-    except FileNotFoundError as error:
-        name = Path(error.filename).name
-        raise StorageError(f"{folder} has no {name}: finish the run with `equipoise resume {folder}`") from error
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise StorageError(f"{folder} is damaged ({error}): restore it, or start the run anew") from error
+        result = read_result(folder)
+    except FileNotFoundError:
+        raise StorageError(f"{folder} has no {RESULT}: finish the run with `equipoise resume {folder}`") from None
+    rows = read_history(folder, result["metrics_hash"])
+    sites = sorted({site for row in rows for site in (*row["sites"], *row.get("test", {}).get("sites", ()))})
+    return result["selected_rounds"], result.get("ending_of", []), sites
 
 
 def _checkpoint(folder: Path, rounds: list[int]) -> tuple[Tree, Header]:
@@ -123,7 +122,7 @@ def _sight(folder: Path, config: Config) -> Sight:
     if not path.is_file():
         return make_sight(config, material(config))
     try:
-        return Sight.model_validate_json(path.read_bytes())
+        return Sight.model_validate(read_json(path, f"delete it, then `equipoise resume {folder}`"))
     except ValidationError as error:
         raise StorageError(f"{path} is damaged: delete it, then `equipoise resume {folder}`") from error
 
@@ -134,7 +133,7 @@ def _sight(folder: Path, config: Config) -> Sight:
 def _from_file(path: Path, site: str | None) -> Predictor:
     refusal = f"{path} is not a model that `equipoise export --to safetensors` wrote: export it again"
     try:
-        header, flat = unpack(read_regular(path, LARGEST))
+        header, flat = unseal(read_regular(path, LARGEST))
         facts = Facts.model_validate(header)
         tensors = unflatten(flat)
     except (OSError, CodecError, ValidationError, ValueError) as error:

@@ -2,7 +2,8 @@
 
 A site that does not answer within the deadline is asked again as often as `retries` says and then left out of the question. One
 that was started anew while it owed an answer is asked again at once. Every message has a ticket, a number that only grows; a site
-repeats it in its answer, so that an answer to another message, another question or another run is noticed and ignored.
+repeats it in its answer, so that an answer to another message, another question or another run is noticed and ignored. Messages
+and answers also carry the head of the sender's journal, and the other side writes it into its own.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from flwr.app import Message, RecordDict
@@ -18,10 +20,13 @@ from equipoise.engine.flower.wire import INVITATION, array, message_type, unwrap
 from equipoise.engine.question import Question
 from equipoise.errors import SiteError
 from equipoise.exchange.codec import CodecError
+from equipoise.keeping import FIRST, as_hash, read_json, write_json
 
 Tell = Callable[..., None]
 """told of what goes wrong: tell(event, site=…, reason=…), as a journal's `write`"""
 ECHOED = ("run", "ticket", "site", "round", "question")
+BLOCK = 1000
+"""tickets that one writing of their file stands for"""
 LOOK = 1.0
 """seconds between two looks at who is online"""
 
@@ -42,6 +47,27 @@ class Grid(Protocol):
     def push_messages(self, messages: Any) -> Any: ...
 
     def pull_messages(self, message_ids: Any) -> Any: ...
+
+
+class Tickets:
+    """Numbers that only grow, whatever the clock says: a file keeps one that none before it has reached, and where a clock runs
+    ahead of that, it counts. So a coordinator that was started anew is not taken for a replay of itself."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path
+        try:
+            kept = read_json(path, "delete it; tickets then begin at the clock's time")["ticket"] if path else 0
+        except FileNotFoundError:
+            kept = 0
+        self._last = self._kept = max(kept, time.time_ns())
+
+    def next(self) -> int:
+        """A ticket that no message has had."""
+        self._last += 1
+        if self.path is not None and self._last > self._kept:
+            self._kept = self._last + BLOCK
+            write_json(self.path, {"ticket": self._kept})
+        return self._last
 
 
 @dataclass
@@ -70,11 +96,13 @@ class Fleet:
         deadline: float,
         retries: int,
         poll: float = 0.1,
+        tickets: Tickets | None = None,
+        head: Callable[[], str] = lambda: FIRST,
     ) -> None:
         self.grid, self.run, self.tell = grid, run, tell
         self.deadline, self.retries, self.poll = deadline, retries, poll
         self._sites = {key: site for site, key in keys.items()}
-        self._ticket = 0
+        self._tickets, self._head = tickets or Tickets(), head
 
     def online(self) -> dict[str, Node]:
         """The sites Flower can reach now."""
@@ -84,7 +112,7 @@ class Fleet:
         """Ask sites to join a run; what each that accepts tells of itself. Sites have `patience` seconds to come online."""
 
         def letter(site: str, ticket: int) -> tuple[dict[str, Any], RecordDict]:
-            call = {"run": self.run, "ticket": ticket, "site": site, "round": 0, "question": ""}
+            call = {"run": self.run, "ticket": ticket, "site": site, "round": 0, "question": "", "journal": self._head()}
             return call, wrap({**table, **call})
 
         found = {}
@@ -99,7 +127,7 @@ class Fleet:
         payload = array(question.payload)
 
         def letter(site: str, ticket: int) -> tuple[dict[str, Any], RecordDict]:
-            call = question.call(site) | {"run": self.run, "ticket": ticket}
+            call = question.call(site) | {"run": self.run, "ticket": ticket, "journal": self._head()}
             extra = {"extra": array(question.each[site])} if site in question.each else {}
             return call, wrap(call, {"payload": payload, **extra})
 
@@ -168,8 +196,7 @@ class Fleet:
             return
         calls, messages = list[dict[str, Any]](), list[Message]()
         for site in sites:
-            self._ticket = max(self._ticket + 1, time.time_ns())
-            call, content = letter(site, self._ticket)
+            call, content = letter(site, self._tickets.next())
             calls.append(call)
             messages.append(Message(content, online[site].node_id, kind, group_id=str(round), ttl=self.deadline + 60))
         numbers = [*self.grid.push_messages(messages), *([None] * len(sites))]
@@ -205,10 +232,13 @@ class Fleet:
         except CodecError as error:
             self.tell("ignored", **facts, reason=str(error))
             return None
+        head = as_hash(table.pop("journal", None))
         wrong = [key for key in ECHOED if table.get(key) != call[key]]
         if wrong:
             self.tell("ignored", **facts, reason=f"an answer of another {wrong[0]}: replayed, stale or of another run")
             return None
+        if head is not None:
+            self.tell("received", run=self.run, **facts, journal=head)
         if "refused" in table:
             self.tell("refused", **facts, reason=str(table["refused"])[:500])
             del owed[site]

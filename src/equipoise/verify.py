@@ -1,0 +1,224 @@
+"""A folder checked without changing it: every file that has a digest, and what the files of a run or a site say of each other.
+
+Two journals of one federation can be held against each other: each has written down the heads that the other's had on the way, so
+neither can have been cut or written anew since by one side alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from equipoise.config import KEPT
+from equipoise.data.cache import check_cache
+from equipoise.deploy import settings
+from equipoise.errors import StorageError
+from equipoise.evaluate.observer import METRICS, TIMING
+from equipoise.exchange import unseal
+from equipoise.exchange.codec import CodecError
+from equipoise.keeping import FIRST, read_json, read_lines, read_text
+from equipoise.report.card import CARD
+from equipoise.report.page import PAGE
+from equipoise.running import RESULT
+from equipoise.server import Checkpoints
+from equipoise.site import Store
+
+JOURNAL, TICKET = "journal.jsonl", "ticket.json"
+PRIVATE = ("sites", "private")
+"""folders that hold a folder of private state per site"""
+FOREIGN = ("flower", "keys", "tensorboard")
+"""folders of files that are not ours to check"""
+FIX = "restore it from a copy"
+Line = dict[str, Any]
+
+
+@dataclass
+class Findings:
+    """What was looked at, and what is wrong with it."""
+
+    checked: list[str] = field(default_factory=list)
+    """files that are as they were written"""
+    without_digest: list[str] = field(default_factory=list)
+    """files of which nobody can say"""
+    problems: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Write a failure down, and go on."""
+        try:
+            yield
+        except StorageError as error:
+            self.problems.append(str(error))
+
+    def expect(self, right: bool, problem: str) -> None:
+        if not right:
+            self.problems.append(problem)
+
+
+def verify(folder: Path, other: Path | None = None) -> Findings:
+    """Check all there is in a folder; `other` is the journal of the other side of a federation, or the folder that holds it."""
+    if not folder.is_dir():
+        raise StorageError(f"there is no folder {folder}: name a run folder, a site's folder or the image cache")
+    found = Findings()
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    for path in files:
+        inside = path.relative_to(folder)
+        check = None if set(inside.parts[:-1]) & set(FOREIGN) else check_of(path)
+        if check is None:
+            found.without_digest.append(str(inside))
+            continue
+        before = len(found.problems)
+        with found.noting():
+            check(path)
+        if len(found.problems) == before:
+            found.checked.append(str(inside))
+    if not found.checked and not found.problems:
+        raise StorageError(f"{folder} holds no file with a digest: name a run folder, a site's folder or the image cache")
+    for path in files:
+        with found.noting():
+            if path.name == KEPT:
+                _check_run(path.parent, found)
+            elif path.name == "site.toml":
+                _check_site(path.parent, found)
+    if other is not None:
+        with found.noting():
+            found.problems += compared(_journal(folder), _journal(other))
+    return found
+
+
+# One file ----------------------------------------------------------------------------------------------------------------
+
+
+def check_of(path: Path) -> Callable[[Path], object] | None:
+    """How a file is checked, or None where it has no digest."""
+    if path.suffix == ".json":
+        return lambda path: read_json(path, FIX)
+    if path.suffix == ".jsonl":
+        return _check_lines
+    if path.suffix == ".safetensors":
+        return _check_tensors
+    if path.suffix == ".raw":
+        return check_cache
+    if path.name in (KEPT, PAGE, CARD):
+        return lambda path: read_text(path, FIX)
+    return None
+
+
+def _check_lines(path: Path) -> None:
+    if read_lines(path)[1] != path.stat().st_size:
+        raise StorageError(f"{path}: the last line is cut short, by a crash or because it is being written")
+
+
+def _check_tensors(path: Path) -> None:
+    if path.parent.parent.name in PRIVATE:
+        Store(path.parent.parent).read(path.parent.name, path.stem)
+        return
+    try:
+        unseal(path.read_bytes())
+    except (OSError, CodecError) as error:
+        raise StorageError(f"{path} is damaged or was changed ({error}): {FIX}") from error
+
+
+# What files say of each other ----------------------------------------------------------------------------------------------
+
+
+def _check_run(folder: Path, found: Findings) -> None:
+    """Metrics, journal, checkpoints and result of a run must fit together."""
+    checkpoints = Checkpoints(folder / "checkpoints", make=False)
+    newest = checkpoints.newest()
+    if newest is None:
+        return
+    header = newest[1]
+    rows = {line["hash"]: line["round"] for line in read_lines(folder / METRICS)[0]}
+    heads = {FIRST, *(line["hash"] for line in read_lines(folder / JOURNAL)[0])}
+    lost = f"{folder / METRICS} has not the rows it had when"
+    cut = f"{folder / JOURNAL} has lost lines or was written anew since"
+    found.expect(header.metrics in {FIRST, *rows}, f"{lost} the newest checkpoint was written: {FIX}")
+    found.expect(header.journal in heads, f"{cut} the newest checkpoint was written: {FIX}")
+    for round in checkpoints.rounds():
+        with found.noting():
+            _check_parent(checkpoints, round, found)
+    for site, version in header.versions.items():
+        path = folder / "sites" / site / f"{version}.safetensors"
+        gone = (folder / "sites").is_dir() and not path.is_file()
+        found.expect(not gone, f"{path} is gone, and the newest checkpoint needs it: {FIX}")
+    if (folder / RESULT).is_file():
+        result = read_json(folder / RESULT, FIX)
+        last = next(reversed(rows), FIRST)
+        timed = {line["round"] for line in read_lines(folder / TIMING)[0]}
+        found.expect(result["metrics_hash"] == last, f"{lost} the run ended: {FIX}")
+        found.expect(result["journal_hash"] in heads, f"{cut} the run ended: {FIX}")
+        found.expect(result["state_hash"] == header.state, f"{folder / RESULT} is not of the newest checkpoint: {FIX}")
+        found.expect(set(rows.values()) <= timed, f"{folder / TIMING} has lost rows: {FIX}")
+
+
+def _check_parent(checkpoints: Checkpoints, round: int, found: Findings) -> None:
+    """A checkpoint names the one before it."""
+    if round - 1 in checkpoints.rounds():
+        parent, before = checkpoints.load(round)[1].parent, checkpoints.load(round - 1)[1].state
+        found.expect(parent == before, f"{checkpoints.path(round)} does not follow the checkpoint before it: {FIX}")
+
+
+def _check_site(folder: Path, found: Findings) -> None:
+    """A site's journal must reach up to the last message of every run, and know the settings."""
+    lines = read_lines(folder / JOURNAL)[0]
+    heads = {FIRST, *(line["hash"] for line in lines)}
+    for path in sorted(folder.glob(f"runs/*/{TICKET}")):
+        with found.noting():
+            reached = read_json(path, FIX)["journal"] in heads
+            found.expect(reached, f"{folder / JOURNAL} has lost lines or was written anew since {path} was: {FIX}")
+    recorded = [line["files"] for line in lines if line["event"] == settings.EVENT]
+    now = settings.digests(folder)
+    for name in sorted({*now, *recorded[-1]} if recorded else ()):
+        found.expect(
+            now.get(name) == recorded[-1].get(name),
+            f"{folder / name} is not what it was when this site last looked: if you did not change it, {FIX}",
+        )
+
+
+# Two journals --------------------------------------------------------------------------------------------------------------
+
+
+def _journal(place: Path) -> list[Line]:
+    path = place / JOURNAL if place.is_dir() else place
+    if not path.is_file():
+        raise StorageError(f"there is no journal {path}: name a {JOURNAL}, or the folder that holds it")
+    return read_lines(path)[0]
+
+
+def compared(one: Sequence[Line], two: Sequence[Line]) -> list[str]:
+    """What a coordinator's and a site's journal say of each other, either given first; a sentence where that is not so."""
+    sides = {bool(_site_name(lines)): lines for lines in (one, two)}
+    if set(sides) != {True, False}:
+        return ["these are not the journals of a coordinator and a site: name one of each"]
+    coordinator, site = sides[False], sides[True]
+    name = _site_name(site)
+    received = [line for line in coordinator if line["event"] == "received" and line["site"] == name]
+    runs = {line["run"] for line in received}
+    asked = [line for line in site if line.get("run") in runs and line.get("coordinator")]
+    if not received or not asked:
+        return [f"the two journals know nothing of each other: has '{name}' ever answered this run?"]
+    return [
+        *_strange(received, "journal", site, "coordinator", f"site '{name}'"),
+        *_strange(asked, "coordinator", coordinator, f"site '{name}'", "coordinator"),
+    ]
+
+
+def _site_name(lines: Sequence[Line]) -> str | None:
+    """The site whose journal this is, or None for a coordinator's."""
+    return next((str(line["site"]) for line in lines if line["event"] == settings.EVENT), None)
+
+
+def _strange(lines: Sequence[Line], key: str, theirs: Sequence[Line], keeper: str, writer: str) -> list[str]:
+    """A sentence on the first head that was received from somebody and is not in their journal."""
+    heads = {FIRST, *(line["hash"] for line in theirs)}
+    gone: list[Mapping[str, Any]] = [line for line in lines if line[key] not in heads]
+    if not gone:
+        return []
+    return [
+        f"the journal of the {writer} was cut or written anew: {len(gone)} of the {len(lines)} heads that the {keeper} has of it "
+        f"are not in it, the first in line {gone[0]['seq'] + 1} of the {keeper}'s"
+    ]
