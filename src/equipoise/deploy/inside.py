@@ -34,8 +34,12 @@ def command(program: str, *arguments: str) -> list[str]:
 class Starter(SubprocessExecutor):
     """Starts the training loop of a run, and nothing else that Flower knows how to start."""
 
-    def get_eligible_capacity(self, types: set[TaskType], **options: Any) -> tuple[set[TaskType], set[str]]:
-        return types & {TaskType.SERVER_APP}, set()
+    def get_eligible_capacity(
+        self,
+        supported_task_types: set[TaskType],
+        **options: Any,
+    ) -> tuple[set[TaskType], set[str]]:
+        return supported_task_types & {TaskType.SERVER_APP}, set()
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
         if spec.task_type != TaskType.SERVER_APP:
