@@ -34,7 +34,11 @@ def command(program: str, *arguments: str) -> list[str]:
 class Starter(SubprocessExecutor):
     """Starts the training loop of a run, and nothing else that Flower knows how to start."""
 
-    def get_eligible_capacity(self, supported_task_types: set[TaskType], **options: Any) -> tuple[set[TaskType], set[str]]:
+    def get_eligible_capacity(
+        self,
+        supported_task_types: set[TaskType],
+        **options: Any,
+    ) -> tuple[set[TaskType], set[str]]:
         return supported_task_types & {TaskType.SERVER_APP}, set()
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
@@ -64,7 +68,7 @@ def main() -> None:
         from flwr.supercore.cli.flower_superexec import flower_superexec
         from flwr.supercore.superexec import run_superexec
 
-        vars(run_superexec)["get_executor"] = lambda *given, **options: Starter()
+        run_superexec.get_executor = lambda *given, **options: Starter()
         flower_superexec()
     else:
         from flwr.superlink.cli.flwr_serverapp import flwr_serverapp
