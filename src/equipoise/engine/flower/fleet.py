@@ -17,7 +17,7 @@ from flwr.app import Message, RecordDict
 from equipoise.engine.flower.wire import INVITATION, array, message_type, unwrap, wrap
 from equipoise.engine.question import Question
 from equipoise.errors import SiteError
-from equipoise.exchange.codec import CodecError
+from equipoise.exchange.codec import CodecError, shown
 
 Tell = Callable[..., None]
 """told of what goes wrong: tell(event, site=…, reason=…), as a journal's `write`"""
@@ -210,10 +210,10 @@ class Fleet:
             self.tell("ignored", **facts, reason=f"an answer of another {wrong[0]}: replayed, stale or of another run")
             return None
         if "refused" in table:
-            self.tell("refused", **facts, reason=str(table["refused"])[:500])
+            self.tell("refused", **facts, reason=shown(str(table["refused"]), 500))
             del owed[site]
             return None
         if "failed" in table:
-            self.tell("failed", **facts, reason=str(table["failed"])[:100])
+            self.tell("failed", **facts, reason=shown(str(table["failed"]), 100))
             return None
         return site, table, data
