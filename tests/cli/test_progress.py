@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from equipoise.cli import progress
+from equipoise.cli.flower import _follow
 from equipoise.cli.progress import Clock, duration, line, watching
+from equipoise.server import Journal
 
 
 @pytest.fixture
@@ -125,3 +128,27 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
             watch(event, facts)
     assert out.getvalue() == ""
     assert "round 3/40" in err.getvalue() and "left" in err.getvalue()
+
+
+def test_an_answer_that_is_left_out_is_named_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with watching(quiet=False) as watch:
+        watch("rejected", {"reason": "round 3: site 'north' was left out of 'train': [why]"})
+    assert capsys.readouterr().err == "round 3: site 'north' was left out of 'train': [why]\n"
+
+
+def test_a_submitted_run_names_sites_and_answers_that_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    look = _follow(tmp_path, 5, quiet=False)
+    look()
+    book = Journal(tmp_path / "journal.jsonl")
+    book.write("left out", site="south", reason="site 'south' does not say in order what it holds")
+    book.write("committed", round=1)
+    look()
+    book.write("rejected", site="north", round=2, question="train", reason="site 'north' was left out of 'train': why")
+    look()
+    look()
+    book.close()
+    told = [text.split("  ", 1)[1] for text in capsys.readouterr().err.splitlines()]
+    assert told == [
+        "site 'south' does not say in order what it holds",
+        "round 3: site 'north' was left out of 'train': why",
+    ]

@@ -17,10 +17,10 @@ from tests.spoiled import Spoil
 
 from equipoise.config import Config, resolve
 from equipoise.deploy.card import SPLITS
-from equipoise.deploy.coordinator import alone, roster
+from equipoise.deploy.coordinator import alone, plan, roster
 from equipoise.engine import Host
 from equipoise.engine.flower.wire import unwrap
-from equipoise.errors import SiteError, StorageError
+from equipoise.errors import ConfigError, SiteError, StorageError
 from equipoise.exchange import decode_upload
 from equipoise.exchange.ledger import entries
 from equipoise.running import run
@@ -174,6 +174,12 @@ def test_a_site_keeps_its_own_results(tiny: MakeConfig, town: Any) -> None:
         told = row["test"]["sites"][site]
         assert own["round"] == 1 and own["test"]["own.own"]["balanced_accuracy"] == told["balanced_accuracy"]
         assert set(own["test"]) >= {"global.fed", "own.own"} and "validation" in own
+
+
+def test_a_federation_of_more_sites_than_sums_have_room_for_is_not_planned(tiny: MakeConfig, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="at most 1,024 sites"):
+        plan(tiny(), tmp_path / "run", {f"site-{i}": b"key" for i in range(1025)})
+    assert not (tmp_path / "run").exists()
 
 
 def test_two_coordinators_do_not_share_a_folder(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ import pytest
 
 from equipoise.config import Config
 from equipoise.engine import Engine, Question
-from equipoise.errors import StorageError
+from equipoise.errors import ConfigError, StorageError
 from equipoise.exchange import ExchangeOptions, Ledger
 from equipoise.methods import Method
 from equipoise.running import resume, run
-from equipoise.server import Checkpoints, Federation, Journal
+from equipoise.server import Checkpoints, Federation, Journal, countable, loop
 
 MakeConfig = Callable[..., Config]
 Rows = Callable[[Path], list[dict[str, Any]]]
@@ -252,3 +252,18 @@ def test_sites_are_drawn_by_seed_and_round(share: float, count: int, tmp_path: P
     if share < 1:
         assert drawn(1) != first
         assert {site for chosen in first for site in chosen} == set(sites)
+
+
+# How many sites ------------------------------------------------------------------------------------------------------
+
+
+def test_more_sites_than_sums_have_room_for_are_refused(
+    tiny: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    countable(1024)
+    with pytest.raises(ConfigError, match=r"at most 1,024 sites, .* this one has 1,025$"):
+        countable(1025)
+    monkeypatch.setattr(loop, "MOST_SITES", 2)
+    with pytest.raises(ConfigError, match="at most 2 sites"):
+        run(tiny(), tmp_path)
+    assert not (tmp_path / "checkpoints").exists()

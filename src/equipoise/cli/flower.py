@@ -302,18 +302,25 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 def _follow(folder: Path, rounds: int, quiet: bool) -> Callable[[], None]:
-    """A line for every round as it is finished."""
+    """A line for every round as it is finished, and for every site or answer that is left out."""
     from equipoise.cli.progress import line
 
-    seen = [0]
+    seen = {"metrics.jsonl": 0, "journal.jsonl": 0}
+
+    def fresh(name: str) -> list[dict[str, Any]]:
+        path = folder / name
+        if not path.exists():
+            return []
+        rows = [text for text in path.read_text().splitlines(keepends=True) if text.endswith("\n")]
+        before, seen[name] = seen[name], len(rows)
+        return [jsons.loads(text) for text in rows[before:]]
 
     def look() -> None:
-        path = folder / "metrics.jsonl"
-        if quiet or not path.exists():
+        if quiet:
             return
-        rows = [text for text in path.read_text().splitlines(keepends=True) if text.endswith("\n")]
-        for text in rows[seen[0] :]:
-            print(f"{time.strftime('%H:%M:%S')}  {line(jsons.loads(text), rounds)}", file=sys.stderr, flush=True)
-        seen[0] = len(rows)
+        left_out = [entry for entry in fresh("journal.jsonl") if entry["event"] in ("left out", "rejected")]
+        told = [f"round {entry['round'] + 1}: {entry['reason']}" if "round" in entry else entry["reason"] for entry in left_out]
+        for text in (*told, *(line(row, rounds) for row in fresh("metrics.jsonl"))):
+            print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)
 
     return look

@@ -111,6 +111,8 @@ def _bar(runs: int) -> Iterator[Watch]:
         def watch(event: str, facts: dict[str, Any]) -> None:
             if event == "run":
                 progress.print(f"[bold]{facts['name']}[/bold]")
+            elif event == "rejected":
+                progress.print(facts["reason"], highlight=False, markup=False)
             elif event == "data":
                 progress.update(task, description=f"{facts['text']} {facts['done']:,}/{facts['total']:,}")
             elif event == "note":
@@ -146,6 +148,8 @@ def _plain(runs: int) -> Watch:
     def watch(event: str, facts: dict[str, Any]) -> None:
         if event == "run":
             say(facts["name"])
+        elif event == "rejected":
+            say(facts["reason"])
         elif event == "data" and facts["done"] == 0:
             say(f"{facts['text']} ({facts['total']:,})")
         elif event == "note":

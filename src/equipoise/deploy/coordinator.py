@@ -238,7 +238,8 @@ def _usable(given: Mapping[str, Any], tell: Tell) -> dict[str, Card]:
             first = error.errors(include_url=False, include_input=False)[0]
             place = ".".join(map(str, first["loc"]))
             what = f"'{shown(place)}' is not in order" if place else first["msg"].removeprefix("Value error, ")
-            tell("left out", site=site, reason=f"it does not say in order what it holds: {what}; it needs the same Equipoise")
+            reason = f"site '{site}' does not say in order what it holds: {what}; it needs the same Equipoise"
+            tell("left out", site=site, reason=reason)
     return _agreed(cards, tell)
 
 

@@ -19,7 +19,7 @@ from flwr.app import Message, RecordDict
 from equipoise.engine.flower.wire import INVITATION, array, message_type, unwrap, wrap
 from equipoise.engine.question import Question
 from equipoise.errors import SiteError
-from equipoise.exchange.codec import CodecError
+from equipoise.exchange.codec import CodecError, shown
 from equipoise.keeping import FIRST, as_hash, read_json, write_json
 
 Tell = Callable[..., None]
@@ -240,10 +240,10 @@ class Fleet:
         if head is not None:
             self.tell("received", run=self.run, **facts, journal=head)
         if "refused" in table:
-            self.tell("refused", **facts, reason=str(table["refused"])[:500])
+            self.tell("refused", **facts, reason=shown(str(table["refused"]), 500))
             del owed[site]
             return None
         if "failed" in table:
-            self.tell("failed", **facts, reason=str(table["failed"])[:100])
+            self.tell("failed", **facts, reason=shown(str(table["failed"]), 100))
             return None
         return site, table, data
