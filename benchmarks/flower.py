@@ -40,6 +40,7 @@ def tiny(method: str, sites: int, rounds: int, every: int = 1) -> Config:
             "method": {"name": method},
             "train": {"rounds": rounds, "batch_size": 8},
             "evaluate": {"every": every},
+            "exchange": {"min_sites": min(3, sites)},
             "engine": {"device": "cpu", "deadline": 600.0, "patience": 900.0},
         }
     )

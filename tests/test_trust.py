@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from equipoise import trust
 from equipoise.config import Config, read_folder
@@ -45,8 +48,6 @@ def made(tiny: MakeConfig, tmp_path: Path) -> Path:
 
 def forget_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the file is run again if anything lets it."""
-    import sys
-
     for name in [name for name in sys.modules if name.startswith("equipoise_code_mine")]:
         monkeypatch.delitem(sys.modules, name)
 
@@ -141,3 +142,37 @@ def test_a_worker_runs_the_code_its_pool_has_run(tiny: MakeConfig, tmp_path: Pat
     shutil.rmtree(tmp_path / "run")
     config = tiny("mine.py:Mine", base=tmp_path, train={"rounds": 1}, engine={"kind": "pool", "workers": 1, "device": "cpu"})
     run(config, tmp_path / "run")
+
+
+# On the command line -------------------------------------------------------------------------------------------------
+
+
+def equipoise(*words: object) -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # typer imports names that the newest click wants to drop
+        from equipoise.cli.app import main
+
+    with pytest.raises(SystemExit) as end:
+        main([str(word) for word in words])
+    return int(str(end.value.code))
+
+
+@pytest.mark.parametrize("verb", ["predict", "evaluate", "export", "resume", "report"])
+def test_every_verb_asks_for_the_word(
+    verb: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pictures").mkdir()
+    Image.new("RGB", (16, 16)).save(tmp_path / "pictures" / "one.png")
+    (tmp_path / "new.toml").write_text('[data]\nkind = "phantom"\nscale = 0.004\nimage_size = 16\nseed = 5\n')
+    more = {
+        "predict": [tmp_path / "pictures"],
+        "evaluate": ["--data", tmp_path / "new.toml"],
+        "export": ["--to", "onnx", "--out", tmp_path / "model.onnx"],
+        "resume": ["--quiet"],
+    }.get(verb, [])
+    somebody_else(monkeypatch, tmp_path)
+    forget_modules(monkeypatch)
+    assert equipoise(verb, made, *more) == 2
+    assert "--trust" in capsys.readouterr().err and not (tmp_path / "ran").exists()
+    assert equipoise(verb, made, *more, "--trust") == 0
+    assert (tmp_path / "ran").exists()

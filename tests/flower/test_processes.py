@@ -74,7 +74,7 @@ def events(folder: Path, event: str) -> list[dict[str, Any]]:
 
 def test_three_methods_give_the_bits_of_the_simulation(tiny: MakeConfig, rows: Rows, tmp_path: Path) -> None:
     """Private state, two questions, leaves that are read site by site: one federation for all three, on every run of the tests."""
-    small: dict[str, Any] = {"partition": {"sites": 2}, "evaluate": {"every": 2}}
+    small: dict[str, Any] = {"partition": {"sites": 2}, "evaluate": {"every": 2}, "exchange": {"min_sites": 2}}
     plays = {method: federated(tiny(method, **small)).with_engine(**PATIENT) for method in ("fca", "fediic", "fedsdc")}
     each = sorted({leaf for config in plays.values() for leaf in allowed(config)})
     with stage(plays["fca"], tmp_path / "town", {"each": each, "methods": approved()}) as made:
@@ -157,7 +157,7 @@ def test_a_server_begins_no_run_by_itself(tiny: MakeConfig, tmp_path: Path) -> N
 
 @pytest.mark.hospitals
 def test_a_site_that_hangs_is_left_out_and_named(tiny: MakeConfig, tmp_path: Path) -> None:
-    config = federated(tiny("fca", train={"rounds": 3}, evaluate={"every": 3}))
+    config = federated(tiny("fca", train={"rounds": 3}, evaluate={"every": 3}, exchange={"min_sites": 2}))
     config = config.with_engine(**PATIENT | {"deadline": 90.0}, retries=0)
     out = tmp_path / "run"
     with playing(config, tmp_path / "town", out) as (made, number):
@@ -176,7 +176,7 @@ def test_strangers_stay_outside_and_the_coordinator_has_nothing_of_the_data(tmp_
     """A site that trusts another authority, one whose key is not listed; the third goes on alone, and keeps to itself what it must."""
     # Personal heads of their own from the start: as copies of the federated head they stay close to it in one round.
     wanted = {"method": {"name": "fca", "own_init": "draw"}, "train": {"rounds": 1, "batch_size": 4}}
-    wanted |= {"engine": {"device": "cpu", **PATIENT, "patience": 90.0}}
+    wanted |= {"engine": {"device": "cpu", **PATIENT, "patience": 90.0}, "exchange": {"min_sites": 1}}
     config, out = federated(resolve(write_hospitals(tmp_path, NAMES) | wanted)), tmp_path / "run"
     with stage(config, tmp_path / "town", {"each": allowed(config)}) as made:
         new_keys(tmp_path / "other", [], [])
@@ -230,7 +230,7 @@ def test_a_rogue_site_is_turned_away_whatever_it_sends(
     """The parts of test_wire, by a site with a key of its own: the bits of a run that lost those answers."""
     monkeypatch.chdir(ROOT)
     rounds = len(PARTS) + 1
-    config = federated(tiny("fedavg", train={"rounds": rounds}, evaluate={"every": rounds}))
+    config = federated(tiny("fedavg", train={"rounds": rounds}, evaluate={"every": rounds}, exchange={"min_sites": 2}))
     config, out = config.with_engine(**PATIENT, retries=0), tmp_path / "run"
     lost = run(config, tmp_path / "here", wrap=lambda engine: Spoil(engine, "site-01", lambda data: None, range(len(PARTS))))
     with stage(config, tmp_path / "town", {"each": allowed(config)}) as made:
