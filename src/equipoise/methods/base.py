@@ -59,6 +59,7 @@ class Method(BaseModel):
     tasks: ClassVar[tuple[Task, ...]] = ("single", "multi")
     heads: ClassVar[tuple[str, ...]] = ("fed",)
     private: ClassVar[tuple[str, ...]] = ()
+    classifier: ClassVar[str] = "head.fed."
     views: ClassVar[tuple[str, ...]] = ("weak",)
     recommends: ClassVar[dict[str, Any]] = {}
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
@@ -104,7 +105,7 @@ class Method(BaseModel):
         A method's own ending starts from this one. What sites alone shall have of it belongs into `loc.mine` or private parts:
         a model that was merely trained there is kept only where `evaluate.own = "tuned"`.
         """
-        return crt.stage(server, ask, self.retrain, self.crt) if self.crt else server
+        return crt.stage(self, server, ask) if self.crt else server
 
     def phases(self, rounds: int) -> Sequence[int]:
         """Rounds from which a different set of leaves leaves the sites (the ledger is made anew at each)."""
@@ -146,8 +147,12 @@ class Method(BaseModel):
         return {"delta": Mean(loc.delta(net), loc.samples), "loss": Mean(torch.tensor(loss, dtype=torch.float64), loc.samples)}
 
     def retrain(self, net: Net, loc: Loc) -> Upload:
-        """Question: one round of classifier re-training, answered with the change of the head, weighted by samples."""
-        return crt.answer(net, loc, self.crt, (loc.options.views or self.views)[:1])
+        """Question: one round of classifier re-training, answered with the classifier's change, weighted by samples."""
+        return crt.answer(self, net, loc)
+
+    def logits(self, net: Net, x: Tensor) -> Tensor:
+        """What the net's own classifier says, scaled as the global predictor scales it: what re-training trains."""
+        return next(iter(self.predict(net, x, None, {}).values()))
 
     @torch.no_grad()
     def evaluate(self, net: Net, loc: Loc) -> Upload:

@@ -27,7 +27,7 @@ from equipoise.errors import MethodError
 from equipoise.leaves import ONE, Limit, Mean, Upload
 from equipoise.losses.matching import class_gradient, match, train_head
 from equipoise.methods.base import Ask, Method
-from equipoise.methods.crt import BIAS, WEIGHT, fresh_head
+from equipoise.methods.crt import BIAS, WEIGHT, fresh
 from equipoise.nets import Net
 from equipoise.site import Loc
 from equipoise.tree import Tree, plus
@@ -72,8 +72,7 @@ class CReFF(Method):
             features = torch.randn(classes, self.features, width, generator=ask.generator("features"))
         seen = up.weight["gradient"] > 0
         features = match(features, server["head"], up["gradient"], seen, self.match_steps, self.match_rate)
-        fresh = fresh_head(server["model"], ask.generator("head"))
-        head = {"weight": fresh[WEIGHT], "bias": fresh[BIAS]}
+        head = fresh(server["head"], ask.generator("head"))
         head = train_head(head, features, self.head_epochs, self.head_rate, self.head_batch, ask.generator("order"))
         return {"model": plus(server["model"], up["delta"]), "head": head, "features": features}
 
@@ -85,6 +84,9 @@ class CReFF(Method):
         if not self.crt:
             return server
         return server | {"head": {"weight": server["model"][WEIGHT], "bias": server["model"][BIAS]}}
+
+    def logits(self, net: Net, x: Tensor) -> Tensor:
+        return net(x)
 
     def train(self, net: Net, loc: Loc) -> Upload:
         gradient = self._class_gradients(net, loc)

@@ -8,7 +8,8 @@ on raw logits, temperature 1, mean over the batch. Both heads read the same feat
 
 `variant = "released"` follows the published code where it differs: the consistency term gets probabilities where
 log-probabilities are due (so it is const − ⟨q, p⟩ / (B·C)), the mean of all personal heads is collected and serves the
-union of test sets, and the federated head after local training serves the site's own test set. All roles are always logged.
+union of test sets, and the federated head after local training serves the site's own test set. All roles are always logged. A
+classifier re-trained by cRT takes the place of the mean of personal heads; these stay as they were.
 Personal heads that start as copies (the default) differ from the shared head by what a site has learnt alone: in a federation of one
 site the first delta nearly shows the personal head; `own_init = "draw"` starts them apart.
 Leaves the site: delta, loss (means); released also `own`, the personal heads as a mean. Stays: head.own (except as said).
@@ -71,6 +72,12 @@ class FCA(Method):
         up = ask(self.train, model=server["model"])
         own = {"own": up["own"]} if self.variant == "released" else {}
         return {"model": plus(server["model"], up["delta"])} | own
+
+    def finish(self, server: Tree, ask: Ask) -> Tree:
+        server = super().finish(server, ask)
+        if not self.crt or self.variant == "paper":
+            return server
+        return server | {"own": {name: server["model"][f"head.fed.{name}"] for name in server["own"]}}
 
     def serving(self, server: Tree) -> Tree:
         return server

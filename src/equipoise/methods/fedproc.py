@@ -44,6 +44,7 @@ class FedProc(Method):
     """Features learn from shared class prototypes before the classifier takes over."""
 
     paper: ClassVar[str] = "Mu et al. 2023"
+    classifier: ClassVar[str] = "head.fed.4."
 
     ramp: int | None = Field(None, ge=1)
     """rounds until the base loss counts alone; none = 100, or all rounds of a shorter run"""

@@ -9,6 +9,8 @@ All heads vote; a tie goes to the largest sum of logits. FedSDC+ (γ < 1) lets o
 validation images of all sites, also of those not drawn for the round: by balanced accuracy, or by micro-F1 as the paper says
 (published code: micro-F1 on test images, later balanced accuracy on train images). The paper counts the second layer and its
 dropout as part of diversity (§2.2), so without it a head is one linear layer.
+cRT draws every head anew in its width and deals them to all sites in each of its rounds, on the body as it is; a head that several
+sites held (where fewer took part in training) is their mean.
 Choices: H is the number of participants; momentum moves parameters only, BatchNorm statistics are plainly averaged; a narrow head is a
 full-width head with its unused units switched off, which is the same function.
 Leaves the site: delta, loss (means); head (each); FedSDC+ also the heads' confusion matrices (sum). Stays: nothing.
@@ -27,6 +29,7 @@ from torch import Tensor, nn
 from equipoise.errors import MethodError
 from equipoise.leaves import Each, Limit, Sum, Upload
 from equipoise.methods.base import Ask, Method
+from equipoise.methods.crt import fresh
 from equipoise.methods.opt import heavy_ball, parameters
 from equipoise.nets import Net, load, state
 from equipoise.nets.bank import HEAD, Bottleneck, bank_logits, draw_bank, draw_linear, vote
@@ -107,8 +110,34 @@ class FedSDC(Method):
     def train(self, net: Net, loc: Loc) -> Upload:
         load(net, {HEAD + name: tensor for name, tensor in loc.down["head"].items()})
         up = super().train(net, loc)
-        head = {name.removeprefix(HEAD): t.detach().cpu().clone() for name, t in state(net).items() if name.startswith(HEAD)}
-        return up | {"head": Each(head)}
+        return up | {"head": Each(head_of(net))}
+
+    def finish(self, server: Tree, ask: Ask) -> Tree:
+        """cRT: the heads drawn anew in their widths and dealt to all sites, `crt` times; the mean of one that several sites held."""
+        if not self.crt or "heads" not in server:
+            return server
+        draw, slots = ask.generator("crt"), sorted(server["heads"])
+        heads = {slot: drawn_anew(server["heads"][slot], draw) for slot in slots}
+        for step in range(self.crt):
+            order = list(range(len(ask.sites)))
+            if self.shuffle:
+                order = torch.randperm(len(order), generator=draw).tolist()
+            dealt = {site: slots[order[j] % len(slots)] for j, site in enumerate(ask.sites)}
+            each = {site: {"head": heads[slot]} for site, slot in dealt.items()}
+            up = ask(self.retrain, model=server["model"], step=torch.tensor(step), each=each)
+            for slot in slots:
+                held = [head for site, head in up["head"].items() if dealt[site] == slot]
+                if held:
+                    heads[slot] = {name: torch.stack([head[name] for head in held]).mean(0) for name in held[0]}
+        server = server | {"heads": heads}
+        return server | {"chosen": self.best(server, ask)}
+
+    def retrain(self, net: Net, loc: Loc) -> Upload:
+        load(net, {HEAD + name: tensor for name, tensor in loc.down["head"].items()})
+        return super().retrain(net, loc) | {"head": Each(head_of(net))}
+
+    def logits(self, net: Net, x: Tensor) -> Tensor:
+        return net(x)
 
     def best(self, server: Tree, ask: Ask) -> Tensor:
         """The slots that vote: all of them, or the ⌈γH⌉ that rank highest over all sites' images, best first."""
@@ -144,6 +173,16 @@ class FedSDC(Method):
     def predict(self, net: Net, x: Tensor, mine: Tree | None, server: Tree) -> dict[str, Tensor]:
         logits = bank_logits(net.body(x), server["heads"])
         return {"vote": vote(logits), "mean": logits.log_softmax(2).logsumexp(0) - math.log(len(logits))}
+
+
+def head_of(net: Net) -> dict[str, Tensor]:
+    """The tensors of the head a net holds."""
+    return {name.removeprefix(HEAD): t.detach().cpu().clone() for name, t in state(net).items() if name.startswith(HEAD)}
+
+
+def drawn_anew(head: Tree, draw: torch.Generator) -> Tree:
+    """A head of the same layers and width with other weights."""
+    return head | fresh({name: tensor for name, tensor in head.items() if name.endswith(("weight", "bias"))}, draw)
 
 
 class FedSDCPlus(FedSDC):

@@ -31,6 +31,7 @@ class MOON(Method):
     """FedAvg with features held near the received model's and away from the site's previous ones."""
 
     paper: ClassVar[str] = "Li et al. 2021"
+    classifier: ClassVar[str] = "head.fed.3."
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "fediic": {"mu": 10.0},
         "fca": {"hidden": 256},
