@@ -23,7 +23,6 @@ from equipoise.partition import Holding, divide
 from equipoise.seeds import derive
 from equipoise.site import SiteData, Store
 from equipoise.site.views import VIEWS, Channels, channel_statistics, make_view, statistics
-from equipoise.tree import digest
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 """glibc's names for what `keep_memory` sets"""
@@ -197,9 +196,3 @@ def make_host(config: Config, stuff: Material, private: Path) -> Host:
         },
         local_batch_norm=config.net.batch_norm == "local" or config.method.local_batch_norm,
     )
-
-
-def origin(host: Host, stuff: Material) -> dict[str, str]:
-    """Digests of what a run begins with beside its config: it does not go on with other data or other first weights."""
-    nets = {"net": host.initial, **{f"frozen {name}": dict(net.state_dict()) for name, net in host.frozen.items()}}
-    return {"data": stuff.samples.fingerprint, "first weights": digest(nets)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -54,8 +54,8 @@ class Federation:
     config_hash: str
     observer: Observer
     progress: Callable[[str, str], None] | None = None
-    origin: Mapping[str, str] = field(default_factory=dict)
-    """digests of what the run is begun with, by what it is: the data, the first weights"""
+    data: str = ""
+    """the fingerprint of the data"""
 
     def exchange(
         self, round: int, versions: Mapping[str, str], sites: tuple[str, ...], durable: Mapping[str, str], **kwargs: Any
@@ -89,7 +89,7 @@ class Federation:
             return found[0]
         before = found[1] if found else None
         with Commits(
-            self.checkpoints, self.config_hash, before, self._committed, self.origin, self._marks, self.journal.sync
+            self.checkpoints, self.config_hash, before, self._committed, self.data, self._marks, self.journal.sync
         ) as commits:
             return self._rounds(commits, found[0] if found else first())
 
