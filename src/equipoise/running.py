@@ -24,7 +24,7 @@ from equipoise.exchange import Bounds, Ledger
 from equipoise.keeping import FIRST, read_json, write_json, write_text
 from equipoise.server import Checkpoints, Federation, Header, Journal, check_same, drawn
 from equipoise.server.folders import private_folder
-from equipoise.setup import SIGHT, Material, keep_memory, make_host, make_sight, material, origin
+from equipoise.setup import SIGHT, Material, keep_memory, make_host, make_sight, material
 from equipoise.tree import Tree, digest
 from equipoise.trust import CODE, recorded
 
@@ -121,9 +121,9 @@ def train(
     """The run in a folder, from its newest checkpoint on if there is one; `joining` are rows of the ledger before any question."""
     checkpoints = Checkpoints(folder / "checkpoints")
     found = checkpoints.newest()
-    begun, source = found[1] if found else None, origin(host, stuff)
+    begun = found[1] if found else None
     if begun:
-        check_same(begun, folder, config.digest, source, journal)
+        check_same(begun, folder, config.digest, stuff.samples.fingerprint, journal)
     board: Board | None = None
     for text in departures(config):
         watch("note", {"text": text})
@@ -173,7 +173,7 @@ def train(
         objection=evaluation.objection,
         told=lambda reason: watch("rejected", {"reason": reason}),
         progress=lambda question, site: watch("answer", {"question": question, "site": site}),
-        origin=source,
+        data=stuff.samples.fingerprint,
     )
     try:
         server = federation.run(host.init)

@@ -26,7 +26,6 @@ from equipoise.seeds import derive
 from equipoise.server import countable
 from equipoise.site import SiteData, Store
 from equipoise.site.views import VIEWS, Channels, channel_statistics, make_view, statistics
-from equipoise.tree import digest
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 """glibc's names for what `keep_memory` sets"""
@@ -243,9 +242,3 @@ def make_host(config: Config, stuff: Material, private: Path) -> Host:
         },
         local_batch_norm=config.net.batch_norm == "local" or config.method.local_batch_norm,
     )
-
-
-def origin(host: Host, stuff: Material) -> dict[str, str]:
-    """Digests of what a run begins with beside its config: it does not go on with other data or other first weights."""
-    nets = {"net": host.initial, **{f"frozen {name}": dict(net.state_dict()) for name, net in host.frozen.items()}}
-    return {"data": stuff.samples.fingerprint, "first weights": digest(nets)}

@@ -14,7 +14,7 @@ from safetensors import safe_open
 
 from equipoise.config import resolve
 from equipoise.errors import ConfigError, MethodError, StorageError
-from equipoise.exchange import pack, unpack
+from equipoise.exchange import seal, unpack, unseal
 from equipoise.nets import NETS, state
 from equipoise.nets.norm import batch_norms
 from equipoise.running import Result
@@ -131,7 +131,7 @@ def test_a_file_chooses_no_code(finished: Callable[..., Result], tmp_path: Path)
     with pytest.raises(ConfigError, match=r"a file cannot bring the code of .*Mine' with it: use --to onnx"):
         export(model, tmp_path / "x.safetensors", "safetensors")
     header, tensors = model.facts.model_dump(mode="json"), {"net/x": torch.zeros(1)}
-    (tmp_path / "evil.safetensors").write_bytes(pack(header, tensors))
+    (tmp_path / "evil.safetensors").write_bytes(seal(header, tensors))
     with pytest.raises(StorageError, match="which is not one of Equipoise's own"):
         load(tmp_path / "evil.safetensors")
 
@@ -143,10 +143,10 @@ def test_damaged_files_are_told(finished: Callable[..., Result], tmp_path: Path)
     with pytest.raises(ConfigError, match=r"holds the global predictor of fedavg after round 2: leave --site out"):
         load(path, "site-00")
     data = path.read_bytes()
-    header, tensors = unpack(data)
+    header, tensors = unseal(data)
     less = {name: tensor for name, tensor in tensors.items() if name != "net/head.fed.bias"}
     strange = {**tensors, "net/head.fed.bais": tensors["net/head.fed.bias"]}
-    spoilt = [data[:-3], struct.pack("<Q", 2) + b"{}", pack({}, tensors), pack(header, less), pack(header, strange)]
+    spoilt = [data[:-3], struct.pack("<Q", 2) + b"{}", seal({}, tensors), seal(header, less), seal(header, strange)]
     for content in spoilt:
         path.write_bytes(content)
         with pytest.raises(StorageError, match="is not a model that `equipoise export --to safetensors` wrote"):

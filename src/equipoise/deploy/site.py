@@ -51,7 +51,7 @@ from equipoise.options import Options
 from equipoise.partition import Holding, PartitionOptions, divide
 from equipoise.server import Journal
 from equipoise.server.journal import read as read_journal
-from equipoise.setup import Material, cache_folder, fits, keep_memory, located, make_host, origin
+from equipoise.setup import Material, cache_folder, fits, keep_memory, located, make_host
 from equipoise.site import Store
 from equipoise.site.measure import LEAST
 from equipoise.text import parse_toml
@@ -62,7 +62,7 @@ NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 VERSION = r"^[0-9]{1,9}\.[0-9]{1,9}$"
 OURS = ("base", "data", "partition", "engine")
 """sections of a config that are a site's own and never taken from the coordinator"""
-TICKET, ORIGIN = "ticket.json", "origin.json"
+TICKET, DATA = "ticket.json", "data.json"
 LEAVE = "restore it, or delete the run's folder to leave the run"
 
 
@@ -239,14 +239,13 @@ class Joined:
             self.journal.sync()
         write_json(path, {"ticket": ticket, "journal": FIRST if self.journal is None else self.journal.head})
 
-    def check_origin(self) -> None:
-        """Refuse a run that we joined with other data or other first weights."""
-        path, now = self.folder / ORIGIN, origin(self.host, self.stuff)
+    def check_data(self) -> None:
+        """Refuse a run that we joined with other data."""
+        path, now = self.folder / DATA, {"fingerprint": self.stuff.samples.fingerprint}
         if not path.exists():
             write_json(path, now)
-        changed = [what for what, text in read_json(path, LEAVE).items() if now.get(what) != text]
-        if changed:
-            raise Refused(f"this site's {changed[0]} are not those it joined the run with: it takes part in a new run only")
+        if read_json(path, LEAVE) != now:
+            raise Refused("this site's data are not those it joined the run with: it takes part in a new run only")
 
     def count(self, round: int, policy: Policy) -> None:
         """One more question of a round; the policy says how many are answered."""
@@ -385,7 +384,7 @@ class Desk:
             table = read_json(folder / "config.json", LEAVE)
             config = own_config(self.options, self.folder, table, self.policy.allow)
             joined = take_part(self.options, config, folder, self._note_step)
-            joined.check_origin()
+            joined.check_data()
             joined.journal = self.journal
             self._joined = joined
         return self._joined

@@ -2,7 +2,7 @@
 
 Written to a temporary name, synced, renamed; the head file is renamed last. So at any moment, `kill -9` included, the head names
 a whole checkpoint. `Commits` writes them behind the round that follows. Header and tensors have digests that are checked at every
-reading; the header also holds what the run was begun with, so that it does not go on with anything else.
+reading; the header also says what the run was begun with, so that it does not go on with anything else.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Header:
     norms: dict[str, float] = field(default_factory=dict)
     """by question.leaf: how large answers have been, see `exchange.Sizes`"""
     finished: bool = False
-    origin: dict[str, str] = field(default_factory=dict)
-    """digests of what the run was begun with: the data, the first weights"""
+    data: str = ""
+    """the fingerprint of the data the run was begun with"""
     metrics: str = ""
     """the hash of the last row of metrics up to this round"""
     journal: str = ""
@@ -115,13 +115,13 @@ class Commits:
         config: str,
         durable: Header | None,
         told: Callable[[Header], None],
-        origin: Mapping[str, str] | None = None,
+        data: str = "",
         marks: Callable[[], tuple[str, str]] = lambda: ("", ""),
         sync: Callable[[], None] = lambda: None,
     ) -> None:
         self.durable = durable
         self._checkpoints, self._config, self._told = checkpoints, config, told
-        self._origin, self._marks, self._sync = dict(origin or {}), marks, sync
+        self._data, self._marks, self._sync = data, marks, sync
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[Header] | None = None
 
@@ -161,7 +161,7 @@ class Commits:
                 versions=dict(versions),
                 norms=dict(norms or {}),
                 finished=finished,
-                origin=self._origin,
+                data=self._data,
                 metrics=metrics,
                 journal=journal,
             )
@@ -185,14 +185,13 @@ def with_branches(server: Tree) -> Tree:
     return server if "model" in server else {**server, "model": {}}
 
 
-def check_same(header: Header, folder: Path, config: str, origin: Mapping[str, str], journal: Container[object]) -> None:
-    """Refuse to go on from a checkpoint with another config, other data or weights, or a journal that does not reach up to it."""
+def check_same(header: Header, folder: Path, config: str, data: str, journal: Container[object]) -> None:
+    """Refuse to go on from a checkpoint with another config, other data, or a journal that does not reach up to it."""
     anew = "or start a new run in another folder"
     if header.config != config:
         raise StorageError(f"{folder} was begun with another config than its config.toml has now: undo the change, {anew}")
-    for what, wanted in header.origin.items():
-        if wanted != origin.get(what):
-            raise StorageError(f"{folder}: the {what} are not those the run was begun with: bring those back, {anew}")
+    if header.data != data:
+        raise StorageError(f"{folder}: the data are not those the run was begun with: bring those back, {anew}")
     if header.journal not in journal:
         raise StorageError(
             f"{folder / 'journal.jsonl'} has lost lines or was written anew since round {header.round}: restore it, {anew}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -71,8 +71,8 @@ class Federation:
     progress: Callable[[str, str], None] | None = None
     told: Callable[[str], None] | None = None
     """told, in a sentence, of every answer that is left out"""
-    origin: Mapping[str, str] = field(default_factory=dict)
-    """digests of what the run is begun with, by what it is: the data, the first weights"""
+    data: str = ""
+    """the fingerprint of the data"""
 
     def __post_init__(self) -> None:
         countable(len(self.sites))
@@ -113,7 +113,7 @@ class Federation:
             return found[0]
         before = found[1] if found else None
         with Commits(
-            self.checkpoints, self.config_hash, before, self._committed, self.origin, self._marks, self.journal.sync
+            self.checkpoints, self.config_hash, before, self._committed, self.data, self._marks, self.journal.sync
         ) as commits:
             return self._rounds(commits, found[0] if found else first())
 
