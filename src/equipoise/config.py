@@ -102,7 +102,10 @@ def read(path: Path, overrides: Sequence[str] = (), base: Path | None = None, al
 
 
 def read_folder(folder: Path, trust: bool = False) -> Config:
-    """The config of a run folder. Code that it names is run only if this user has run it before, or says to trust it."""
+    """The config of a run folder.
+
+    Code that it names is run only if this user has run it before, or says to trust it.
+    """
     path = folder / "config.toml"
     if not path.is_file():
         raise StorageError(f"{folder} is not a run folder: it has no config.toml")
@@ -182,7 +185,8 @@ def put(table: dict[str, Any], path: str, value: Any, text: str) -> None:
 def resolve(table: Mapping[str, Any], base: Path | None = None, allow: Allow = remember) -> Config:
     """Check a config table and fill in every default.
 
-    A method's file or module is run only if `allow` lets it pass; without one the table is taken for the user's own.
+    A method's file or module is run only if `allow` lets it pass; without one the table is taken for the
+    user's own.
     """
     for key in table:
         if key not in (*SECTIONS, *BESIDE):

@@ -1,9 +1,10 @@
 """A site's policy: what it lets be done and told, whatever the coordinator asks. Read from `policy.toml`; it always wins.
 
-`methods`: a method runs here only if the files that define it are the ones that were approved. `each`: a leaf that the coordinator
-can read for this site alone leaves only if it is named. `small_cell`: nothing that is told class by class leaves while a class has
-fewer images than this (and any at all). `min_sites`: a sum over fewer sites says too much of one. `batch_size`, `optimizers`,
-`questions_per_round`, `questions_per_run`: what a run may do to find out more than its sums are meant to say.
+`methods`: a method runs here only if the files that define it are the ones that were approved. `each`: a leaf
+that the coordinator can read for this site alone leaves only if it is named. `small_cell`: nothing that is told
+class by class leaves while a class has fewer images than this (and any at all). `min_sites`: a sum over fewer
+sites says too much of one. `batch_size`, `optimizers`, `questions_per_round`, `questions_per_run`: what a run may
+do to find out more than its sums are meant to say.
 """
 
 from __future__ import annotations

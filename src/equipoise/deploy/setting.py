@@ -31,7 +31,8 @@ key = "keys/site"
 certificate = "keys/ca.crt"
 device = "auto"
 
-# Files of weights that a run may start from: the name or sha256 in its config, and where the file is here. No other is opened.
+# Files of weights that a run may start from: the name or sha256 in its config, and where the file is here.
+# No other is opened.
 [weights]
 # "efficientnet-lite0-57934424.pth" = "weights/efficientnet-lite0-57934424.pth"
 
@@ -51,7 +52,8 @@ POLICY = """\
 # Nothing is told class by class while a class has fewer images than this (0: no such rule).
 small_cell = 5
 
-# A question is answered only if at least so many sites are asked, in a run that adds up no fewer answers: a sum over one is its value.
+# A question is answered only if at least so many sites are asked, in a run that adds up no fewer answers:
+# a sum over one site is that site's value.
 min_sites = 3
 
 # What a run may do here: images per training step at least; local optimisers; how many questions it may ask.

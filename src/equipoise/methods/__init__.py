@@ -84,7 +84,8 @@ METHODS: dict[str, type[Method]] = {
 def find(name: str, base: Path, allow: Allow = remember) -> type[Method]:
     """The method class of that name; `base` is where a relative path starts.
 
-    A file or module is run only if `allow` lets it pass; without one it is taken for the user's own choice, and noted as trusted.
+    A file or module is run only if `allow` lets it pass; without one it is taken for the user's own choice, and
+    noted as trusted.
     """
     return look_up(name, base, allow)[0]
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from equipoise.errors import EquipoiseError, StorageError, Untrusted
+from equipoise.opening import read_text
 from equipoise.report.folder import Run
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def features(run: Run) -> dict[str, Any] | None:
     path = run.folder / FEATURES
     if path.is_file():
         try:
-            return json.loads(path.read_bytes())
+            return json.loads(read_text(path))
         except ValueError as error:
             raise StorageError(f"{path} is damaged: delete it, then `equipoise report {run.folder}`") from error
     found = _measured(run.folder)

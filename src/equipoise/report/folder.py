@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from equipoise.errors import ConfigError, StorageError
+from equipoise.opening import read_text
 
 if TYPE_CHECKING:
     from equipoise.evaluate.scores import Scores
     from equipoise.setup import Material
 
 SPLITS = ("train", "validation", "test")
+LARGEST = 2**30
+"""bytes of the largest file of a run folder that a page is made from"""
 SMALL = 10
 """fewer images than this are too few to judge by, and on a card too few to tell"""
 FIGURES = {
@@ -93,13 +96,13 @@ def read_run(folder: Path) -> Run:
 
     finished = (folder / "result.json").is_file()
     try:
-        text = (folder / "config.toml").read_text()
+        text = read_text(folder / "config.toml")
         config = tomllib.loads(text)
         ledger = json.loads(_text(folder / "ledger.json", finished) or "[]")
         lines = _text(folder / "metrics.jsonl", finished).splitlines(keepends=True)
         history = [json.loads(line) for line in lines if finished or line.endswith("\n")]  # the last may be half written
         data = _data(folder)
-        result = json.loads((folder / "result.json").read_bytes()) if finished else _so_far(config, history, data)
+        result = json.loads(read_text(folder / "result.json", LARGEST)) if finished else _so_far(config, history, data)
     except FileNotFoundError as error:
         name = Path(error.filename).name
         if name == "config.toml":
@@ -113,7 +116,7 @@ def read_run(folder: Path) -> Run:
 
 def _text(path: Path, needed: bool) -> str:
     """What a file holds; nothing where a run that goes on has not written it yet."""
-    return path.read_text() if needed or path.exists() else ""
+    return read_text(path, LARGEST) if needed or path.exists() else ""
 
 
 def _so_far(config: dict[str, Any], history: Sequence[dict[str, Any]], data: dict[str, Any]) -> dict[str, Any]:
@@ -137,7 +140,7 @@ def _data(folder: Path) -> dict[str, Any]:
     path = folder / "data.json"
     if path.is_file():
         try:
-            return json.loads(path.read_bytes())
+            return json.loads(read_text(path, LARGEST))
         except ValueError as error:
             raise StorageError(f"{path} is damaged: delete it, then `equipoise resume {folder}`") from error
     if (folder / "federation.json").is_file():

@@ -14,7 +14,7 @@ from equipoise.exchange import unpack
 from equipoise.exchange.codec import CodecError
 from equipoise.methods import METHODS
 from equipoise.names import unknown
-from equipoise.opening import read_regular
+from equipoise.opening import read_regular, read_text
 from equipoise.server import Checkpoints
 from equipoise.server.checkpoint import Header
 from equipoise.setup import SIGHT, Sight, make_sight, material
@@ -23,7 +23,7 @@ from equipoise.tree import Tree, unflatten
 from equipoise.use.predictor import Facts, Input, Predictor
 
 LARGEST = 8 * 2**30
-"""bytes of the largest exported model that is read"""
+"""bytes of the largest file that is read: an exported model, or the metrics of a long run"""
 
 
 def load(path: str | Path, site: str | None = None, *, trust: bool = False) -> Predictor:
@@ -82,8 +82,8 @@ def _from_run(folder: Path, site: str | None, trust: bool) -> Predictor:
 def _history(folder: Path) -> tuple[list[int], int, list[str]]:
     """The selected rounds, the last round (training after the last one counts as one more), and the sites."""
     try:
-        rounds = json.loads((folder / "result.json").read_bytes())["selected_rounds"]
-        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        rounds = json.loads(read_regular(folder / "result.json", LARGEST))["selected_rounds"]
+        rows = [json.loads(line) for line in read_text(folder / "metrics.jsonl", LARGEST).splitlines()]
         sites = sorted({site for row in rows for site in (*row["sites"], *row.get("test", {}).get("sites", ()))})
         return rounds, max((row["round"] for row in rows), default=0), sites
     except FileNotFoundError as error:
@@ -125,7 +125,7 @@ def _sight(folder: Path, config: Config) -> Sight:
     if not path.is_file():
         return make_sight(config, material(config))
     try:
-        return Sight.model_validate_json(path.read_bytes())
+        return Sight.model_validate_json(read_regular(path))
     except ValidationError as error:
         raise StorageError(f"{path} is damaged: delete it, then `equipoise resume {folder}`") from error
 
