@@ -60,7 +60,7 @@ class Policy(Options):
 
     def allow(self, code: Code) -> None:
         """Refuse code that was not approved as it is now; of a name that was not, nothing is even read."""
-        self.approve(code.name, code.fingerprint if code.name in self.methods else "")
+        self.approve(code.name, code.approval if code.name in self.methods else "")
 
     def approve(self, name: str, mark: str) -> None:
         """Refuse a method whose files were not approved with this fingerprint."""
@@ -154,7 +154,7 @@ def by_class(entry: Entry, classes: int, parameters: Collection[str]) -> bool:
 
 def mark_of(config: Config) -> str:
     """The fingerprint of a run's method: of the code that was run, or of Equipoise's own files as they are."""
-    return config.code or fingerprint(type(config.method))
+    return fingerprint(type(config.method)) if config.code is None else config.code.approval
 
 
 def read_policy(path: Path) -> Policy:

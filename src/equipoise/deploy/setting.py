@@ -92,9 +92,9 @@ def new_site(folder: Path, name: str, superlink: str, methods: Sequence[str]) ->
 
 def _mark(name: str, folder: Path) -> str:
     """The fingerprint of a method of the user's own, which is run to see that it is one."""
-    mark = look_up(name, folder, remember)[1]
-    assert mark is not None
-    return mark
+    code = look_up(name, folder, remember)[1]
+    assert code is not None
+    return code.approval
 
 
 def _known(name: str) -> str:
@@ -131,7 +131,7 @@ def check_site(folder: Path, file: Path | None = None) -> Checked:
     try:
         config = own_config(options, folder, {} if file is None else load(file), allow)
     except (Refused, WeightsError) as error:  # code that is not approved is not run: what it would send cannot be tried
-        refused.append(f"{error}; its fingerprint is {seen[0].fingerprint}" if isinstance(error, Refused) else str(error))
+        refused.append(f"{error}; its fingerprint is {seen[0].approval}" if isinstance(error, Refused) else str(error))
         config, file = own_config(options, folder, {}, allow), None
     with one_thread(), tempfile.TemporaryDirectory() as place:
         joined = take_part(options, config, Path(place))
