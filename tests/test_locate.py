@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from equipoise import locate as locate_module
 from equipoise.errors import ConfigError
 from equipoise.locate import Code, locate
 
@@ -130,6 +131,17 @@ def test_the_methods_of_equipoise_it_builds_on_belong_to_it(tmp_path: Path) -> N
     (tmp_path / "mine.py").write_text("from equipoise import Method\n")
     found = {file.module for file in Code("mine.py:Mine", tmp_path, "x").files}
     assert "equipoise.methods.base" in found and "equipoise.methods.moon" not in found
+
+
+def test_another_version_of_equipoise_changes_what_a_site_approves_and_not_what_a_user_trusts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text("from equipoise.methods import MOON\nclass Mine(MOON):\n    pass\n")
+    before = Code("mine.py:Mine", tmp_path, "x")
+    assert before.approval != before.fingerprint
+    monkeypatch.setattr(locate_module, "read_regular", lambda path: path.read_bytes() + b"#" * (path.name == "moon.py"))
+    after = Code("mine.py:Mine", tmp_path, "x")
+    assert after.approval != before.approval and after.fingerprint == before.fingerprint
 
 
 def test_changed_code_is_run_anew_and_the_same_is_not(tmp_path: Path) -> None:

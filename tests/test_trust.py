@@ -52,7 +52,7 @@ def forget_modules(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delitem(sys.modules, name)
 
 
-DOORS: dict[str, Callable[[Path], object]] = {
+USES: dict[str, Callable[[Path], object]] = {
     "load": load,
     "resume": resume,
     "report": write_report,
@@ -61,13 +61,13 @@ DOORS: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_somebody_elses_folder_runs_no_code(door: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("use", USES)
+def test_somebody_elses_folder_runs_no_code(use: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mark = Code("mine.py:Mine", tmp_path, "x").fingerprint
     somebody_else(monkeypatch, tmp_path)
     forget_modules(monkeypatch)
     with pytest.raises(Untrusted, match=rf"would run the file {tmp_path}/mine\.py.*fingerprint {mark}.*--trust"):
-        DOORS[door](made)
+        USES[use](made)
     assert not (tmp_path / "ran").exists()
 
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +24,7 @@ from equipoise.errors import ConfigError, StorageError
 from equipoise.evaluate import EvaluateOptions
 from equipoise.exchange import ExchangeOptions
 from equipoise.keeping import read_text
-from equipoise.locate import Allow
+from equipoise.locate import Allow, Code
 from equipoise.losses import ObjectiveOptions, parse_objective
 from equipoise.methods import Method, look_up
 from equipoise.names import nearest, unknown
@@ -69,8 +69,8 @@ class Config:
     exchange: ExchangeOptions
     base: Path
     """the folder relative paths start from"""
-    code: str | None = None
-    """the fingerprint of the method's code, where that is a file or module of the user's own"""
+    code: Code | None = field(default=None, compare=False)
+    """the method's code, where that is a file or module of the user's own"""
     weights: Mapping[str, str] | None = None
     """where files of weights are, by the name or sha256 they are asked for by; none: the name is a path"""
 
@@ -256,7 +256,7 @@ def _kind(kinds: Mapping[str, type[Model]], table: Mapping[str, Any], where: str
     return kinds[kind]
 
 
-def _method(table: dict[str, Any], base: Path, allow: Allow) -> tuple[str, Method, str | None]:
+def _method(table: dict[str, Any], base: Path, allow: Allow) -> tuple[str, Method, Code | None]:
     name = str(table.pop("name"))
     cls, code = look_up(name, base, allow)
     preset = str(table.pop("preset", ""))

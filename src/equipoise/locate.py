@@ -1,9 +1,10 @@
-"""Python code that a config names: found without running it, shown to whoever must permit it, then run from the very bytes shown.
+"""Python code that a config names: found without running it, permitted, then run from the very bytes that were looked at.
 
-A name is `path/to/file.py:Thing` or `package.module:Thing`; this is the only place where such a name reaches an import. To the
-code belong its own file, every file it imports that is not installed, of an installed package its own files, and those files of
-Equipoise's methods that it builds on; the fingerprint covers them all. Import statements are followed, wherever they stand; imports
-that code works out while it runs (`importlib`, a changed `sys.path`) are not: who permits code reads it first.
+A name is `path/to/file.py:Thing` or `package.module:Thing`; this is the only place where such a name reaches an
+import. To the code belong its own file, every file it imports that is not installed, and of an installed package
+its own files; the fingerprint covers them all. What a site approves covers the files of Equipoise's methods that
+it builds on as well. Import statements are followed, wherever they stand; imports that code works out while it
+runs (`importlib`, a changed `sys.path`) are not: who permits code reads it first.
 """
 
 from __future__ import annotations
@@ -46,9 +47,14 @@ class File:
     package: bool = False
 
     @property
+    def ours(self) -> bool:
+        """Whether it is Equipoise's."""
+        return self.module.partition(".")[0] == PACKAGE
+
+    @property
     def served(self) -> bool:
         """Whether its module is run from these bytes; Equipoise's own and compiled ones are left to Python."""
-        return self.path.suffix == ".py" and self.module.partition(".")[0] != PACKAGE
+        return self.path.suffix == ".py" and not self.ours
 
 
 class Code:
@@ -81,7 +87,12 @@ class Code:
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 over all files."""
+        """sha256 over all files but those of Equipoise: the same whatever version of it is installed."""
+        return digest(file.data for i, file in enumerate(self.files) if i == 0 or not file.ours)
+
+    @cached_property
+    def approval(self) -> str:
+        """sha256 over all files, those of Equipoise's methods that it builds on among them."""
         return digest(file.data for file in self.files)
 
     def load(self) -> Any:
@@ -176,14 +187,15 @@ Allow = Callable[[Code], None]
 """asked before code is run: raises what refuses it"""
 
 
-def locate(name: str, base: Path, allow: Allow, where: str) -> tuple[Any, str]:
-    """What a name leads to (None: nothing), and the fingerprint of its code, which is run only after `allow` has let it pass.
+def locate(name: str, base: Path, allow: Allow, where: str) -> tuple[Any, Code]:
+    """What a name leads to (None: nothing), and its code.
 
-    A relative path starts from `base`; `where` is the key of the config that holds the name.
+    The code is run only after `allow` has let it pass. A relative path starts from `base`; `where` is the key of
+    the config that holds the name.
     """
     code = Code(name, base, where)
     allow(code)
-    return code.load(), code.fingerprint
+    return code.load(), code
 
 
 def digest(files: Iterable[bytes]) -> str:
@@ -241,7 +253,7 @@ def _imported(file: File) -> Iterator[str]:
 
 
 def _definer(module: str, name: str) -> str | None:
-    """The module of Equipoise that defines what another of its modules hands on: `equipoise.methods.fedprox` for `FedProx`."""
+    """The module of Equipoise that defines a name of another: `equipoise.methods.fedprox` for `FedProx`."""
     if module.partition(".")[0] != PACKAGE or module not in sys.modules:
         return None
     found = getattr(getattr(sys.modules[module], name, None), "__module__", None)

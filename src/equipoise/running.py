@@ -219,9 +219,9 @@ def make_engine(config: Config, host: Host, stuff: Material, folder: Path) -> En
     """The engine the config asks for."""
     if config.engine.kind == "serial":
         return Serial(host)
-    facts = {"config": config.table(), "code": config.code, "private": str(folder / "sites"), "data": stuff.samples.fingerprint}
-    setup = json.dumps(facts).encode()
-    return Pool(frames.command("equipoise.worker"), setup, config.engine.workers, stuff.sizes)
+    code, fingerprint = _mark(config), stuff.samples.fingerprint
+    setup = {"config": config.table(), "code": code, "private": str(folder / "sites"), "data": fingerprint}
+    return Pool(frames.command("equipoise.worker"), json.dumps(setup).encode(), config.engine.workers, stuff.sizes)
 
 
 def claim(folder: Path, config: Config) -> None:
@@ -233,15 +233,20 @@ def claim(folder: Path, config: Config) -> None:
     path = folder / KEPT
     if not path.exists():
         if config.code is not None:
-            write_json(folder / CODE, {"name": config.method_name, "fingerprint": config.code})
+            write_json(folder / CODE, {"name": config.method_name, "fingerprint": _mark(config)})
         write_text(path, tomli_w.dumps(config.table()))
     elif read_folder(folder).digest != config.digest:
         raise StorageError(f"{folder} holds a run with another config: choose another --out, or `equipoise resume {folder}`")
-    elif recorded(folder) not in (None, config.code):
+    elif recorded(folder) not in (None, _mark(config)):
         raise StorageError(
             f"the code of '{config.method_name}' has changed since the run in {folder} began: restore it, choose another --out, "
             f"or delete {folder / CODE} to go on with the changed code"
         )
+
+
+def _mark(config: Config) -> str | None:
+    """The fingerprint of the method's code, where that is the user's own."""
+    return None if config.code is None else config.code.fingerprint
 
 
 @contextmanager

@@ -131,7 +131,7 @@ def device_of(config: Config) -> torch.device:
 
 
 def located(options: NetOptions, config: Config) -> NetOptions:
-    """The options with the path of their weights. Where files of weights are named by others, only those the config lists are opened."""
+    """The options with the path of their weights; where others name them, only files that the config lists are opened."""
     if options.weights is None or config.weights is None:
         return options
     path = config.weights.get((options.sha256 or "").lower(), config.weights.get(options.weights))

@@ -345,13 +345,13 @@ def _name(cls: type[Method]) -> str:
     return f"{inspect.getfile(cls)}:{cls.__name__}"
 
 
-def _code(name: str) -> str | None:
-    """The fingerprint of a method's code, noted as trusted; none for Equipoise's own."""
+def _code(name: str) -> Code | None:
+    """A method's code, noted as trusted; none for Equipoise's own."""
     if name in METHODS:
         return None
     code = Code(name, Path.cwd(), "method.name")
     remember(code)
-    return code.fingerprint
+    return code
 
 
 def expect(condition: bool, otherwise: str) -> None:

@@ -1,8 +1,8 @@
 """Whose Python code is run here: what this user has run before, or has said to trust.
 
-The fingerprints are in one small file of the user's, a line each: $EQUIPOISE_TRUSTED, or `equipoise/trusted.jsonl` in the user's
-config folder. Code that a config of one's own names is run, and noted there; code that a run folder names is run only if it is
-noted already, because anybody may have made the folder.
+The fingerprints are in one small file of the user's, a line each: $EQUIPOISE_TRUSTED, or
+`equipoise/trusted.jsonl` in the user's config folder. Code that a config of one's own names is run, and noted
+there; code that a run folder names is run only if it is noted already, because anybody may have made the folder.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def trusted() -> set[str]:
 
 
 def remember(code: Code) -> None:
-    """Let the code pass, and note that this user runs it: for this process, and for later ones where the file can be written."""
+    """Let the code pass, and note that this user runs it; where nothing can be written, for this process only."""
     known = trusted()
     here.add(code.fingerprint)
     if code.fingerprint in known:
@@ -61,7 +61,7 @@ def remember(code: Code) -> None:
 
 
 def of_folder(folder: Path, trust: bool = False) -> Allow:
-    """For what the config of a run folder names: only code that is trusted, or that `trust` says to trust from now on."""
+    """For what a run folder's config names: only code that is trusted, or that `trust` says to trust from now on."""
 
     def allow(code: Code) -> None:
         if code.fingerprint in here | trusted():

@@ -106,7 +106,7 @@ def test_a_method_is_approved_by_its_files(tmp_path: Path) -> None:
     for extra in ("", "\n# another line\n"):
         path = tmp_path / "mine.py"
         path.write_text(text + extra)
-        prints.append(Code(f"{path}:FedProx", tmp_path, "method.name").fingerprint)
+        prints.append(Code(f"{path}:FedProx", tmp_path, "method.name").approval)
     assert prints[0] != prints[1]
     mine = Policy(methods={f"{path}:FedProx": prints[0]})
     with pytest.raises(Refused, match="not the ones this site approved"):

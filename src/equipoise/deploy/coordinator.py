@@ -101,7 +101,10 @@ def plan(config: Config, folder: Path, keys: Mapping[str, bytes]) -> Config:
 
 
 def federated(config: Config) -> Config:
-    """The config without what only a simulation can do; sums are over three sites at least, unless it says how many."""
+    """The config without what only a simulation can do.
+
+    Sums are over three sites at least, unless it says how many.
+    """
     if config.train.augment.normalise == "data":
         raise ConfigError('train.augment.normalise = "data" needs all images in one place: use "imagenet", "half" or numbers')
     exchange = config.exchange

@@ -92,6 +92,9 @@ def listed(folder: Path) -> dict[str, Path]:
     found = {path.stem: path for path in sorted((folder / "keys" / "sites").glob("*.pub"))}
     if not found:
         raise ConfigError(f"{folder} lists no site: make keys with `equipoise keys new {folder} --site NAME`")
+    for site, path in found.items():
+        if not SITE.fullmatch(site):
+            raise ConfigError(f"{path} is not named by a site: letters, digits, '-', '_' and '.', at most 64, before .pub")
     return found
 
 

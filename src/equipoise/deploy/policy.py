@@ -1,9 +1,10 @@
 """A site's policy: what it lets be done and told, whatever the coordinator asks. Read from `policy.toml`; it always wins.
 
-`methods`: a method runs here only if the files that define it are the ones that were approved. `each`: a leaf that the coordinator
-can read for this site alone leaves only if it is named. `small_cell`: nothing that is told class by class leaves while a class has
-fewer images than this (and any at all). `min_sites`: a sum over fewer sites says too much of one. `batch_size`, `optimizers`,
-`questions_per_round`, `questions_per_run`: what a run may do to find out more than its sums are meant to say.
+`methods`: a method runs here only if the files that define it are the ones that were approved. `each`: a leaf
+that the coordinator can read for this site alone leaves only if it is named. `small_cell`: nothing that is told
+class by class leaves while a class has fewer images than this (and any at all). `min_sites`: a sum over fewer
+sites says too much of one. `batch_size`, `optimizers`, `questions_per_round`, `questions_per_run`: what a run may
+do to find out more than its sums are meant to say.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Policy(Options):
 
     def allow(self, code: Code) -> None:
         """Refuse code that was not approved as it is now; of a name that was not, nothing is even read."""
-        self.approve(code.name, code.fingerprint if code.name in self.methods else "")
+        self.approve(code.name, code.approval if code.name in self.methods else "")
 
     def approve(self, name: str, mark: str) -> None:
         """Refuse a method whose files were not approved with this fingerprint."""
@@ -154,7 +155,7 @@ def by_class(entry: Entry, classes: int, parameters: Collection[str]) -> bool:
 
 def mark_of(config: Config) -> str:
     """The fingerprint of a run's method: of the code that was run, or of Equipoise's own files as they are."""
-    return config.code or fingerprint(type(config.method))
+    return fingerprint(type(config.method)) if config.code is None else config.code.approval
 
 
 def read_policy(path: Path) -> Policy:

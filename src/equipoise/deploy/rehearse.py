@@ -90,6 +90,7 @@ def stage(config: Config, folder: Path, policy: dict[str, Any] | None = None) ->
         "methods": {config.method_name: mark_of(config)},
         **(policy or {}),
     }
+    nets = (config.net, *config.method.frozen().values())
     for name in names:
         home = made.site(name)
         home.mkdir(parents=True, mode=0o700)
@@ -100,6 +101,7 @@ def stage(config: Config, folder: Path, policy: dict[str, Any] | None = None) ->
             "device": config.engine.device,
             "data": table["data"] | _absolute(table["data"], config.base),
             "partition": table["partition"],
+            "weights": {net.weights: os.path.abspath(config.base / net.weights) for net in nets if net.weights},
         }
         (home / "site.toml").write_text(tomli_w.dumps(own))
         (home / "policy.toml").write_text(tomli_w.dumps(rules))
@@ -129,7 +131,8 @@ def allowed(config: Config) -> list[str]:
 def rehearse(config: Config, out: Path, look: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Run a config as a federation of real processes into `out`, and as a simulation; what both came to.
 
-    Where the config does not say `exchange.min_sites` and draws fewer than three sites for a round, those are enough here.
+    Where the config does not say `exchange.min_sites` and draws fewer than three sites for a round, those are
+    enough here.
     """
     if "min_sites" not in config.exchange.model_fields_set:
         least = min(MIN_SITES, drawn(config.train.participation, len(material(config).holdings)))

@@ -31,7 +31,8 @@ key = "keys/site"
 certificate = "keys/ca.crt"
 device = "auto"
 
-# Files of weights that a run may start from: the name or sha256 in its config, and where the file is here. No other is opened.
+# Files of weights that a run may start from: the name or sha256 in its config, and where the file is here.
+# No other is opened.
 [weights]
 # "efficientnet-lite0-57934424.pth" = "weights/efficientnet-lite0-57934424.pth"
 
@@ -51,7 +52,8 @@ POLICY = """\
 # Nothing is told class by class while a class has fewer images than this (0: no such rule).
 small_cell = 5
 
-# A question is answered only if at least so many sites are asked, in a run that adds up no fewer answers: a sum over one is its value.
+# A question is answered only if at least so many sites are asked, in a run that adds up no fewer answers:
+# a sum over one site is that site's value.
 min_sites = 3
 
 # What a run may do here: images per training step at least; local optimisers; how many questions it may ask.
@@ -90,9 +92,9 @@ def new_site(folder: Path, name: str, superlink: str, methods: Sequence[str]) ->
 
 def _mark(name: str, folder: Path) -> str:
     """The fingerprint of a method of the user's own, which is run to see that it is one."""
-    mark = look_up(name, folder, remember)[1]
-    assert mark is not None
-    return mark
+    code = look_up(name, folder, remember)[1]
+    assert code is not None
+    return code.approval
 
 
 def _known(name: str) -> str:
@@ -130,7 +132,7 @@ def check_site(folder: Path, file: Path | None = None) -> Checked:
     try:
         config = own_config(options, folder, {} if file is None else load(file), allow)
     except (Refused, WeightsError) as error:  # code that is not approved is not run: what it would send cannot be tried
-        refused.append(f"{error}; its fingerprint is {seen[0].fingerprint}" if isinstance(error, Refused) else str(error))
+        refused.append(f"{error}; its fingerprint is {seen[0].approval}" if isinstance(error, Refused) else str(error))
         config, file = own_config(options, folder, {}, allow), None
     with one_thread(), tempfile.TemporaryDirectory() as place:
         joined = take_part(options, config, Path(place))

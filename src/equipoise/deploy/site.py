@@ -82,7 +82,7 @@ class SiteOptions(Options):
     labelled: tuple[str, ...] | None = None
     """multi-label: the classes we label; none = all of them"""
     weights: dict[str, str] = Field(default_factory=dict)
-    """files of weights that a run may start from, by the name or the sha256 that its config gives; no other file is opened"""
+    """files of weights that a run may start from, by the name or sha256 in its config; no other is opened"""
     data: dict[str, Any]
     """our images and labels, as in the config of a run"""
     partition: dict[str, Any] | None = None
@@ -123,7 +123,10 @@ class Whole(PartitionOptions):
 
 
 def own_config(options: SiteOptions, folder: Path, table: Mapping[str, Any], allow: Allow) -> Config:
-    """A run's config with the site's own data, device and files of weights in it; code it names is run if `allow` lets it pass."""
+    """A run's config with the site's own data, device and files of weights in it.
+
+    Code that it names is run only if `allow` lets it pass.
+    """
     own: dict[str, Any] = {"data": options.data, "engine": {"device": options.device}}
     if options.partition is not None:
         own["partition"] = options.partition

@@ -109,7 +109,7 @@ class Answers:
 
 
 class Reduction:
-    """Adds up answers in any order; gives no sum of fewer than `least`, since a sum over one site is that site's value."""
+    """Adds up answers in any order; gives no sum of fewer than `least`: a sum over one site is that site's value."""
 
     def __init__(self, least: int = 1) -> None:
         self._least = least

@@ -9,7 +9,7 @@ import inspect
 from pathlib import Path
 
 from equipoise.errors import ConfigError
-from equipoise.locate import Allow, digest, locate
+from equipoise.locate import Allow, Code, digest, locate
 from equipoise.methods.balancefl import BalanceFL
 from equipoise.methods.base import Ask, Method
 from equipoise.methods.cbafed import CBAFed
@@ -84,22 +84,23 @@ METHODS: dict[str, type[Method]] = {
 def find(name: str, base: Path, allow: Allow = remember) -> type[Method]:
     """The method class of that name; `base` is where a relative path starts.
 
-    A file or module is run only if `allow` lets it pass; without one it is taken for the user's own choice, and noted as trusted.
+    A file or module is run only if `allow` lets it pass; without one it is taken for the user's own choice, and
+    noted as trusted.
     """
     return look_up(name, base, allow)[0]
 
 
-def look_up(name: str, base: Path, allow: Allow) -> tuple[type[Method], str | None]:
-    """The method class of that name, and for one of a file or module the fingerprint of its code."""
+def look_up(name: str, base: Path, allow: Allow) -> tuple[type[Method], Code | None]:
+    """The method class of that name, and for one of a file or module its code."""
     if name in METHODS:
         return METHODS[name], None
     if not name.rpartition(":")[0]:
         raise ConfigError("method.name: " + unknown("method", name, METHODS) + ", or FILE.py:Class")
-    found, mark = locate(name, base, allow, "method.name")
+    found, code = locate(name, base, allow, "method.name")
     if not (isinstance(found, type) and issubclass(found, Method)):
         source, _, attribute = name.rpartition(":")
         raise ConfigError(f"method.name: '{source}' has no method class '{attribute}'")
-    return found, mark
+    return found, code
 
 
 def fingerprint(cls: type[Method]) -> str:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from equipoise.setup import Material
 
 SPLITS = ("train", "validation", "test")
+LARGEST = 2**30
+"""bytes of the largest file of a run folder that a page is made from"""
 SMALL = 10
 """fewer images than this are too few to judge by, and on a card too few to tell"""
 FIGURES = {

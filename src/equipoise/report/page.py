@@ -59,8 +59,8 @@ class Sheet:
 def write_report(folder: Path, live: bool = False) -> Path:
     """The page of a run, finished or not, into its folder; of a finished one with the model card beside it.
 
-    A `live` page looks at its file again every few seconds, for as long as the run is not finished. What is not in the folder yet
-    (where the classes lie in the features) needs the method's code: `Untrusted` if that is not known.
+    A `live` page looks at its file again every few seconds, for as long as the run is not finished. What is not in
+    the folder yet (where the classes lie in the features) needs the method's code: `Untrusted` if that is not known.
     """
     run = read_run(folder)
     card = read_text(write_card(run), "try again") if run.finished else ""

@@ -44,13 +44,13 @@ def measure(
 def coarse(stats: dict[str, Tensor], least: int = LEAST, bins: int = MOST) -> dict[str, Tensor]:
     """The same statistics, told so that no image stands alone in a bin: for what is read for one site by itself.
 
-    Neighbouring bins are put together until each holds `least` images (all of them, where there are fewer). `scores` becomes
-    [C, 2, bins]: bin k is the k-th group from the lowest score up and its scores are not told, only their order, which is all that
-    AUC and average precision need. Rows of one group count as equal, so an AUC is off by at most Σ n·p / (2 N P) over the groups,
-    n of all N negatives and p of all P positives being in a group: with 35 images a macro AUC is within 0.05, with 200 within
-    0.005. Average precision depends on the few highest scores, so that of a rare class is rough: within 0.35 and 0.06. In
-    `calibration` a group is told in its last bin; opposite errors within a group cancel, so the calibration error can only be too
-    small.
+    Neighbouring bins are put together until each holds `least` images (all of them, where there are fewer).
+    `scores` becomes [C, 2, bins]: bin k is the k-th group from the lowest score up. The scores are not told, only
+    their order, which is all that AUC and average precision need. Rows of one group count as equal, so an AUC is
+    off by at most Σ n·p / (2 N P) over the groups, n of all N negatives and p of all P positives being in a group:
+    with 35 images a macro AUC is within 0.05, with 200 within 0.005. Average precision depends on the few highest
+    scores, so that of a rare class is rough: within 0.35 and 0.06. In `calibration` a group is told in its last
+    bin; opposite errors within a group cancel, so the calibration error can only be too small.
     """
     scores = stats["scores"]
     merged = torch.zeros(*scores.shape[:2], bins, dtype=torch.int64)
@@ -66,7 +66,7 @@ def coarse(stats: dict[str, Tensor], least: int = LEAST, bins: int = MOST) -> di
 
 
 def _groups(rows: Tensor, least: int) -> Tensor:
-    """The group of each bin, counted from 0: neighbours together until they hold `least` rows; what is left at the end joins the last."""
+    """The group of each bin, from 0: neighbours together until they hold `least` rows; what is left joins the last."""
     group, number, held = torch.zeros(len(rows), dtype=torch.int64), 0, 0
     last = len(rows)
     for i, count in enumerate(rows.tolist()):

@@ -25,7 +25,7 @@ from equipoise.tree import Tree, unflatten
 from equipoise.use.predictor import Facts, Input, Predictor
 
 LARGEST = 8 * 2**30
-"""bytes of the largest exported model that is read"""
+"""bytes of the largest file that is read: an exported model, or the metrics of a long run"""
 
 
 def load(path: str | Path, site: str | None = None, *, trust: bool = False) -> Predictor:

@@ -85,7 +85,7 @@ def test_approved_code_is_run_and_changed_code_is_not(home: Any, tiny: MakeConfi
     path = tmp_path / "mine.py"
     path.write_text(MINE.format(mark=str(tmp_path / "ran")))
     name = f"{path}:Mine"
-    desk = home(methods={name: Code(name, tmp_path, "x").fingerprint})
+    desk = home(methods={name: Code(name, tmp_path, "x").approval})
     path.write_text(MINE.format(mark=str(tmp_path / "ran")) + "# and more\n")
     assert "not the ones this site approved" in invite(desk, tiny(), method={"name": name})["refused"]
     assert not (tmp_path / "ran").exists()
@@ -98,7 +98,7 @@ def test_what_approved_code_imports_must_be_as_it_was(home: Any, tiny: MakeConfi
     (tmp_path / "mine.py").write_text("import lq_helper\n" + MINE.format(mark=str(tmp_path / "ran")))
     (tmp_path / "lq_helper.py").write_text("")
     name = f"{tmp_path}/mine.py:Mine"
-    desk = home(methods={name: Code(name, tmp_path, "x").fingerprint})
+    desk = home(methods={name: Code(name, tmp_path, "x").approval})
     (tmp_path / "lq_helper.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     assert "not the ones this site approved" in invite(desk, tiny(), method={"name": name})["refused"]
     assert not (tmp_path / "ran").exists()
@@ -109,7 +109,7 @@ def test_a_restarted_site_asks_its_policy_again(home: Any, tiny: MakeConfig, tmp
     path = tmp_path / "mine.py"
     path.write_text(MINE.format(mark=str(tmp_path / "ran")))
     name = f"{path}:Mine"
-    desk = home(methods={name: Code(name, tmp_path, "x").fingerprint})
+    desk = home(methods={name: Code(name, tmp_path, "x").approval})
     assert "card" in invite(desk, tiny(), method={"name": name})
     (tmp_path / "ran").unlink()
     path.write_text(MINE.format(mark=str(tmp_path / "ran")) + "# and more\n")
@@ -133,8 +133,7 @@ def test_check_does_not_run_code_that_is_not_approved(home: Any, tmp_path: Path)
     found = check_site(folder, tmp_path / "run.toml")
     assert not (tmp_path / "ran").exists() and found.ledger is None
     assert found.refused == [
-        f"policy rule 'methods': '{name}' is not approved at this site; "
-        f"its fingerprint is {Code(name, tmp_path, 'x').fingerprint}"
+        f"policy rule 'methods': '{name}' is not approved at this site; its fingerprint is {Code(name, tmp_path, 'x').approval}"
     ]
 
 
