@@ -7,8 +7,8 @@ participants in random order (Eq. 6-7); each trains body and head together with 
 v ← β v + Δ, φ ← φ − v with Δ = Σ (n_k/Σn)(φ − φ_k) (Eq. 4-5); a head simply comes back, and one whose site drops out stays as it was.
 All heads vote; a tie goes to the largest sum of logits. FedSDC+ (γ < 1) lets only the best ⌈γH⌉ heads vote,
 ranked here by balanced accuracy on the sites' validation images (published: on test, later on train images).
-cRT draws every head anew in its width and deals them to all sites in each of its rounds, on the body as it is; a head that several
-sites held (where fewer took part in training) is their mean.
+cRT draws every head anew in its width and deals them to all sites in each of its rounds, on the body as it
+is; a head that several sites held (where fewer took part in training) is their mean.
 Choices: H is the number of participants; momentum moves parameters only, BatchNorm statistics are plainly averaged; a narrow head is a
 full-width head with its unused units switched off, which is the same function.
 Leaves the site: delta, loss (means); head (each); FedSDC+ also the heads' confusion matrices (sum). Stays: nothing.
@@ -103,7 +103,7 @@ class FedSDC(Method):
         return up | {"head": Each(head_of(net))}
 
     def finish(self, server: Tree, ask: Ask) -> Tree:
-        """cRT: the heads drawn anew in their widths and dealt to all sites, `crt` times; the mean of one that several sites held."""
+        """cRT: the heads drawn anew and dealt to all sites, `crt` times."""
         if not self.crt or "heads" not in server:
             return server
         draw, slots = ask.generator("crt"), sorted(server["heads"])
