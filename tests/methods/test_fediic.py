@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from equipoise.engine import Engine, Question
-from equipoise.errors import MethodError
 from equipoise.exchange import unpack
 from equipoise.losses import make_objective, parse_objective
 from equipoise.methods.fediic import FedIIC, intra, spread_apart
@@ -165,11 +164,6 @@ def test_pair_temperature() -> None:
     torch.testing.assert_close(paper, torch.tensor([[0.18, 0.07], [0.07, 0.07]], dtype=torch.float64))
     base = FedIIC(**FedIIC.presets["t=0"]).pair_temperature(tiny, y)
     assert base.unique().tolist() == [0.1]
-
-
-def test_one_view_is_refused(net: Net, batch: Batch) -> None:
-    with pytest.raises(MethodError, match=r"two views .*train\.views"):
-        FedIIC().loss(net, Batch(batch.views[:1], batch.y, batch.index, None), place())
 
 
 # Prototypes -------------------------------------------------------------------------------------------------------------
