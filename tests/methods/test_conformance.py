@@ -19,7 +19,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "fedmas": {"target": "small-cnn"},
     "fedmlp": {"warmup": 1},
     "fedirm": {"warmup": 1},
-    "cbafed": {"warmup": 1, "every": 1},
+    "cbafed": {"warmup": 0, "every": 1},
     "fednoro": {"warmup": 1},
     "creff": {"features": 10, "match_steps": 50, "head_epochs": 100, "draws": 2},
     "prr-imb": {"warmup": 1},

@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from equipoise.engine import Engine, Question
-from equipoise.errors import MethodError
 from equipoise.exchange import unpack
 from equipoise.losses import make_objective, parse_objective
 from equipoise.methods.fediic import FedIIC, intra, spread_apart
@@ -213,11 +212,6 @@ def test_every_preset_changes_one_thing_against_its_reference(preset: str) -> No
     row, reference = FedIIC(**FedIIC.presets[preset]), FedIIC(**REFERENCE.get(preset, {}))
     changed = [name for name in FedIIC.model_fields if getattr(row, name) != getattr(reference, name)]
     assert len(changed) == 1, changed
-
-
-def test_one_view_is_refused(net: Net, batch: Batch) -> None:
-    with pytest.raises(MethodError, match=r"two views .*train\.views"):
-        FedIIC().loss(net, Batch(batch.views[:1], batch.y, batch.index, None), place())
 
 
 # Prototypes -------------------------------------------------------------------------------------------------------------

@@ -147,11 +147,11 @@ class Method(BaseModel):
         return {"delta": Mean(loc.delta(net), loc.samples), "loss": Mean(torch.tensor(loss, dtype=torch.float64), loc.samples)}
 
     def retrain(self, net: Net, loc: Loc) -> Upload:
-        """Question: one round of classifier re-training, answered with the classifier's change, weighted by samples."""
+        """Question: one round of classifier re-training, answered with the change, weighted by samples."""
         return crt.answer(self, net, loc)
 
     def logits(self, net: Net, x: Tensor) -> Tensor:
-        """What the net's own classifier says, scaled as the global predictor scales it: what re-training trains."""
+        """What the net's own classifier says, as the global predictor scales it: what `retrain` trains."""
         return next(iter(self.predict(net, x, None, {}).values()))
 
     @torch.no_grad()

@@ -4,16 +4,18 @@ Li, Li, Wang, "Class balanced adaptive pseudo labeling for federated semi-superv
 Sun et al. (FedMLP), 2024. After `warmup` rounds on the labels there are, a missing cell of class c is taken as positive where its
 prediction is above τ_c, as negative where it is below 1 − τ_c, and is left out otherwise;
     τ_c = clip(p_c + offset − std(p), floor, ceiling),   p_c = Σ_k u_kc / Σ_k Σ_c u_kc
-with u_kc the labels and pseudo-labels of class c that site k used in the round before: a class with few has a lower threshold. For the
-first pseudo-labels p_c is the share of images that are labelled for c, so these p do not add up to 1. Sites are weighted by the labels
-they used, Σ_c u_kc / C (by samples while there are no pseudo-labels). The model of the first round is kept as w_res; every `every`
-rounds after it w ← (1 − a) w + a w_res and w_res ← w, with a = `warm_residual`. The first round after warm-up keeps its model anew,
-and from then on a = `residual`.
-Choices: pseudo-labels are made once per round by the received model on plain images, as the paper does (`pseudo = "batch"`: in every
-batch by the net as it learns, as FedMLP's code); the loss is the base loss, one mean over all used cells (`terms = "sum"`: the base loss
-of the labels, plus for each missing class the mean over its pseudo-labels, positives weighted by how few they are in the batch, as
-FedMLP's code); the residual of labelled sites becomes the coordinator's. The rule for tail classes needs one label per image and is
-not built.
+with u_kc the labels and pseudo-labels of class c that site k used in the round before: a class with few has a
+lower threshold. For the first pseudo-labels p_c is the share of images that are labelled for c, so these p do
+not add up to 1. Sites are weighted by the labels they used, Σ_c u_kc / C (by samples while there are no
+pseudo-labels). The model of the first round is kept as w_res; every `every` rounds after it w ← (1 − a) w + a
+w_res and w_res ← w, with a = `warm_residual`. The first round after warm-up keeps its model anew, and from
+then on a = `residual`.
+Choices: pseudo-labels are made once per round by the received model on plain images, as the paper does
+(`pseudo = "batch"`: in every batch by the net as it learns, as FedMLP's code); the loss is the base loss, one
+mean over all used cells (`terms = "sum"`: the base loss of the labels, plus for each missing class the mean
+over its pseudo-labels, positives weighted by how few they are in the batch, as FedMLP's code); the residual
+of labelled sites becomes the coordinator's. The rule for tail classes needs one label per image and is not
+built.
 Leaves the site: delta, loss (means), used labels per class (sum). Stays: nothing.
 """
 
@@ -75,7 +77,7 @@ class CBAFed(Method):
         return {"share": share} | self.mixed(plus(server["model"], up["delta"]), server, ask.round)
 
     def mixed(self, model: Tree, server: Tree, round: int) -> Tree:
-        """The model, and the past one it is mixed with: that of the first round of warm-up, then of the first round after it."""
+        """The next model, and the past one: first that of round 0, then that of the first round after warm-up."""
         if not self.every:
             return {"model": model}
         start, share = (0, self.warm_residual) if round < self.warmup else (self.warmup, self.residual)
@@ -126,7 +128,7 @@ class CBAFed(Method):
 
 
 def pseudo_loss(logits: Tensor, positive: Tensor, chosen: Tensor) -> Tensor:
-    """Σ over classes of the mean over chosen cells, [B, C], with positives weighted by chosen cells per positive."""
+    """Σ over classes of the mean over chosen cells, with positives weighted by chosen cells per positive."""
     count, positives = chosen.sum(0), (chosen & positive).sum(0)
     weight = torch.where(positives > 0, count / positives.clamp_min(1), 1.0)
     cells = bce_cells(logits, positive, pos_weight=weight).masked_fill(~chosen, 0.0)

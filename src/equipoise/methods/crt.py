@@ -1,14 +1,16 @@
 """cRT: the classifier re-trained on frozen features, as a stage after any method.
 
-Kang et al., "Decoupling representation and classifier for long-tailed recognition", ICLR 2020, in the federated form: after the
-last round the classifier (the tensors that the method's `classifier` names) is drawn anew, once for all sites, and for `crt` rounds
-every site trains it alone, on a body that stays in eval mode. Images are drawn so that the site's classes come equally often, logits
-of classes it lacks are left out, and the changes are averaged by samples. The loss is cross-entropy of the logits the method predicts
-with, whatever the base loss: sampling does the balancing. With several labels per image no sampler can do that; there, the positives
-and the negatives of each label weigh the same, and a label of which the site knows only one kind is left out. The rate falls from
-`train.lr` to 0 along a cosine, as published.
-A site's own predictor is then the global body with the classifier as it trained it last. A classifier that stays at the sites (FedRep,
-training alone) is re-trained there and never leaves; a bank of heads (FedSDC) is dealt to the sites, as it is in training.
+Kang et al., "Decoupling representation and classifier for long-tailed recognition", ICLR 2020, in the
+federated form: after the last round the classifier (the tensors that the method's `classifier` names) is
+drawn anew, once for all sites, and for `crt` rounds every site trains it alone, on a body that stays in eval
+mode. Images are drawn so that the site's classes come equally often, logits of classes it lacks are left out,
+and the changes are averaged by samples. The loss is cross-entropy of the logits the method predicts with,
+whatever the base loss: sampling does the balancing. With several labels per image no sampler can do that;
+there, the positives and the negatives of each label weigh the same, and a label of which the site knows only
+one kind is left out. The rate falls from `train.lr` to 0 along a cosine, as published.
+A site's own predictor is then the global body with the classifier as it trained it last. A classifier that
+stays at the sites (FedRep, training alone) is re-trained there and never leaves; a bank of heads (FedSDC) is
+dealt to the sites, as it is in training.
 Leaves the site: the classifier's change (mean, if it is shared), loss (mean).
 """
 

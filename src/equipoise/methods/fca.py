@@ -6,10 +6,11 @@ Each site keeps a personal head v_k beside the federated head v on one body u; b
     L = λ_fed L(v) + λ_own L(v_k) + KL( sg σ(z_own) ‖ σ(z_fed) )                                                     (Eq. 5)
 on raw logits, temperature 1, mean over the batch. Both heads read the same feature after the same dropout mask.
 
-`variant = "released"` follows the published code where it differs: the consistency term gets probabilities where
-log-probabilities are due (so it is const − ⟨q, p⟩ / (B·C)), the mean of all personal heads is collected and serves the
-union of test sets, and the federated head after local training serves the site's own test set. All roles are always logged. A
-classifier re-trained by cRT takes the place of the mean of personal heads; these stay as they were.
+`variant = "released"` follows the published code where it differs: the consistency term gets probabilities
+where log-probabilities are due (so it is const − ⟨q, p⟩ / (B·C)), the mean of all personal heads is collected
+and serves the union of test sets, and the federated head after local training serves the site's own test set.
+All roles are always logged. A classifier re-trained by cRT takes the place of the mean of personal heads;
+these stay as they were.
 Personal heads that start as copies (the default) differ from the shared head by what a site has learnt alone: in a federation of one
 site the first delta nearly shows the personal head; `own_init = "draw"` starts them apart.
 Leaves the site: delta, loss (means); released also `own`, the personal heads as a mean. Stays: head.own (except as said).

@@ -25,7 +25,6 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from equipoise.errors import MethodError
 from equipoise.leaves import POSITIVE, SAMPLES, Limit, Sum, Upload
 from equipoise.losses.contrast import intra, spread_apart
 from equipoise.methods.base import Ask, Method
@@ -118,10 +117,6 @@ class FedIIC(Method):
         total = F.cross_entropy(logits + self.margin(loc).to(logits), batch.y) if self.dala else loc.objective(logits, batch.y)
         if contrast:
             assert net.projector is not None
-            if len(batch.views) < 2:
-                raise MethodError(
-                    'FedIIC contrasts two views of every image: set train.views = ["rand", "sim"], or leave it out'
-                )
             unit, y = F.normalize(net.projector(z)), batch.y.repeat(2)
             if self.k_intra > 0:
                 total = total + self.k_intra * intra(unit, y, self.pair_temperature(loc.prior.to(unit), y))

@@ -2,17 +2,19 @@
 
 Liu, Yang, Dou, Heng, "Federated semi-supervised medical image classification via inter-client relation matching", MICCAI 2021; with
 partial labels as in Sun et al. (FedMLP), 2024, where every site is both teacher and pupil. Row c of a relation matrix is
-R_c = σ(mean logits of the positives of c / T). Warm-up rounds train with the base loss, summed over both views. From the last of them
-on, sites answer with the rows of the classes they label, and row c of R* is the mean over those sites, weighted by samples. After it:
+R_c = σ(mean logits of the positives of c / T). Warm-up rounds train with the base loss, summed over both
+views. From the last of them on, sites answer with the rows of the classes they label, and row c of R* is the
+mean over those sites, weighted by samples. After it:
     L = Σ_views base loss + λ(r) [ 1/B Σ (σ(z) − σ(z_teacher))² + 1/C Σ_c ½ (KL(R*_c ‖ R^u_c) + KL(R^u_c ‖ R*_c)) ]
-with a mean teacher on the second view and all classes, λ(r) = weight · exp(−5 (1 − min(r, ramp)/ramp)²), and R^u from the pseudo-labels
-1[p > ½] of those images of the batch whose classes are all decided (p < low or p > high) and whose entropy is small. The teacher
-starts as the model a site receives when warm-up ends.
-Choices: the KL is that of Bernoulli variables, summed along a row (`kl = "released"`: of rows of sigmoids as if they summed to 1); a row
-without pseudo-positives, or unknown in R*, adds 0 (the released code adds a constant, so the gradients are the same); a site's rows
-are measured on plain images after training (released: the mean over training batches); the teacher predicts in eval mode, follows
-without an early ramp, and its entropy is not sampled by dropout. Sites are weighted by samples. Only several-label tasks have sites
-with missing labels here.
+with a mean teacher on the second view and all classes, λ(r) = weight · exp(−5 (1 − min(r, ramp)/ramp)²), and
+R^u from the pseudo-labels 1[p > ½] of those images of the batch whose classes are all decided (p < low or p >
+high) and whose entropy is small. The teacher starts as the model a site receives when warm-up ends.
+Choices: the KL is that of Bernoulli variables, summed along a row (`kl = "released"`: of rows of sigmoids as
+if they summed to 1); a row without pseudo-positives, or unknown in R*, adds 0 (the released code adds a
+constant, so the gradients are the same); a site's rows are measured on plain images after training (released:
+the mean over training batches); the teacher predicts in eval mode, follows without an early ramp, and its
+entropy is not sampled by dropout. Sites are weighted by samples. Only several-label tasks have sites with
+missing labels here.
 Leaves the site: delta, loss (means); from the last warm-up round relation (mean masked by class). Stays: teacher.
 """
 

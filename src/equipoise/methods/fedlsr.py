@@ -6,10 +6,12 @@ p_s ∝ p^sharpen, and with q_i = softmax(z_i / T_d)
     L = CE(p_s, y) + γ_r JS(q_1, q_2) [+ λ_e H(q), the mean of both views: "FedLSR+"],   γ_r = γ min(r / warmup, 1).
 With several labels per image (so Sun et al., FedMLP, 2024) every label is a Bernoulli variable: sigmoids in place of softmax, the
 sharpened p_s = σ(sharpen · logit p), and JS as the mean over cells. It needs no labels, so missing classes take part in it.
-Choices: CE is the base loss, given log p_s (logit p_s) as logits, so other base losses compose. `variant = "released"` gives it the
-probability p_s itself (a second softmax or sigmoid follows), divides the single-label JS by the number of classes, and with several
-labels takes the positive side of each alone: ½ (q_1 log(q_1/m) + q_2 log(q_2/m)), m = (q_1 + q_2)/2, the mean over cells. FedMLP's row
-also trains missing labels as negatives, which no preset can say: set train.objective = {name = "bce", missing = "negative", pos_weight = true}.
+Choices: CE is the base loss, given log p_s (logit p_s) as logits, so other base losses compose.
+`variant = "released"` gives it the probability p_s itself (a second softmax or sigmoid follows), divides the
+single-label JS by the number of classes, and with several labels takes the positive side of each alone:
+½ (q_1 log(q_1/m) + q_2 log(q_2/m)), m = (q_1 + q_2)/2, the mean over cells. FedMLP's row also trains missing
+labels as negatives, which no preset can say: set
+train.objective = {name = "bce", missing = "negative", pos_weight = true}.
 Leaves the site: delta, loss (means), as FedAvg. Stays: nothing.
 """
 

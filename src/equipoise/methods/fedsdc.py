@@ -113,7 +113,7 @@ class FedSDC(Method):
         return up | {"head": Each(head_of(net))}
 
     def finish(self, server: Tree, ask: Ask) -> Tree:
-        """cRT: the heads drawn anew in their widths and dealt to all sites, `crt` times; the mean of one that several sites held."""
+        """cRT: the heads drawn anew and dealt to all sites, `crt` times."""
         if not self.crt or "heads" not in server:
             return server
         draw, slots = ask.generator("crt"), sorted(server["heads"])

@@ -7,11 +7,12 @@ Reddi et al., "Adaptive federated optimization", ICLR 2021, Algorithm 2 (the oth
     FedAdam      v ← β₂ v + (1−β₂) Δ²
     FedYogi      v ← v − (1−β₂) Δ² sign(v − Δ²)
     FedAdagrad   v ← v + Δ²,  β₁ = 0
-Choices: only parameters are optimised, BatchNorm statistics are averaged (`apply_to_buffers` optimises both, as Flower does); sites
-weigh by samples, as in the FedAvg rows beside them, where Reddi et al. take a uniform mean; v starts at `v0` = 0. The rate of
-0.01 is a start for a search: published ones run from 0.003 to 1. FedSDC does not say which it used. Flower's FedAdam is η = 0.1 with
-`bias_correction`, which multiplies η by √(1−β₂^t)/(1−β₁^t), t = 2 in the first round (Adam has t = 1); its FedAdagrad is η = 0.1, its
-FedYogi η = 0.01; all have τ = 1e-3 and optimise buffers.
+Choices: only parameters are optimised, BatchNorm statistics are averaged (`apply_to_buffers` optimises both,
+as Flower does); sites weigh by samples, as in the FedAvg rows beside them, where Reddi et al. take a uniform
+mean; v starts at `v0` = 0. The rate of 0.01 is a start for a search: published ones run from 0.003 to 1.
+FedSDC does not say which it used. Flower's FedAdam is η = 0.1 with `bias_correction`, which multiplies η by
+√(1−β₂^t)/(1−β₁^t), t = 2 in the first round (Adam has t = 1); its FedAdagrad is η = 0.1, its FedYogi η =
+0.01; all have τ = 1e-3 and optimise buffers.
 Leaves the site: delta (mean), loss (mean). Stays: nothing.
 """
 

@@ -52,8 +52,8 @@ class Optimizer:
             dampening=0.0,
             nesterov=o.nesterov,
             maximize=False,
-            # True would restart the momentum of every parameter given here, also of those that had steps before. A momentum
-            # of zeros becomes the gradient by itself.
+            # True would restart the momentum of every parameter given here, also of those that had steps before.
+            # A momentum of zeros becomes the gradient by itself.
             is_first_step=False,
         )
 

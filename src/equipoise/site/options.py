@@ -45,7 +45,7 @@ class TrainOptions(Options):
     objective: Any = None
     """base loss: a name, `{ name = "focal", gamma = 2.0 }`, or a list; none = what the method recommends"""
     views: tuple[str, ...] | None = None
-    """augmented views per image; none = what the method asks for"""
+    """augmented views per image, no fewer than the method asks for; none = those it asks for"""
     augment: ViewOptions = ViewOptions()
     """strengths of the views"""
     participation: float = Field(1.0, gt=0, le=1)
