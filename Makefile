@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 unexport PYTHONDONTWRITEBYTECODE  # compiled files save every process we start half a second
 
-.PHONY: demo test test-hospitals browser quick docs lint types format bench setup setup-dev clean
+.PHONY: demo test test-all test-hospitals audit browser quick docs lint types format bench setup setup-dev clean
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -31,14 +31,20 @@ browser:  ## Chromium, for the tests of the report pages: installed where it is 
 	    && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; } || \
 	  echo "no Chromium here: the tests that open the report pages are skipped, and say so"
 
-test: $(VENV)/.dev lint browser  ## every check, and every test but those of test-hospitals
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not hospitals"
+test: $(VENV)/.dev lint browser  ## every check, and every test but those of test-all, test-hospitals and audit
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not hospitals and not sweep and not audit"
+
+test-all: $(VENV)/.dev lint browser  ## the same rules over many more combinations, and the audit: an hour
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not hospitals"
+
+audit: $(VENV)/.dev  ## flipped bits, hostile files, a hostile site, a hostile coordinator: some minutes
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m audit
 
 test-hospitals: $(VENV)/.dev  ## real Flower processes on this machine, with TLS and keys: a quarter of an hour, mostly waiting
 	$(BIN)/python -m pytest -n 0 -m hospitals
 
 quick: $(VENV)/.dev browser  ## the tests that take seconds
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow and not hospitals and not sweep and not audit"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check src tests benchmarks docs

@@ -33,6 +33,7 @@ def honest(task: Task, n: int = 40, classes: int = 3, scale: float = 2.0, bins: 
 def test_what_was_measured_is_believed(task: Task, n: int, scale: float) -> None:
     stats, held = honest(task, n, scale=scale)
     assert doubt(stats, held) is None
+    assert doubt(coarse(stats), held) is None  # what is told of one site alone
     assert doubt(stats, Held(n, (None,) * 3)) is None
     other, more = honest(task, 17, scale=scale)
     pooled = {name: stats[name] + other[name] for name in stats}

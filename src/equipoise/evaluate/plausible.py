@@ -55,8 +55,11 @@ def _calibration(calibration: Tensor, decisions: int, right: int) -> str | None:
     count, correct, confidence = calibration.unbind(1)
     if int(count.sum()) != decisions or int(correct.sum()) != right or bool((correct > count).any()):
         return "its calibration and its decisions count different images"
-    edges = torch.arange(len(calibration) + 1, dtype=torch.float64) / len(calibration) * FIXED_POINT
-    # Each confidence was rounded to a whole number: a sum may be off by as many as there are.
-    if bool((confidence < count * edges[:-1] - count).any()) or bool((confidence > count * edges[1:] + count).any()):
+    edges = torch.arange(1, len(calibration) + 1, dtype=torch.float64) / len(calibration) * FIXED_POINT
+    # A bin may hold those of emptied bins below it as well, which `coarse` has put there: it begins where the one told before
+    # it ends. Each confidence was rounded to a whole number, so a sum may be off by as many as there are.
+    told = torch.where(count > 0, edges, 0.0).cummax(0).values
+    begin = torch.cat([torch.zeros(1, dtype=torch.float64), told[:-1]])
+    if bool((confidence < count * begin - count).any()) or bool((confidence > count * edges + count).any()):
         return "its confidences lie outside their bins"
     return None

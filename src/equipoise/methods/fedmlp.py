@@ -117,7 +117,7 @@ class FedMLP(Method):
         }
 
     def limits(self, classes: int, epochs: int) -> Mapping[str, Limit]:
-        return {"train.prototypes": ONE}
+        return {} if self.prototypes_by == "samples" else {"train.prototypes": ONE}
 
     def init_site(self, net: Net, loc: Loc) -> Tree:
         return {"tags": torch.full((loc.samples, len(loc.classes)), NONE, dtype=torch.int8)}
