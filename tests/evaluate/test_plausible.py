@@ -11,6 +11,7 @@ from torch import Tensor
 from equipoise.data.samples import Task
 from equipoise.evaluate.plausible import Held, doubt, together
 from equipoise.site import measure
+from equipoise.site.measure import coarse
 
 Stats = dict[str, Tensor]
 
