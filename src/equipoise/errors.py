@@ -53,7 +53,7 @@ class SiteError(EquipoiseError):
 
 
 class StorageError(EquipoiseError):
-    """A run folder cannot be written, or what it holds is damaged."""
+    """A folder cannot be written, or what it holds is damaged or was changed."""
 
     exit_code = 8
 
@@ -81,7 +81,7 @@ EXIT_CODES: dict[int, str] = {
     5: "weights are missing, are not the expected file, or do not fit",
     6: "the method does not support this task, or broke its contract",
     7: "a site failed, or too few sites answered",
-    8: "the run folder cannot be written, or is damaged; `equipoise verify` found something that was changed",
+    8: "a folder cannot be written, or something in it is damaged or was changed (`equipoise verify` says what)",
     9: "some runs of a comparison failed; the others are in its table",
     INTERRUPTED: "interrupted from the keyboard; `equipoise resume DIR` goes on",
     TERMINATED: "asked to end (SIGTERM); `equipoise resume DIR` goes on",

@@ -176,6 +176,40 @@ def test_a_damaged_cache_is_built_again(tmp_path: Path, damage: str) -> None:
     assert len(again.asked) == 5
 
 
+@pytest.mark.parametrize("damage", ["a flipped bit", "zeros", "a flipped bit of the header"])
+def test_changed_pixels_are_noticed_and_made_again(tmp_path: Path, damage: str) -> None:
+    """Of the same size and date, in a process that has not read them yet."""
+    straight_digest = build(tmp_path).digest
+    raw, header = only(tmp_path, ".raw"), only(tmp_path, ".json")
+    path = header if damage.endswith("header") else raw
+    before, data = path.stat(), bytearray(path.read_bytes())
+    if damage == "zeros":
+        data[1000:5096] = bytes(4096)
+    else:
+        data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    log = tmp_path / "log"
+    process = child(tmp_path, log)
+    assert process.communicate(timeout=60)[0] == f"{straight_digest} {straight().sum()}\n"
+    assert log.read_text().split() == ["0", "256", "512", "768", "1024"]
+
+
+def test_a_cache_made_again_says_so(tmp_path: Path) -> None:
+    build(tmp_path)
+    raw = only(tmp_path, ".raw")
+    raw.write_bytes(bytes(raw.stat().st_size))
+    seen: list[str] = []
+    decoded(tmp_path, "r", COUNT, SHAPE, Maker(), lambda text, done, count: seen.append(text))
+    assert set(seen) == {f"decoding images anew: {raw} is damaged"}
+
+
+def test_a_whole_cache_is_read_once_per_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build(tmp_path)
+    monkeypatch.setattr(cache, "_digest", lambda *given: pytest.fail("every pixel was read again"))
+    build(tmp_path)
+
+
 def test_pixels_other_than_recorded_are_begun_again(tmp_path: Path) -> None:
     """What a power cut can leave: a file as long as it should be, with zeros where the disk had not yet written."""
     with pytest.raises(KeyboardInterrupt):

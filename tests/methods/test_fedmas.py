@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
+from tests import doctored
 from torch import Tensor, nn
 
 from equipoise.engine import Host, Question, Serial
@@ -167,7 +167,7 @@ def watched(config: Any, folder: Path) -> tuple[Result, Tap]:
 
 
 def notes(folder: Path, site: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "sites" / site / "notes.jsonl").read_text().splitlines()]
+    return doctored.rows(folder / "sites" / site / "notes.jsonl")
 
 
 def test_aggregate_is_weighted_by_rescue_factors_that_stay_at_the_sites(
