@@ -163,7 +163,7 @@ def _bad_weight(weight: Tensor, options: ExchangeOptions) -> str | None:
 
 
 def _bad_values(tensors: list[Tensor], weight: Tensor | None, options: ExchangeOptions, bounded: bool) -> str | None:
-    square = 0.0
+    norm = 0.0
     for x in tensors:
         if not x.is_floating_point() and weight is None:
             # Whole numbers are summed as they are: keep 1,024 sites from overflowing an int64.
@@ -176,12 +176,12 @@ def _bad_values(tensors: list[Tensor], weight: Tensor | None, options: ExchangeO
         low, high = (float(edge) for edge in torch.aminmax(x))
         if not math.isfinite(low) or not math.isfinite(high):
             return "has values that are not finite"
-        square += float(torch.linalg.vector_norm(x.reshape(-1))) ** 2
+        norm = math.hypot(norm, float(torch.linalg.vector_norm(x.reshape(-1))))
         largest = max(-low, high)
         if weight is not None and x.numel():
             largest = float((x.abs() * spread(weight, x)).max()) if weight.dim() else largest * float(weight)
         if largest > LARGEST:
             return f"times its weight reaches {largest:g}, more than the fixed-point range {LARGEST:g}"
-    if bounded and square**0.5 > options.max_norm:
-        return f"has norm {square**0.5:g}, larger than exchange.max_norm = {options.max_norm:g}"
+    if bounded and norm > options.max_norm:
+        return f"has norm {norm:g}, larger than exchange.max_norm = {options.max_norm:g}"
     return None
