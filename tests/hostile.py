@@ -21,7 +21,7 @@ from equipoise.exchange import decode_upload, encode_upload
 from equipoise.leaves import Each, Leaf, Mean, Sum
 
 Bad = dict[str, tuple[Change, str]]
-D = f"delta/{W}"
+D, V = f"delta/{W}", "body.norm1.running_var"
 
 
 def entry(**changes: Any) -> Change:
@@ -98,6 +98,8 @@ TRAIN: Bad = {
         "as large as usual",
     ),
     "huge without weight": (delta(put(lambda x: x + 1e4), lambda w: 0.0), "norm"),
+    "negative variance": (delta(lambda value: value[V].sub_(2 * value[V].abs().max() + 10)), "makes a variance negative"),
+    "everything stretched": (delta(lambda value: value.update({n: -25 * x for n, x in value.items()})), "variance negative"),
     # Weights
     "one image too many": (delta(lambda value: None, lambda w: w + 1), "at most"),
     "a million images": (delta(lambda value: None, lambda w: 1e6), "at most"),

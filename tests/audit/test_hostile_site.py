@@ -18,7 +18,7 @@ from tests.spoiled import Change, Spoil
 from equipoise.config import Config
 from equipoise.engine import Question
 from equipoise.errors import Rejected
-from equipoise.exchange import Bounds, check
+from equipoise.exchange import Bounds, check, unpack
 from equipoise.running import Result, make_ledger, run
 from equipoise.setup import make_host, material
 
@@ -97,7 +97,7 @@ def test_bad_scores_are_left_out(name: str, tiny: MakeConfig, lost: Any, rows: R
 def honest(config: Config, folder: Path) -> Callable[[str], tuple[bytes, Callable[[bytes], None]]]:
     """honest(question): the site's answer, and what judges another in its place."""
     stuff = material(config)
-    host, kept = make_host(config, stuff, folder), dict[str, bytes]()
+    host, kept, sent = make_host(config, stuff, folder), dict[str, bytes](), dict[str, Any]()
     ledger, held = make_ledger(config, host, stuff), stuff.held()
     images = {site: {split: part.images for split, part in splits.items()} for site, splits in held.items()}
     bounds = Bounds(config.method.limits(len(stuff.samples.classes), config.train.epochs), images)
@@ -106,8 +106,9 @@ def honest(config: Config, folder: Path) -> Callable[[str], tuple[bytes, Callabl
         def ask(self, question: Question, sites: tuple[str, ...]) -> Any:
             for site in sites:
                 data = host.answer(question.call(site), question.payload, question.each.get(site))
-                if site == HOSTILE:
-                    kept.setdefault(question.name, data)
+                if site == HOSTILE and question.name not in kept:
+                    received = {name.partition("/")[2]: x for name, x in unpack(question.payload)[1].items()}
+                    kept[question.name], sent[question.name] = data, received
                 yield site, data
 
         def close(self) -> None: ...
@@ -117,7 +118,7 @@ def honest(config: Config, folder: Path) -> Callable[[str], tuple[bytes, Callabl
     def get(question: str) -> tuple[bytes, Callable[[bytes], None]]:
         line = ledger.line(question, 0)
         assert line is not None
-        return kept[question], lambda data: check(HOSTILE, data, line, config.exchange, bounds, 0) and None
+        return kept[question], lambda data: check(HOSTILE, data, line, config.exchange, bounds, 0, sent[question]) and None
 
     return get
 

@@ -12,7 +12,7 @@ from equipoise.exchange.ledger import Entry
 from equipoise.leaves import Each, Limit, Mean, Sum, Upload
 
 RATIO = 30.0
-SENT = {"model/w": torch.full((4,), 5.0)}
+SENT = {"w": torch.full((4,), 5.0)}
 LINE = Line("train", 0, (Entry("delta", "w", "mean", "float32", (4,), ()),), 0)
 """the model has norm 10, so a change of norm 1 is harmless"""
 
