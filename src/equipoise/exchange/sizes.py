@@ -31,8 +31,8 @@ class Sizes:
 
     What counts is the norm of a leaf's value, less what a site with more images than others may move further. An answer passes at
     once if it is harmless, or not large for what earlier rounds have shown; any other is judged when all have come, so that no
-    order of arrival matters. One site alone can raise neither the median nor what is remembered of it, and where fewer than three
-    answer there is no majority to judge by.
+    order of arrival matters. One site alone can raise neither the median nor what is remembered of it. Where fewer than three answer
+    and nothing is remembered there is no majority to judge by, and a change is only held against the tensors it changes.
     """
 
     def __init__(
@@ -63,9 +63,9 @@ class Sizes:
     def problem(self, site: str) -> str | None:
         """What is wrong with an answer beside all others, in words."""
         for part in self._large(site):
-            norm, ratio = self._found[site][part], self._rules[part][1]
+            norm, (floor, ratio) = self._found[site][part], self._rules[part]
             others = sorted(found[part] for one, found in self._found.items() if one != site)
-            usual = max(self._known[part], others[len(others) // 2] if len(others) > 1 else 0.0)
+            usual = max(self._known[part], others[len(others) // 2] if len(others) > 1 else 0.0) or floor / HARMLESS
             if usual and norm > ratio * usual:
                 return (
                     f"leaf '{part[0]}' is {norm / usual:.3g} times as large as usual, and exchange.max_ratio allows {ratio:g}"
