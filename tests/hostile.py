@@ -21,7 +21,7 @@ from equipoise.exchange import decode_upload, encode_upload
 from equipoise.leaves import Each, Leaf, Mean, Sum
 
 Bad = dict[str, tuple[Change, str]]
-D = f"delta/{W}"
+D, V = f"delta/{W}", "body.norm1.running_var"
 
 
 def entry(**changes: Any) -> Change:
@@ -77,12 +77,6 @@ def loss(value: float, weight: float = 1.0) -> Change:
     return with_leaf(loss=Mean(torch.tensor(value, dtype=torch.float64), weight))
 
 
-def overlapping(table: dict[str, Any]) -> None:
-    """Two tensors in one place."""
-    first, second = (name for name in table if table[name].get("shape") == table[D].get("shape") or name == "loss")
-    table[second]["data_offsets"] = table[first]["data_offsets"]
-
-
 TRAIN: Bad = {
     **KINDS,
     # Numbers
@@ -104,6 +98,8 @@ TRAIN: Bad = {
         "as large as usual",
     ),
     "huge without weight": (delta(put(lambda x: x + 1e4), lambda w: 0.0), "norm"),
+    "negative variance": (delta(lambda value: value[V].sub_(2 * value[V].abs().max() + 10)), "makes a variance negative"),
+    "everything stretched": (delta(lambda value: value.update({n: -25 * x for n, x in value.items()})), "variance negative"),
     # Weights
     "one image too many": (delta(lambda value: None, lambda w: w + 1), "at most"),
     "a million images": (delta(lambda value: None, lambda w: 1e6), "at most"),
@@ -128,16 +124,16 @@ TRAIN: Bad = {
     "kind that is a list": (kinds(lambda found: found.update(delta=["mean"])), "what kinds"),
     "kinds that are a list": (kinds(lambda found: list(found)), "what kinds"),
     "no kinds": (kinds(lambda found: {}), "belong to no leaf"),
-    "a thousand leaves": (kinds(lambda found: found.update({f"x{i}": "sum" for i in range(300)})), "300 leaves"),
+    "a thousand leaves": (kinds(lambda found: found.update({f"x{i}": "sum" for i in range(300)})), "302 leaves"),
     "leaf of another name": (kinds(lambda found: {"delto": "mean", "loss": "mean"}), "has no weight"),
     "missing leaf": (lambda data: encode_upload({"delta": decode_upload(data)[1]["delta"]}), "missing tensor 'loss'"),
     "only images": (lambda data: encode_upload({"images": Each(torch.zeros(3, 16, 16))}), "extra tensor 'images'"),
     "tensor and branch": (tabled(lambda table: table.update({D + "/x": table.pop("delta/body.conv2.weight")})), "is no tree"),
     "empty name": (renamed(""), "belong to no leaf"),
     "slashes": (renamed("delta/" + "/" * 30), "levels deep"),
-    "writing backwards": (renamed("delta/\u202e" + W), "extra tensor 'delta/?body"),
-    "escape": (renamed("delta/\x1b[2J\x07" + W), "extra tensor 'delta/?[2J?body"),
-    "half a sign": (renamed("delta/\ud800" + W), "extra tensor 'delta/?body"),
+    "writing backwards": (renamed("delta/\u202e" + W), r"extra tensor 'delta/\?body"),
+    "escape": (renamed("delta/\x1b[2J\x07" + W), r"extra tensor 'delta/\?\[2J\?body"),
+    "half a sign": (renamed("delta/\ud800" + W), r"extra tensor 'delta/\?body"),
     "look-alike": (renamed("delta/b\u043edy.conv1.weight"), "extra tensor"),
     "long name": (renamed("delta/" + "n" * 3000), "extra tensor"),
     "path": (renamed("delta/../../../etc/passwd"), "extra tensor 'delta/../../../etc/passwd'"),
@@ -190,7 +186,7 @@ TRAIN: Bad = {
     "compressed": (lambda data: gzip.compress(bytes(data)), "message"),
     "a page": (lambda data: b"<html><body>502 Bad Gateway</body></html>", "message"),
     "a code object": (lambda data: b"\x80\x04\x95\x20\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix\x94.", "message"),
-    "zeros": (lambda data: bytes(len(data)), "message"),
+    "zeros": (lambda data: bytes(len(data)), "not readable"),
     "cut by one": (lambda data: bytes(data[:-1]), "message"),
     "cut in the table": (lambda data: bytes(data[:100]), "message"),
     "only its length": (lambda data: bytes(data[:8]), "message"),
@@ -226,7 +222,10 @@ def cell(name: str, place: tuple[int, ...], by: int) -> Callable[[dict[str, Tens
 
 
 def filled(name: str, value: int) -> Callable[[dict[str, Tensor]], None]:
-    return lambda stats: stats[name].fill_(value) and None
+    def change(stats: dict[str, Tensor]) -> None:
+        stats[name].fill_(value)
+
+    return change
 
 
 def every(value: int) -> Callable[[dict[str, Tensor]], None]:
@@ -246,7 +245,7 @@ COUNTED: Bad = {
     "huge histogram": (statistics(filled("scores", 3 * 10**9)), "counts more than"),
     "huge own histogram": (statistics(filled("scores", 3 * 10**9), "own"), "counts more than"),
     "histogram of the largest numbers": (statistics(filled("scores", 2**52)), "counts more than"),
-    "beyond whole numbers": (statistics(filled("scores", 2**62)), "above 2^52"),
+    "beyond whole numbers": (statistics(filled("scores", 2**62)), r"above 2\^52"),
     "huge calibration": (statistics(filled("calibration", 2**50)), "counts more than"),
     "validation alone": (statistics(cell("confusion", (0, 0), 1), split="validation"), "on its validation images"),
     "one decision more": (statistics(cell("confusion", (1, 2), 1)), "its decisions are about"),
@@ -267,7 +266,7 @@ COUNTED: Bad = {
     "fewer bins": (statistics(lambda stats: stats.update(scores=stats["scores"][..., :10])), "has shape"),
     "fewer classes": (statistics(lambda stats: stats.update(confusion=stats["confusion"][:2])), "has shape"),
     "more statistics": (statistics(lambda stats: stats.update(images=torch.zeros(2, dtype=torch.int64))), "extra tensor"),
-    "fewer statistics": (statistics(lambda stats: stats.pop("scores") and None), "missing tensor"),
+    "fewer statistics": (statistics(lambda stats: stats.pop("scores")), "missing tensor"),
     "pooled for each": (
         lambda data: encode_upload(
             {"pooled": Each(decode_upload(data)[1]["pooled"].value), "own": decode_upload(data)[1]["own"]}

@@ -60,10 +60,10 @@ def put(make: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[dict[str, tor
 
 
 def scaled(factor: float) -> Change:
-    """An answer that moves the model so many times as far."""
+    """An answer that moves all but the statistics of BatchNorm so many times as far."""
 
     def stretch(value: dict[str, torch.Tensor]) -> None:
-        value.update({name: tensor * factor for name, tensor in value.items()})
+        value.update({name: tensor * factor for name, tensor in value.items() if "running" not in name})
 
     return delta(stretch)
 

@@ -12,7 +12,7 @@ from equipoise.exchange.ledger import Entry
 from equipoise.leaves import Each, Limit, Mean, Sum, Upload
 
 RATIO = 30.0
-SENT = {"model/w": torch.full((4,), 5.0)}
+SENT = {"w": torch.full((4,), 5.0)}
 LINE = Line("train", 0, (Entry("delta", "w", "mean", "float32", (4,), ()),), 0)
 """the model has norm 10, so a change of norm 1 is harmless"""
 
@@ -44,9 +44,11 @@ def left_out(norms: dict[str, float], known: float = 0.0, bounds: Bounds = Bound
         ({"a": 2, "b": 2, "c": 2, "d": 1e5, "e": 1e4}, {"d", "e"}),
         ({"a": 0.5, "b": 1e-6, "c": 1e-6, "d": 1e-6}, set()),  # harmless, however much larger than the others'
         ({"a": 2, "b": 1e-6, "c": 1e-6, "d": 1e-6}, {"a"}),
-        ({"a": 2, "b": 0, "c": 0, "d": 0}, set()),  # nothing to compare with
-        ({"a": 2, "b": 1e5}, set()),  # of two nobody can say which
-        ({"a": 1e5}, set()),
+        ({"a": 2, "b": 0, "c": 0, "d": 0}, set()),  # nothing to compare with but the model itself
+        ({"a": 2, "b": 299}, set()),  # of two nobody can say which, unless one is 30 times the model
+        ({"a": 2, "b": 301}, {"b"}),
+        ({"a": 299}, set()),
+        ({"a": 301}, {"a"}),
         ({"a": 2, "b": 3, "c": 0}, set()),  # a site that sends nothing cannot have an honest one left out
         ({"a": 2, "b": 3, "c": 1e5}, {"c"}),
     ],

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.spoiled import KINDS, Spoil
+from tests.hostile import COUNTED, DOZEN, SCORED, TRAIN
+from tests.spoiled import KINDS, Spoil, scaled
 
 from equipoise.config import Config
+from equipoise.engine import Engine
 from equipoise.errors import SiteError
 from equipoise.running import Result, resume, run
 
@@ -44,8 +47,13 @@ def lost(tiny: MakeConfig, tmp_path_factory: pytest.TempPathFactory) -> Callable
     return get
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("method", ["fedavg", pytest.param("fca", marks=pytest.mark.slow)])
+CASES = [
+    *(("fedavg", kind) for kind in (*KINDS, *DOZEN)),
+    *(pytest.param("fca", kind, marks=pytest.mark.slow) for kind in KINDS),
+]
+
+
+@pytest.mark.parametrize(("method", "kind"), CASES)
 def test_a_bad_answer_counts_as_none(
     method: str,
     kind: str,
@@ -55,7 +63,7 @@ def test_a_bad_answer_counts_as_none(
     private: Private,
     tmp_path: Path,
 ) -> None:
-    change, reason = KINDS[kind]
+    change, reason = TRAIN[kind]
     config = tiny(method, train={"rounds": 3})
     spoiled = run(config, tmp_path, wrap=lambda engine: Spoil(engine, BAD_SITE, change, (0, 1)))
     expected, folder = lost(method)
@@ -64,8 +72,64 @@ def test_a_bad_answer_counts_as_none(
     assert private(tmp_path) == private(folder)
     rejected = journal(tmp_path, "rejected")
     assert [(line["site"], line["round"], line["question"]) for line in rejected] == [(BAD_SITE, r, "train") for r in (0, 1)]
-    assert all(reason in line["reason"] and BAD_SITE in line["reason"] for line in rejected)
+    assert all(re.search(reason, line["reason"]) and BAD_SITE in line["reason"] for line in rejected)
     assert [row["sites"] for row in rows(tmp_path)] == [["site-00", "site-02"]] * 2 + [["site-00", "site-01", "site-02"]]
+
+
+@pytest.mark.parametrize(
+    ("exact", "name"),
+    [
+        *((False, name) for name in ("negative decisions", "huge own histogram", "one decision more", "surer than possible")),
+        *((True, name) for name in ("one row more", "NaN scores")),
+    ],
+)
+def test_a_bad_evaluation_counts_as_none(exact: bool, name: str, tiny: MakeConfig, rows: Rows, tmp_path: Path) -> None:
+    change, reason = (SCORED if exact else COUNTED)[name]
+    config = tiny("fedavg", train={"rounds": 1}, evaluate={"exact": exact})
+    for folder, what in (("spoiled", change), ("lost", lambda data: None)):
+        run(config, tmp_path / folder, wrap=lambda engine, what=what: Spoil(engine, BAD_SITE, what, (0,), "evaluate"))
+    assert rows(tmp_path / "spoiled") == rows(tmp_path / "lost")
+    (line,) = journal(tmp_path / "spoiled", "rejected")
+    assert (line["site"], line["question"]) == (BAD_SITE, "evaluate") and re.search(reason, line["reason"])
+
+
+def test_who_is_left_out_is_told_at_once(tiny: MakeConfig, tmp_path: Path) -> None:
+    told: list[str] = []
+
+    def watch(event: str, facts: dict[str, Any]) -> None:
+        told.extend([facts["reason"]] if event == "rejected" else [])
+
+    spoil = lambda engine: Spoil(engine, BAD_SITE, KINDS["NaN"][0], (1,))  # noqa: E731
+    run(tiny("fedavg"), tmp_path, watch=watch, wrap=spoil)
+    assert told == ["round 2: site 'site-01' was left out of 'train': leaf 'delta' has values that are not finite"]
+
+
+def test_a_large_answer_is_judged_alike_after_a_stop(tiny: MakeConfig, rows: Rows, tmp_path: Path) -> None:
+    """What earlier rounds have shown is in the checkpoint: of two answers one is left out, resumed or not."""
+    config = tiny("fedavg", train={"rounds": 4})
+
+    class Stop(Exception):
+        pass
+
+    def wrap(engine: Engine, falls: bool) -> Engine:
+        alone = Spoil(engine, "site-02", lambda data: None, (2, 3))
+        large = Spoil(alone, BAD_SITE, scaled(100.0), (2, 3))
+
+        def stop(data: bytes) -> bytes:
+            raise Stop
+
+        return Spoil(large, "site-00", stop, (2, 3)) if falls else large
+
+    run(config, tmp_path / "straight", wrap=lambda engine: wrap(engine, False))
+    with pytest.raises(Stop):
+        run(config, tmp_path / "a", wrap=lambda engine: wrap(engine, True))
+    run(config, tmp_path / "a", wrap=lambda engine: wrap(engine, False))
+    assert rows(tmp_path / "a") == rows(tmp_path / "straight")
+    for folder in ("a", "straight"):
+        assert {(line["site"], line["round"]) for line in journal(tmp_path / folder, "rejected")} == {
+            (BAD_SITE, 2),
+            (BAD_SITE, 3),
+        }
 
 
 def test_losing_a_site_matters(tiny: MakeConfig, lost: Callable[[str], tuple[Result, Path]], tmp_path: Path) -> None:

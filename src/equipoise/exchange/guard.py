@@ -23,6 +23,10 @@ from equipoise.options import Options
 
 SLACK = 1e-6
 """a bound is exceeded by more than rounding"""
+CHANGE = "delta"
+"""the leaf that tells how a site has changed what it received; any other tells things as they are"""
+VARIANCE = "running_var"
+"""what tensors are called that no network can work with below 0"""
 UNEQUAL = 100.0
 """how much more than the others a site with more images may move"""
 
@@ -88,9 +92,15 @@ def size_cap(line: Line, options: ExchangeOptions) -> int:
 
 
 def check(
-    site: str, data: bytes, line: Line, options: ExchangeOptions, bounds: Bounds = Bounds(), round: int | None = None
+    site: str,
+    data: bytes,
+    line: Line,
+    options: ExchangeOptions,
+    bounds: Bounds = Bounds(),
+    round: int | None = None,
+    sent: Mapping[str, Tensor] | None = None,
 ) -> tuple[dict, Upload]:
-    """The header and leaves of an answer that keeps every rule; `Rejected` otherwise."""
+    """The header and leaves of an answer that keeps every rule; `Rejected` otherwise. `sent` are the tensors the site received."""
 
     def reject(reason: str) -> Rejected:
         return rejected(site, line.question, reason)
@@ -124,7 +134,7 @@ def check(
             raise reject(f"the weight of '{shown(name)}' {problem}")
         if problem := _bad_values(tensors, weight, options, leaf.kind != "sum"):
             raise reject(f"leaf '{shown(name)}' {problem}")
-    if problem := bounds.problem(site, line.question, upload):
+    if problem := bounds.problem(site, line.question, upload) or _bad_variance(upload, sent or {}):
         raise reject(problem)
     return header, upload
 
@@ -162,8 +172,20 @@ def _bad_weight(weight: Tensor, options: ExchangeOptions) -> str | None:
     return None
 
 
+def _bad_variance(upload: Upload, sent: Mapping[str, Tensor]) -> str | None:
+    """A variance below 0 makes every score of a network NaN, however small it is."""
+    for name, leaf in upload.items():
+        for path, x in tensors_of(leaf).items():
+            if not path.endswith(VARIANCE) or (name == CHANGE and path not in sent):
+                continue
+            received = sent[path] if name == CHANGE else torch.zeros(())
+            if bool((received + x < -SLACK * (1 + received)).any()):
+                return f"tensor '{name}/{path}' makes a variance negative"
+    return None
+
+
 def _bad_values(tensors: list[Tensor], weight: Tensor | None, options: ExchangeOptions, bounded: bool) -> str | None:
-    square = 0.0
+    norm = 0.0
     for x in tensors:
         if not x.is_floating_point() and weight is None:
             # Whole numbers are summed as they are: keep 1,024 sites from overflowing an int64.
@@ -176,12 +198,12 @@ def _bad_values(tensors: list[Tensor], weight: Tensor | None, options: ExchangeO
         low, high = (float(edge) for edge in torch.aminmax(x))
         if not math.isfinite(low) or not math.isfinite(high):
             return "has values that are not finite"
-        square += float(torch.linalg.vector_norm(x.reshape(-1))) ** 2
+        norm = math.hypot(norm, float(torch.linalg.vector_norm(x.reshape(-1))))
         largest = max(-low, high)
         if weight is not None and x.numel():
             largest = float((x.abs() * spread(weight, x)).max()) if weight.dim() else largest * float(weight)
         if largest > LARGEST:
             return f"times its weight reaches {largest:g}, more than the fixed-point range {LARGEST:g}"
-    if bounded and square**0.5 > options.max_norm:
-        return f"has norm {square**0.5:g}, larger than exchange.max_norm = {options.max_norm:g}"
+    if bounded and norm > options.max_norm:
+        return f"has norm {norm:g}, larger than exchange.max_norm = {options.max_norm:g}"
     return None

@@ -20,13 +20,19 @@ LENIENT = 10.0
 """how much further than models other means, such as class prototypes, may lie apart at honest sites"""
 
 
+STATISTICS = "running_"
+"""how tensors are called that a network measures instead of training them: they are judged by themselves, being much larger"""
+Part = tuple[str, str]
+"""a leaf, and which of its tensors: those whose last name begins so, or all others"""
+
+
 class Sizes:
     """How large the answers to one question are, leaf by leaf, against each other and against those of earlier rounds.
 
     What counts is the norm of a leaf's value, less what a site with more images than others may move further. An answer passes at
     once if it is harmless, or not large for what earlier rounds have shown; any other is judged when all have come, so that no
-    order of arrival matters. One site alone can raise neither the median nor what is remembered of it, and where fewer than three
-    answer there is no majority to judge by.
+    order of arrival matters. One site alone can raise neither the median nor what is remembered of it. Where fewer than three answer
+    and nothing is remembered there is no majority to judge by, and a change is only held against the tensors it changes.
     """
 
     def __init__(
@@ -34,57 +40,67 @@ class Sizes:
     ) -> None:
         self._bounds, self._question = bounds, line.question
         self._rules = dict(_rules(line, bounds, ratio, sent))
-        self._known = {leaf: known.get(f"{line.question}.{leaf}", 0.0) for leaf in self._rules}
-        self._found: dict[str, dict[str, float]] = {}
+        self._known = {part: known.get(self._name(part), 0.0) for part in self._rules}
+        self._found: dict[str, dict[Part, float]] = {}
+
+    def _name(self, part: Part) -> str:
+        return ".".join((self._question, *filter(None, part)))
 
     def measure(self, site: str, upload: Upload) -> bool:
         """Take note of an answer; whether it passes without a look at the others."""
-        size = self._bounds.size(site)
-        self._found[site] = {leaf: _length(tensors_of(upload[leaf]).values()) / size for leaf in self._rules}
+        size, found = self._bounds.size(site), dict[Part, float]()
+        for leaf, kind in self._rules:
+            found[leaf, kind] = _length(x for path, x in tensors_of(upload[leaf]).items() if _kind(path) == kind) / size
+        self._found[site] = found
         return not any(self._large(site))
 
-    def _large(self, site: str) -> Iterator[str]:
-        for leaf, norm in self._found[site].items():
-            floor, ratio = self._rules[leaf]
-            if norm > max(floor, ratio * self._known[leaf]):
-                yield leaf
+    def _large(self, site: str) -> Iterator[Part]:
+        for part, norm in self._found[site].items():
+            floor, ratio = self._rules[part]
+            if norm > max(floor, ratio * self._known[part]):
+                yield part
 
     def problem(self, site: str) -> str | None:
         """What is wrong with an answer beside all others, in words."""
-        for leaf in self._large(site):
-            norm, ratio = self._found[site][leaf], self._rules[leaf][1]
-            others = sorted(found[leaf] for one, found in self._found.items() if one != site)
-            usual = max(self._known[leaf], others[len(others) // 2] if len(others) > 1 else 0.0)
+        for part in self._large(site):
+            norm, (floor, ratio) = self._found[site][part], self._rules[part]
+            others = sorted(found[part] for one, found in self._found.items() if one != site)
+            usual = max(self._known[part], others[len(others) // 2] if len(others) > 1 else 0.0) or floor / HARMLESS
             if usual and norm > ratio * usual:
-                return f"leaf '{leaf}' is {norm / usual:.3g} times as large as usual, and exchange.max_ratio allows {ratio:g}"
+                return (
+                    f"leaf '{part[0]}' is {norm / usual:.3g} times as large as usual, and exchange.max_ratio allows {ratio:g}"
+                )
         return None
 
     def remembered(self, good: Collection[str]) -> dict[str, float]:
-        """By question.leaf: the largest median so far, over the answers that counted."""
+        """By question and leaf: the largest median so far, over the answers that counted."""
         if len(good) < 3:
             return {}
-        middle = {leaf: statistics.median_low(self._found[site][leaf] for site in good) for leaf in self._rules}
-        return {f"{self._question}.{leaf}": max(norm, self._known[leaf]) for leaf, norm in middle.items()}
+        middle = {part: statistics.median_low(self._found[site][part] for site in good) for part in self._rules}
+        return {self._name(part): max(norm, self._known[part]) for part, norm in middle.items()}
 
 
-def _rules(line: Line, bounds: Bounds, ratio: float, sent: Mapping[str, Tensor]) -> Iterator[tuple[str, tuple[float, float]]]:
-    """By leaf: the norm up to which it is harmless, and how many times the median it may be.
+def _kind(path: str) -> str:
+    return STATISTICS if path.rpartition(".")[2].startswith(STATISTICS) else ""
+
+
+def _rules(line: Line, bounds: Bounds, ratio: float, sent: Mapping[str, Tensor]) -> Iterator[tuple[Part, tuple[float, float]]]:
+    """By part: the norm up to which it is harmless, and how many times the median it may be.
 
     Judged are real numbers, as many at every site, that no limit of their own bounds. A leaf with the names and shapes of tensors
     that were sent changes those.
     """
-    known = {name.partition("/")[2]: x for name, x in sent.items() if "/" in name}
-    for leaf in dict.fromkeys(entry.leaf for entry in line.up):
-        found = [entry for entry in line.up if entry.leaf == leaf]
-        bounded = found[0].kind == "sum" or (found[0].kind == "each" and f"{line.question}.{leaf}" in bounds.limits)
+    for part in dict.fromkeys((entry.leaf, _kind(entry.tensor)) for entry in line.up):
+        found = [entry for entry in line.up if (entry.leaf, _kind(entry.tensor)) == part]
+        bounded = found[0].kind == "sum" or (found[0].kind == "each" and f"{line.question}.{part[0]}" in bounds.limits)
         count = sum(math.prod(n or 0 for n in entry.shape) for entry in found)
         fixed = all(getattr(torch, entry.dtype).is_floating_point and None not in entry.shape for entry in found)
         if bounded or not fixed or count < 2:
             continue
-        if all(entry.tensor in known and known[entry.tensor].shape == entry.shape for entry in found):
-            yield leaf, (HARMLESS * _length(known[entry.tensor] for entry in found), ratio)
+        if all(entry.tensor in sent and sent[entry.tensor].shape == entry.shape for entry in found):
+            yield part, (HARMLESS * _length(sent[entry.tensor] for entry in found), ratio)
         else:
-            yield leaf, (0.0, ratio) if found[0].kind == "each" else (count**0.5, LENIENT * ratio)
+            yield part, (0.0, ratio) if found[0].kind == "each" else (count**0.5, LENIENT * ratio)
 
 
 def _length(tensors: Iterable[Tensor]) -> float:

@@ -119,7 +119,9 @@ class Exchange:
         )
         self._count += 1
         reduction, good = Reduction(self._limits.min_sites), set[str]()
-        for site, header, upload in self._answers(asked, line, flatten(down) | flatten(next(iter((each or {}).values()), {}))):
+        sent = flatten(down) | flatten(next(iter((each or {}).values()), {}))
+        received = {name.partition("/")[2]: x for name, x in sent.items() if "/" in name}
+        for site, header, upload in self._answers(asked, line, received):
             reduction.add(site, upload)
             good.add(site)
             if header.get("wrote") is True and asked.write is not None:
@@ -151,7 +153,7 @@ class Exchange:
         with tempfile.SpooledTemporaryFile(IN_MEMORY) as large:
             for site, data in self._arriving(asked):
                 try:
-                    header, upload = check(site, data, line, self._limits, self._bounds, self.round)
+                    header, upload = check(site, data, line, self._limits, self._bounds, self.round, sent)
                     if self._objection and (problem := self._objection(asked.name, site, upload)):
                         raise rejected(site, asked.name, problem)
                 except Rejected as error:
