@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 from equipoise.errors import StorageError
 
 DIGEST = "sha256"
+OLDER = ", or an older version wrote it"
 FIRST = "0" * 64
 """what the first of several chained lines holds in place of the hash of the one before"""
 CHAIN = ("prev", "hash")
@@ -85,18 +86,19 @@ def read_json(path: Path, fix: str) -> dict[str, Any]:
     """
     try:
         table = json.loads(path.read_bytes())
-        whole = isinstance(table, dict) and table.pop(DIGEST, None) == table_digest(table)
     except FileNotFoundError:
         raise
     except (OSError, ValueError, RecursionError):
-        whole = False
-    if not whole:
+        raise _damaged(path, fix) from None
+    if not isinstance(table, dict) or DIGEST not in table:
+        raise _damaged(path, fix, OLDER)
+    if table.pop(DIGEST) != table_digest(table):
         raise _damaged(path, fix)
     return table
 
 
-def _damaged(path: Path, fix: str) -> StorageError:
-    return StorageError(f"{path} is damaged or was changed: {fix}")
+def _damaged(path: Path, fix: str, more: str = "") -> StorageError:
+    return StorageError(f"{path} is damaged or was changed{more}: {fix}")
 
 
 # Text with comments ------------------------------------------------------------------------------------------------------
@@ -114,15 +116,17 @@ def read_text(path: Path, fix: str) -> str:
     """The text in a file, without its last line; a file that is not there is a FileNotFoundError."""
     try:
         data = path.read_bytes()
-        place = data.rfind(b"\n", 0, -1) + 1
-        found = LAST_LINE.fullmatch(data, place)
-        if found and found[1].decode() == sha256(data[:place]):
-            return data[:place].decode()
     except FileNotFoundError:
         raise
-    except (OSError, UnicodeDecodeError):
-        pass
-    raise _damaged(path, fix)
+    except OSError:
+        raise _damaged(path, fix) from None
+    place = data.rfind(b"\n", 0, -1) + 1
+    found = LAST_LINE.fullmatch(data, place)
+    if found is None:
+        raise _damaged(path, fix, OLDER)
+    if found[1].decode() != sha256(data[:place]):
+        raise _damaged(path, fix)
+    return data[:place].decode()
 
 
 # JSON lines --------------------------------------------------------------------------------------------------------------
