@@ -1,4 +1,4 @@
-"""`equipoise verify`: what is whole is said to be, and whatever is not is named; nothing is changed, and no code of a run is executed."""
+"""`equipoise verify`: what is whole is said to be, what is not is named; nothing is changed or executed."""
 
 from __future__ import annotations
 
@@ -55,8 +55,23 @@ def test_a_whole_run_is_said_to_be_and_left_as_it_is(done: Path) -> None:
     assert found.problems == [] and state(done) == before
     assert all(name.startswith("tensorboard/") for name in found.without_digest)
     assert {Path(name).name for name in found.checked} >= {
-        *("config.toml", "ledger.json", "metrics.jsonl", "timing.jsonl", "journal.jsonl", "result.json", "model.json"),
-        *("data.json", "features.json", "report.html", "model-card.md", "HEAD.json", "round-000002.safetensors"),
+        *(
+            "config.toml",
+            "ledger.json",
+            "metrics.jsonl",
+            "timing.jsonl",
+            "journal.jsonl",
+            "result.json",
+            "model.json",
+        ),
+        *(
+            "data.json",
+            "features.json",
+            "report.html",
+            "model-card.md",
+            "HEAD.json",
+            "round-000002.safetensors",
+        ),
         *("model.safetensors", "1.0.safetensors", "notes.jsonl"),
     }
 
@@ -76,11 +91,17 @@ def test_every_file_with_a_digest_is_named_when_it_changes(copy: Path) -> None:
     ("spoil", "problem"),
     [
         (lambda run: (run / "journal.jsonl").unlink(), "journal.jsonl has lost lines or was written anew"),
-        (lambda run: (run / "metrics.jsonl").unlink(), "metrics.jsonl has not the rows it had when the run ended"),
+        (
+            lambda run: (run / "metrics.jsonl").unlink(),
+            "metrics.jsonl has not the rows it had when the run ended",
+        ),
         (lambda run: (run / "timing.jsonl").unlink(), "timing.jsonl has lost rows"),
         (lambda run: (run / "sites/site-01/1.0.safetensors").unlink(), "1.0.safetensors is gone"),
         (lambda run: (run / "checkpoints/round-000002.safetensors").unlink(), "is missing or damaged"),
-        (lambda run: doctored.change(run / "result.json", state_hash="0"), "result.json is not of the newest checkpoint"),
+        (
+            lambda run: doctored.change(run / "result.json", state_hash="0"),
+            "result.json is not of the newest checkpoint",
+        ),
         (lambda run: doctored.change(run / "checkpoints/HEAD.json", state="0"), "is not the checkpoint that"),
         (
             lambda run: shutil.copy(run / "sites/site-00/1.0.safetensors", run / "sites/site-01/1.0.safetensors"),
@@ -153,7 +174,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
             verify(folder)
 
 
-# The verb ----------------------------------------------------------------------------------------------------------------
+# The verb ---------------------------------------------------------------------------------------------------
 
 
 def verb(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:

@@ -129,7 +129,8 @@ def text_of_run(folder: Path) -> str:
     try:
         return read_text(
             folder / KEPT,
-            "undo the change, or start a new run in another folder; `equipoise run FILE.toml --out` takes another [engine] or base",
+            "undo the change, or start a new run in another folder; "
+            "`equipoise run FILE.toml --out` takes another [engine] or base",
         )
     except FileNotFoundError:
         raise StorageError(f"{folder} is not a run folder: it has no {KEPT}") from None

@@ -1,10 +1,10 @@
-"""Files that are read back: each is written in one step and holds a digest of what is in it, which is checked at every reading.
+"""Files that are read back: each is written in one step and holds a digest, which is checked at every reading.
 
 | file | where its digest is | written with | read with |
 |---|---|---|---|
 | a JSON table | its key `sha256`, over all other keys | `write_json` | `read_json` |
 | text with comments (TOML, HTML, Markdown) | its last line | `write_text` | `read_text` |
-| JSON lines | `prev` and `hash` of every line: each holds the hash of the one before | `append_line` | `read_lines` |
+| JSON lines | `hash` of every line, over the line and the hash before it | `append_line` | `read_lines` |
 
 Files of tensors hold theirs in the header: `exchange.codec.seal` and `site.store`.
 """
@@ -25,6 +25,7 @@ from equipoise.opening import read_regular
 DIGEST = "sha256"
 LARGEST = 2**30
 """bytes of the largest file that is read whole"""
+OLDER = ", or an older version wrote it"
 FIRST = "0" * 64
 """what the first of several chained lines holds in place of the hash of the one before"""
 CHAIN = ("prev", "hash")
@@ -40,7 +41,10 @@ def sha256(data: bytes) -> str:
 
 
 def put(path: Path, data: bytes, recycle: Path | None = None, sync: bool = True) -> None:
-    """tmp → fsync → rename. An old file given to `recycle` is written over and renamed: its place on disk is there already."""
+    """tmp → fsync → rename.
+
+    An old file given to `recycle` is written over and renamed: its place on disk is there already.
+    """
     part = path.with_name(path.name + ".part")
     if recycle is not None:
         os.replace(recycle, part)
@@ -53,15 +57,19 @@ def put(path: Path, data: bytes, recycle: Path | None = None, sync: bool = True)
     os.replace(part, path)
 
 
+def _unwritable(path: Path, error: OSError) -> StorageError:
+    return StorageError(f"{path} cannot be written: {error.strerror}; free disk space, then `equipoise resume`")
+
+
 def write_atomic(path: Path, data: bytes, recycle: Path | None = None) -> None:
     """`put`, with a failure told in one sentence."""
     try:
         put(path, data, recycle)
     except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror}; free disk space, then `equipoise resume`") from error
+        raise _unwritable(path, error) from error
 
 
-# JSON tables -----------------------------------------------------------------------------------------------------------
+# JSON tables ------------------------------------------------------------------------------------------------
 
 
 def table_digest(table: Mapping[str, Any]) -> str:
@@ -88,21 +96,22 @@ def read_json(path: Path, fix: str) -> dict[str, Any]:
     """
     try:
         table = json.loads(read_regular(path, LARGEST))
-        whole = isinstance(table, dict) and table.pop(DIGEST, None) == table_digest(table)
     except FileNotFoundError:
         raise
     except (OSError, ValueError, RecursionError):
-        whole = False
-    if not whole:
+        raise _damaged(path, fix) from None
+    if not isinstance(table, dict) or DIGEST not in table:
+        raise _damaged(path, fix, OLDER)
+    if table.pop(DIGEST) != table_digest(table):
         raise _damaged(path, fix)
     return table
 
 
-def _damaged(path: Path, fix: str) -> StorageError:
-    return StorageError(f"{path} is damaged or was changed: {fix}")
+def _damaged(path: Path, fix: str, more: str = "") -> StorageError:
+    return StorageError(f"{path} is damaged or was changed{more}: {fix}")
 
 
-# Text with comments ------------------------------------------------------------------------------------------------------
+# Text with comments -----------------------------------------------------------------------------------------
 
 
 def write_text(path: Path, text: str) -> None:
@@ -117,23 +126,26 @@ def read_text(path: Path, fix: str) -> str:
     """The text in a file, without its last line; a file that is not there is a FileNotFoundError."""
     try:
         data = read_regular(path, LARGEST)
-        place = data.rfind(b"\n", 0, -1) + 1
-        found = LAST_LINE.fullmatch(data, place)
-        if found and found[1].decode() == sha256(data[:place]):
-            return data[:place].decode()
     except FileNotFoundError:
         raise
-    except (OSError, UnicodeDecodeError):
-        pass
-    raise _damaged(path, fix)
+    except OSError:
+        raise _damaged(path, fix) from None
+    place = data.rfind(b"\n", 0, -1) + 1
+    found = LAST_LINE.fullmatch(data, place)
+    if found is None:
+        raise _damaged(path, fix, OLDER)
+    if found[1].decode() != sha256(data[:place]):
+        raise _damaged(path, fix)
+    return data[:place].decode()
 
 
-# JSON lines --------------------------------------------------------------------------------------------------------------
+# JSON lines -------------------------------------------------------------------------------------------------
 
 
 def line_hash(line: Mapping[str, Any]) -> str:
     """The hash of a line without its own hash."""
-    return sha256(json.dumps({key: value for key, value in line.items() if key != "hash"}, sort_keys=True).encode())
+    rest = {key: value for key, value in line.items() if key != "hash"}
+    return sha256(json.dumps(rest, sort_keys=True).encode())
 
 
 def as_hash(value: Any) -> str | None:
@@ -180,7 +192,7 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def _check_rest(path: Path, rest: bytes) -> None:
-    """What a crash leaves of a line is less than the line; a line with something else at its end was changed."""
+    """A crash leaves less than a line; a whole line with something else at its end was changed."""
     if _line(rest[:-1]) is not None:
         raise StorageError(f"{path}: the end of the last line was changed or is damaged; restore it")
 
@@ -195,7 +207,7 @@ def _line(raw: bytes) -> dict[str, Any] | None:
 
 
 def append_line(path: Path, row: Mapping[str, Any], sync: bool = False) -> str:
-    """Add a row to a file; the hash of its line. What a crash left of a line that was being written is dropped."""
+    """Add a row to a file; the hash of its line. What a crash left of a line is dropped."""
     try:
         with open(path, "r+b" if path.exists() else "w+b") as file:
             raw, rest = _tail(file)
@@ -211,7 +223,7 @@ def append_line(path: Path, row: Mapping[str, Any], sync: bool = False) -> str:
                 file.flush()
                 os.fsync(file.fileno())
     except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror}; free disk space, then `equipoise resume`") from error
+        raise _unwritable(path, error) from error
     return line["hash"]
 
 

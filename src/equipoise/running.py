@@ -118,7 +118,10 @@ def train(
     watch: Watch,
     joining: Sequence[Mapping[str, Any]] = (),
 ) -> Result:
-    """The run in a folder, from its newest checkpoint on if there is one; `joining` are rows of the ledger before any question."""
+    """The run in a folder, from its newest checkpoint on if there is one.
+
+    `joining` are the rows of the ledger before any question.
+    """
     checkpoints = Checkpoints(folder / "checkpoints")
     found = checkpoints.newest()
     begun = found[1] if found else None
@@ -189,7 +192,7 @@ def train(
 
 
 def read_result(folder: Path) -> dict[str, Any]:
-    """What a finished run came to, as `Result.summary` has it, with the hash of its last row of metrics and its journal's head."""
+    """What a finished run came to: `Result.summary`, the hash of its last row of metrics and its journal's head."""
     return read_json(folder / RESULT, f"delete it, then `equipoise resume {folder}`")
 
 

@@ -1,7 +1,7 @@
-"""A folder checked without changing it: every file that has a digest, and what the files of a run or a site say of each other.
+"""A folder checked without changing it: every file that has a digest, and what its files say of each other.
 
-Two journals of one federation can be held against each other: each has written down the heads that the other's had on the way, so
-neither can have been cut or written anew since by one side alone.
+Two journals of one federation can be held against each other: each has written down the heads that the other's had
+on the way, so neither can have been cut or written anew by one side alone.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ PRIVATE = ("sites", "private")
 FOREIGN = ("flower", "keys", "tensorboard")
 """folders of files that are not ours to check"""
 FIX = "restore it from a copy"
+NAME = "name a run folder, a site's folder or the image cache"
 Line = dict[str, Any]
 
 
@@ -59,9 +60,9 @@ class Findings:
 
 
 def verify(folder: Path, other: Path | None = None) -> Findings:
-    """Check all there is in a folder; `other` is the journal of the other side of a federation, or the folder that holds it."""
+    """Check all there is in a folder; `other` is the journal of the other side of a federation, or its folder."""
     if not folder.is_dir():
-        raise StorageError(f"there is no folder {folder}: name a run folder, a site's folder or the image cache")
+        raise StorageError(f"there is no folder {folder}: {NAME}")
     found = Findings()
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     for path in files:
@@ -76,7 +77,7 @@ def verify(folder: Path, other: Path | None = None) -> Findings:
         if len(found.problems) == before:
             found.checked.append(str(inside))
     if not found.checked and not found.problems:
-        raise StorageError(f"{folder} holds no file with a digest: name a run folder, a site's folder or the image cache")
+        raise StorageError(f"{folder} holds no file with a digest: {NAME}")
     for path in files:
         with found.noting():
             if path.name == KEPT:
@@ -89,7 +90,7 @@ def verify(folder: Path, other: Path | None = None) -> Findings:
     return found
 
 
-# One file ----------------------------------------------------------------------------------------------------------------
+# One file ---------------------------------------------------------------------------------------------------
 
 
 def check_of(path: Path) -> Callable[[Path], object] | None:
@@ -122,7 +123,7 @@ def _check_tensors(path: Path) -> None:
         raise StorageError(f"{path} is damaged or was changed ({error}): {FIX}") from error
 
 
-# What files say of each other ----------------------------------------------------------------------------------------------
+# What files say of each other -------------------------------------------------------------------------------
 
 
 def _check_run(folder: Path, found: Findings) -> None:
@@ -151,7 +152,8 @@ def _check_run(folder: Path, found: Findings) -> None:
         timed = {line["round"] for line in read_lines(folder / TIMING)[0]}
         found.expect(result["metrics_hash"] == last, f"{lost} the run ended: {FIX}")
         found.expect(result["journal_hash"] in heads, f"{cut} the run ended: {FIX}")
-        found.expect(result["state_hash"] == header.state, f"{folder / RESULT} is not of the newest checkpoint: {FIX}")
+        same = result["state_hash"] == header.state
+        found.expect(same, f"{folder / RESULT} is not of the newest checkpoint: {FIX}")
         found.expect(set(rows.values()) <= timed, f"{folder / TIMING} has lost rows: {FIX}")
 
 
@@ -159,7 +161,8 @@ def _check_parent(checkpoints: Checkpoints, round: int, found: Findings) -> None
     """A checkpoint names the one before it."""
     if round - 1 in checkpoints.rounds():
         parent, before = checkpoints.load(round)[1].parent, checkpoints.load(round - 1)[1].state
-        found.expect(parent == before, f"{checkpoints.path(round)} does not follow the checkpoint before it: {FIX}")
+        path = checkpoints.path(round)
+        found.expect(parent == before, f"{path} does not follow the checkpoint before it: {FIX}")
 
 
 def _check_site(folder: Path, found: Findings) -> None:
@@ -169,7 +172,8 @@ def _check_site(folder: Path, found: Findings) -> None:
     for path in sorted(folder.glob(f"runs/*/{TICKET}")):
         with found.noting():
             reached = read_json(path, FIX)["journal"] in heads
-            found.expect(reached, f"{folder / JOURNAL} has lost lines or was written anew since {path} was: {FIX}")
+            cut = f"{folder / JOURNAL} has lost lines or was written anew since {path} was: {FIX}"
+            found.expect(reached, cut)
     recorded = [line["files"] for line in lines if line["event"] == settings.EVENT]
     now = settings.digests(folder)
     for name in sorted({*now, *recorded[-1]} if recorded else ()):
@@ -179,7 +183,7 @@ def _check_site(folder: Path, found: Findings) -> None:
         )
 
 
-# Two journals --------------------------------------------------------------------------------------------------------------
+# Two journals -----------------------------------------------------------------------------------------------
 
 
 def _journal(place: Path) -> list[Line]:
@@ -190,7 +194,7 @@ def _journal(place: Path) -> list[Line]:
 
 
 def compared(one: Sequence[Line], two: Sequence[Line]) -> list[str]:
-    """What a coordinator's and a site's journal say of each other, either given first; a sentence where that is not so."""
+    """Sentences on what a coordinator's and a site's journal, either given first, say wrongly of each other."""
     sides = {bool(_site_name(lines)): lines for lines in (one, two)}
     if set(sides) != {True, False}:
         return ["these are not the journals of a coordinator and a site: name one of each"]
@@ -219,6 +223,6 @@ def _strange(lines: Sequence[Line], key: str, theirs: Sequence[Line], keeper: st
     if not gone:
         return []
     return [
-        f"the journal of the {writer} was cut or written anew: {len(gone)} of the {len(lines)} heads that the {keeper} has of it "
-        f"are not in it, the first in line {gone[0]['seq'] + 1} of the {keeper}'s"
+        f"the journal of the {writer} was cut or written anew: {len(gone)} of the {len(lines)} heads that the "
+        f"{keeper} has of it are not in it, the first in line {gone[0]['seq'] + 1} of the {keeper}'s"
     ]

@@ -1,8 +1,8 @@
-"""One bit of one file changes, as disks do it, and nobody is told: it is noticed and named, or it makes no difference.
+"""One bit of one file changes, as disks do it: it is noticed and named, or it makes no difference.
 
-Files are drawn at random from a run that is half done, from one that is finished, from the folders of a federation that is half
-done (coordinator and site), and from the image cache; so is the bit. Then everything is used that reads them. The ordinary suite
-tries a few of them, `-m audit` a hundred.
+Files are drawn at random from a run that is half done, from one that is finished, from the folders of a federation
+that is half done (coordinator and site), and from the image cache; so is the bit. Then everything is used that reads
+them. The ordinary suite tries a few of them, `-m audit` a hundred.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ from equipoise.use import export, load
 from equipoise.verify import verify
 
 MakeConfig = Callable[..., Config]
-FEW, MANY = {"half": 3, "done": 2, "federation": 3, "cache": 2}, {"half": 30, "done": 25, "federation": 30, "cache": 15}
+FEW, MANY = (
+    {"half": 3, "done": 2, "federation": 3, "cache": 2},
+    {"half": 30, "done": 25, "federation": 30, "cache": 15},
+)
 ENDS = ("failed", "refused", "lost")
 """events by which a site or a coordinator tells that something is wrong"""
 
@@ -70,7 +73,7 @@ def numbers(folder: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if "bytes" not in key} for row in rows(folder / "metrics.jsonl")]
 
 
-# What reads a folder -----------------------------------------------------------------------------------------------------
+# What reads a folder ----------------------------------------------------------------------------------------
 
 
 def go_on(folder: Path) -> Any:
@@ -82,7 +85,12 @@ def look(folder: Path) -> Any:
     """All that is made of a finished run: the page, the models, what is shown again."""
     text = write_report(folder).read_text().replace(str(folder), "")
     models = [load(folder, site) for site in (None, "site-00", "site-01", "site-02")] + [load(folder / "model.safetensors")]
-    return text, [digest(model.tensors) for model in models], [model.facts.title for model in models], go_on(folder)
+    return (
+        text,
+        [digest(model.tensors) for model in models],
+        [model.facts.title for model in models],
+        go_on(folder),
+    )
 
 
 def federate(folder: Path) -> Any:
@@ -121,7 +129,7 @@ def draw(config: Config) -> Callable[[Path], Any]:
     return use
 
 
-# The folders ---------------------------------------------------------------------------------------------------------------
+# The folders ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +178,7 @@ def flip(path: Path, random: random.Random) -> str:
 
 
 def attempt(case: Case, path: Path, copy: Path, random: random.Random) -> str:
-    """Flip a bit of a copy and use it: what came of it. Anything but a refusal in one sentence, or the same result, fails."""
+    """Flip a bit of a copy and use it: what came of it. Another result without a word fails."""
     shutil.copytree(case.folder, copy)
     what = f"{path}: {flip(copy / path, random)}"
     seen = [problem for part in case.parts for problem in verify(copy / part).problems]
@@ -206,6 +214,7 @@ def test_a_few_flipped_bits(name: str, cases: dict[str, Case], tmp_path: Path) -
 
 
 @pytest.mark.audit
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MANY)
 def test_a_hundred_flipped_bits(name: str, cases: dict[str, Case], tmp_path: Path) -> None:
     outcomes = attempts(cases[name], MANY[name], 1, tmp_path)
@@ -216,7 +225,14 @@ def test_a_hundred_flipped_bits(name: str, cases: dict[str, Case], tmp_path: Pat
 
 def test_every_kind_of_file_is_drawn_from(cases: dict[str, Case]) -> None:
     names = {name: {path.name for path in case.files()} for name, case in cases.items()}
-    assert {"config.toml", "metrics.jsonl", "timing.jsonl", "journal.jsonl", "HEAD.json", "notes.jsonl"} <= names["half"]
+    assert {
+        "config.toml",
+        "metrics.jsonl",
+        "timing.jsonl",
+        "journal.jsonl",
+        "HEAD.json",
+        "notes.jsonl",
+    } <= names["half"]
     assert {"result.json", "model.json", "ledger.json", "data.json", "features.json", "report.html"} <= names["done"]
     assert {"federation.json", "roster.json", "tickets.json", "ticket.json", "config.json"} <= names["federation"]
     assert {"site.toml", "policy.toml", "data.json"} <= names["federation"]

@@ -111,7 +111,7 @@ def cells() -> Iterator[object]:
 def table(cell: Cell, **method: Any) -> dict[str, Any]:
     """The config of a cell."""
     name = method.get("name", cell["method"])
-    train = {"rounds": ROUNDS, "batch_size": 8, "participation": cell["participation"]}
+    train = {"rounds": ROUNDS, "batch_size": 8, "participation": cell["participation"], **cell.get("train", {})}
     given = {"objective": cell["objective"], "views": cell["views"]}
     return {
         "data": {"kind": "phantom", "scale": 0.004, "image_size": 16, "task": cell["task"]},
@@ -200,15 +200,19 @@ def _loaded_scores_what_was_reported(result: Result, cell: Cell) -> None:
 
 
 def _neutral_is_fedavg(cell: Cell, folder: Path) -> None:
+    """With the same base loss, views and local training, the neutral settings of a method give FedAvg's weights."""
     cls = METHODS[cell["method"]]
     if cls.neutral is None:
         return
-    views = cell["views"] or list(cls.views)
-    objective = cell["objective"] or cls.recommends.get("objective")
-    same = {**cell, "views": views, "objective": objective}
-    neutral = attempt(same, folder / "neutral", name=cell["method"], **cls.neutral)
+    neutral = attempt(cell, folder / "neutral", name=cell["method"], **cls.neutral)
+    if neutral is None:
+        return
+    config = resolve(table(cell, name=cell["method"], **cls.neutral))
+    parts = [part.model_dump(exclude_none=True) for part in config.method.base_loss(config.objective).parts]
+    wanted = {key: value for key, value in cls.recommends.items() if key != "objective"}
+    same = {**cell, "views": cell["views"] or list(cls.views), "objective": parts, "train": wanted}
     plain = attempt(same, folder / "plain", name="fedavg")
-    if neutral is None or plain is None:
+    if plain is None:
         return
     ours, theirs = (flatten(one.server["model"]) for one in (neutral, plain))
     assert set(theirs) <= set(ours)

@@ -42,7 +42,7 @@ def stop_in(round: int) -> Callable[[str, dict[str, Any]], None]:
     return watch
 
 
-# Tickets -----------------------------------------------------------------------------------------------------------------
+# Tickets ----------------------------------------------------------------------------------------------------
 
 
 def test_a_coordinator_whose_clock_was_set_back_goes_on(
@@ -86,7 +86,7 @@ def test_a_damaged_file_of_tickets_is_told(tmp_path: Path) -> None:
         Tickets(path)
 
 
-# Journals ----------------------------------------------------------------------------------------------------------------
+# Journals ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,12 @@ def copies(played: Any, tmp_path: Path) -> tuple[Path, Path]:
 
 def test_whole_journals_fit_together(copies: tuple[Path, Path], played: Any) -> None:
     run, site = copies
-    for one, other in ((run, site), (site, run), (run, site / "journal.jsonl"), (site, run / "journal.jsonl")):
+    for one, other in (
+        (run, site),
+        (site, run),
+        (run, site / "journal.jsonl"),
+        (site, run / "journal.jsonl"),
+    ):
         assert verify(one, other).problems == []
     assert "not the journals of a coordinator and a site" in verify(run, run).problems[0]
     assert "there is no journal" in verify(run, run / "none").problems[0]
@@ -188,7 +193,7 @@ def test_a_site_cannot_change_its_journal_alone(how: str, copies: tuple[Path, Pa
     assert len(found) == 1 and "the journal of the site 'site-01' was cut or written anew" in found[0]
 
 
-# What a site keeps -------------------------------------------------------------------------------------------------------
+# What a site keeps ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What was changed behind a run's back (by a disk, a hand or another program) is named, and never another result without a word."""
+"""What was changed behind a run's back is named: never another result without a word."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def flip(path: Path, place: int = -1) -> None:
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-# A site's private file ---------------------------------------------------------------------------------------------------
+# A site's private file --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("engine", [{"kind": "serial"}, {"kind": "pool", "workers": 2}])
@@ -79,7 +79,7 @@ def test_a_changed_private_file_is_not_used_to_predict(tiny: MakeConfig, tmp_pat
         load(tmp_path, "site-01")
 
 
-# The config --------------------------------------------------------------------------------------------------------------
+# The config -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("old", "new"), [("lr = 0.001", "lr = 0.002"), ("seed = 0", "seed = 1"), ("rounds = 2", "rounds = 3")])
@@ -111,7 +111,7 @@ def test_another_engine_may_go_on(tiny: MakeConfig, tmp_path: Path) -> None:
     assert pooled.state_hash == run(config, tmp_path / "straight").state_hash
 
 
-# The data --------------------------------------------------------------------------------------------------------------------
+# The data ---------------------------------------------------------------------------------------------------
 
 
 def images(folder: Path, seed: int) -> Path:
@@ -184,7 +184,7 @@ def test_a_damaged_cache_is_made_anew_and_journalled(tiny: MakeConfig, tmp_path:
     assert said == [f"drawing images anew: {raw} is damaged"]
 
 
-# Metrics -----------------------------------------------------------------------------------------------------------------
+# Metrics ----------------------------------------------------------------------------------------------------
 
 
 def lines_of(path: Path) -> list[bytes]:
@@ -196,7 +196,10 @@ LOSSES: dict[str, Callable[[list[bytes]], list[bytes]]] = {
     "one lost": lambda lines: [lines[0], *lines[2:]],
     "the last lost": lambda lines: lines[:-1],
     "all lost": lambda lines: [],
-    "changed": lambda lines: [lines[0].replace(b'"balanced_accuracy": 0.', b'"balanced_accuracy": 1.'), *lines[1:]],
+    "changed": lambda lines: [
+        lines[0].replace(b'"balanced_accuracy": 0.', b'"balanced_accuracy": 1.'),
+        *lines[1:],
+    ],
     "swapped": lambda lines: [lines[1], lines[0], *lines[2:]],
     "without an end": lambda lines: [*lines[:-1], lines[-1][:-1]],
 }
@@ -238,7 +241,7 @@ def test_lost_rows_of_metrics_are_not_reported(use: Callable[[Path], Any], how: 
         use(copy)
 
 
-# Small files -------------------------------------------------------------------------------------------------------------
+# Small files ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -274,7 +277,7 @@ def test_an_exported_model_with_a_changed_bit_is_refused(copy: Path) -> None:
         load(path)
 
 
-# The journal -------------------------------------------------------------------------------------------------------------
+# The journal ------------------------------------------------------------------------------------------------
 
 
 def rewritten(lines: list[bytes]) -> list[bytes]:

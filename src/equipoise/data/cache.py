@@ -5,9 +5,9 @@ how many there are; only both together are a cache, and the pixels get their nam
 whatever decides the pixels (the files with a stamp that changes when they change, size, channels, resize policy). While
 a cache is built it is `KEY.part` with `KEY.progress`, renewed after every chunk: a build that was killed goes on where
 it stood. Neither is synced to the disk chunk by chunk, which would cost as much as a fifth of decoding: a build that goes on
-first holds the pixels against the digest in the record, and begins again where the two differ. So does the first opening of
-a finished cache in every process: one whose pixels are not those that were decoded is made anew, and said so. A lock lets one
-process build while the others wait.
+first holds the pixels against the digest in the record, and begins again where the two differ. So does every process that
+opens a finished cache, once: where pixels are not those that were decoded, it is made anew and says so. A lock
+lets one process build while the others wait.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ def whole(raw: Path, record: dict[str, Any]) -> bool:
     except OSError:
         return False
     seen = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-    return stat.st_size == record["rows"] * int(np.prod(record["shape"])) and _whole(raw, json.dumps(record), seen)
+    size = record["rows"] * int(np.prod(record["shape"]))
+    return stat.st_size == size and _whole(raw, json.dumps(record), seen)
 
 
 def check_cache(raw: Path) -> None:

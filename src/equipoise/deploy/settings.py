@@ -1,4 +1,4 @@
-"""What is put into a site's folder by hand. It has no digest of its own, so the site's journal records what it was."""
+"""What is put into a site's folder by hand: it has no digest, so the site's journal records what it was."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@
     journal.jsonl   everything we were asked, and what we said
     runs/<run>/     the run's config as we accepted it, our private state and our own results; for our eyes only
 
-All that we write there has digests that are checked when it is read back (see `keeping`); what you wrote is recorded in the journal
-whenever it is not what it was.
+All that we write there has digests that are checked when it is read back (see `keeping`); what you wrote is
+recorded in the journal whenever it is not what it was.
 
 What leaves is an answer that the policy has let pass, or one sentence: a refusal names the rule, a failure its kind. What exactly
 failed, with the names of files or patients it may hold, is written to the journal here.
@@ -311,7 +311,7 @@ class Desk:
         self.journal.close()
 
     def reply(self, kind: str, table: Mapping[str, Any], data: Mapping[str, bytes]) -> tuple[dict[str, Any], bytes | None]:
-        """The table and the bytes to send back, with the head of our journal; this never raises what could carry data out."""
+        """The table, with our journal's head, and the bytes to send back; never raises what could carry data out."""
         said, answer = self._reply(kind, table, data)
         return {**said, "journal": self.journal.head}, answer
 

@@ -107,7 +107,10 @@ class Evaluation:
     # Before and after --------------------------------------------------------------------------------------------------
 
     def resume(self, done: int, mark: str = FIRST) -> None:
-        """Forget rows of rounds that were never committed, and a line a crash cut short; `mark` is the hash of the last that was."""
+        """Forget rows of rounds that were never committed, and a line a crash cut short.
+
+        `mark` is the hash of the last row that was committed.
+        """
         lines, _ = read_lines(self.path)
         kept = [line for line in lines if line["round"] <= done]
         self._mark = kept[-1]["hash"] if kept else FIRST
@@ -230,7 +233,7 @@ def _miscounted(told: Any, held: Held) -> str | None:
 
 
 def read_history(folder: Path, mark: str | None = None) -> list[dict[str, Any]]:
-    """The rows of a run's metrics; with `mark`, the hash of the last one, it is noticed when rows are missing at the end."""
+    """The rows of a run's metrics; with `mark`, the hash of the last one, missing rows are noticed at the end too."""
     path = folder / METRICS
     lines, _ = read_lines(path)
     if mark is not None and mark != (lines[-1]["hash"] if lines else FIRST):

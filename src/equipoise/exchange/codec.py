@@ -1,7 +1,7 @@
 """Bytes on the wire and on disk: the safetensors format with one JSON header. Nothing else is ever parsed, nothing is executed.
 
-`pack`/`unpack` turn a header and named tensors into bytes and back; `encode_upload`/`decode_upload` do so for typed leaves, and
-`seal`/`unseal` for a file that is read back: its header holds the digest of the tensors and its own, and both are checked. The
+`pack`/`unpack` turn a header and named tensors into bytes and back; `encode_upload`/`decode_upload` do so for typed
+leaves, and `seal`/`unseal` for a file that is read back: its header holds the digest of the tensors and its own. The
 format is read and written here rather than by its library for two reasons: a model is copied once on its way out and at most once on
 its way in, and tensors keep their order, which some trees mean something by.
 """

@@ -1,8 +1,8 @@
 """Checkpoints: one safetensors file per round with a JSON header, and a head file that names the newest.
 
 Written to a temporary name, synced, renamed; the head file is renamed last. So at any moment, `kill -9` included, the head names
-a whole checkpoint. `Commits` writes them behind the round that follows. Header and tensors have digests that are checked at every
-reading; the header also says what the run was begun with, so that it does not go on with anything else.
+a whole checkpoint. `Commits` writes them behind the round that follows. Header and tensors have digests that are
+checked at every reading; the header also says what the run was begun with, so that it does not go on with anything else.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ class Commits:
     """Checkpoints written in a thread while the next round is under way, one at a time and in order.
 
     `durable` is the newest checkpoint known to be on disk: what a crash at this moment would resume from. Leaving the `with` block
-    waits for the last one, also when the round after it failed. `marks` are a header's `metrics` and `journal`; `sync` sees to it
-    that what they speak of is on disk before the checkpoint.
+    waits for the last one, also when the round after it failed. `marks` are a header's `metrics` and `journal`; `sync`
+    sees to it that what they speak of is on disk before the checkpoint.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ def with_branches(server: Tree) -> Tree:
 
 
 def check_same(header: Header, folder: Path, config: str, data: str, journal: Container[object]) -> None:
-    """Refuse to go on from a checkpoint with another config, other data, or a journal that does not reach up to it."""
+    """Refuse to go on from a checkpoint with another config, other data, or a journal that does not reach to it."""
     anew = "or start a new run in another folder"
     if header.config != config:
         raise StorageError(f"{folder} was begun with another config than its config.toml has now: undo the change, {anew}")

@@ -3,9 +3,10 @@
 A line that was changed or removed later breaks the chain. A line cut short by a crash is dropped when the journal is opened
 again, and said so. One process at a time has it open: two in one run folder would spoil each other's work.
 
-A chain can still be cut at its end, or be written anew as a whole. So its newest hash, the head, is kept elsewhere too: in every
-checkpoint and in the result, and where hospitals are real in the journals of the others, who get it with every message. Every line
-has some random letters, so that nobody who has a head can find out by guessing what the line says.
+A chain can still be cut at its end, or be written anew as a whole. So its newest hash, the head, is kept elsewhere
+too: in every checkpoint and in the result, and where hospitals are real in the journals of the others, who get it
+with every message. Every line has some random letters, so that nobody who has a head can find out by guessing what
+the line says.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A site's private store: versions of its own tree, in its own folder, never on the wire.
 
 The coordinator names the version to read and the version to write ("12.0" = round 12, question 0), so a repeated round reads
-what it read the first time. Versions of the last two rounds are kept, and any the coordinator pins. Every file says whose it is and
-which version, with a digest of that and of its tensors, which is checked when it is read.
+what it read the first time. Versions of the last two rounds are kept, and any the coordinator pins. Every file has a
+digest of its tensors, its site and its version, which is checked when it is read.
 """
 
 from __future__ import annotations

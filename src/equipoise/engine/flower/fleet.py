@@ -2,8 +2,8 @@
 
 A site that does not answer within the deadline is asked again as often as `retries` says and then left out of the question. One
 that was started anew while it owed an answer is asked again at once. Every message has a ticket, a number that only grows; a site
-repeats it in its answer, so that an answer to another message, another question or another run is noticed and ignored. Messages
-and answers also carry the head of the sender's journal, and the other side writes it into its own.
+repeats it in its answer, so that an answer to another message, another question or another run is noticed and ignored.
+Messages and answers also carry the head of the sender's journal, and the other side writes it into its own.
 """
 
 from __future__ import annotations
@@ -50,8 +50,11 @@ class Grid(Protocol):
 
 
 class Tickets:
-    """Numbers that only grow, whatever the clock says: a file keeps one that none before it has reached, and where a clock runs
-    ahead of that, it counts. So a coordinator that was started anew is not taken for a replay of itself."""
+    """Numbers that only grow, whatever the clock says: a file keeps one that none so far has reached.
+
+    The clock counts where it is ahead of the file. So a coordinator that was started anew is not taken for a replay
+    of itself.
+    """
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
