@@ -228,6 +228,7 @@ BAD_CARDS: list[tuple[Any, str]] = [
     ({"images": {}}, "'images'"),
     ({"images": {split: -1 for split in SPLITS}}, "'images.train'"),
     ({"images": dict.fromkeys(SPLITS, 10**9)}, "'images.train'"),
+    ({"images": dict.fromkeys(SPLITS, 2**22 + 1)}, "'images.train'"),
     ({"images": dict.fromkeys(SPLITS, "3")}, "'images.train'"),
     ({"images": dict.fromkeys(SPLITS, 3.5)}, "'images.train'"),
     ({"images": dict.fromkeys(SPLITS, True)}, "'images.train'"),
