@@ -302,6 +302,7 @@ SCORED: Bad = {
 
 DOZEN = (
     "largest float",
+    "negative variance",
     "one image too many",
     "a million images",
     "moderately huge change",

@@ -7,20 +7,29 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from flwr.app import Array, ConfigRecord, Error, Message, RecordDict
+from tests.golden.test_golden import LIGHT
 from tests.hostile import COUNTED, SCORED, TRAIN, Bad
 from tests.spoiled import Change, Spoil
+from torch import Tensor
 
 from equipoise.config import Config
-from equipoise.engine import Question
+from equipoise.engine import Engine, Question
+from equipoise.engine.flower.wire import array, unwrap, wrap
 from equipoise.errors import Rejected
-from equipoise.exchange import Bounds, check, unpack
+from equipoise.exchange import Bounds, check, decode_upload, encode_upload, unpack
+from equipoise.leaves import Mean
+from equipoise.methods import METHODS
 from equipoise.running import Result, make_ledger, run
 from equipoise.setup import make_host, material
+from equipoise.tree import flatten, unflatten
 
 pytestmark = pytest.mark.audit
 
@@ -153,6 +162,7 @@ from pathlib import Path
 from equipoise.config import resolve
 from equipoise.errors import Rejected
 from tests.audit.test_hostile_site import honest
+from tests.golden.test_golden import LIGHT
 from tests.hostile import TRAIN
 
 data, check = honest(resolve(json.loads(sys.argv[1])), Path(sys.argv[2]))("train")
@@ -173,3 +183,211 @@ def test_nothing_is_allocated_by_a_messages_own_word(tiny: MakeConfig, tmp_path:
     found = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
     assert int(found.stdout) < 200_000  # kilobytes
+
+
+# Through Flower's messages -------------------------------------------------------------------------------------------
+
+Reply = Callable[[Message], Any]
+
+
+def told(**changes: Any) -> Reply:
+    """A reply whose table says something else beside the right answer."""
+
+    def spoil(reply: Message) -> RecordDict:
+        table, data = unwrap(reply.content)
+        return wrap(table | changes, {"answer": array(data["answer"])})
+
+    return spoil
+
+
+def as_text(change: Callable[[str], Any]) -> Reply:
+    """A reply whose table is other text."""
+
+    def spoil(reply: Message) -> RecordDict:
+        text = change(json.dumps(unwrap(reply.content)[0]))
+        return RecordDict({"table": ConfigRecord({"json": text}), "bytes": reply.content["bytes"]})
+
+    return spoil
+
+
+def with_arrays(**arrays: Any) -> Reply:
+    def spoil(reply: Message) -> RecordDict:
+        table, data = unwrap(reply.content)
+        made = {name: array(data["answer"]) if one is None else one for name, one in arrays.items()}
+        return wrap(table, made)
+
+    return spoil
+
+
+REPLIES: dict[str, tuple[Reply, str, str]] = {
+    "old ticket": (told(ticket=5), "ignored", "of another ticket"),
+    "ticket that is true": (told(ticket=True), "ignored", "of another ticket"),
+    "ticket in words": (told(ticket="5"), "ignored", "of another ticket"),
+    "no ticket": (told(ticket=None), "ignored", "of another ticket"),
+    "other run": (told(run="0" * 16), "ignored", "of another run"),
+    "run that is a list": (told(run=["0"]), "ignored", "of another run"),
+    "other site": (told(site="site-00"), "ignored", "of another site"),
+    "other round": (told(round=99), "ignored", "of another round"),
+    "other question": (told(question="evaluate"), "ignored", "of another question"),
+    "question that is a table": (told(question={"a": {}}), "ignored", "of another question"),
+    "refusal that is a table": (told(refused={"a": ["b"]}), "refused", "{'a': ['b']}"),
+    "endless refusal": (told(refused="\x1b[2Jno" * 100_000), "refused", "?[2Jno"),
+    "endless failure": (told(failed="\u202eOSError" * 10_000), "failed", "?OSError"),
+    "nested deep": (as_text(lambda text: '{"a":' * 1200 + "1" + "}" * 1200), "ignored", "not a message of ours"),
+    "nested without end": (as_text(lambda text: "[" * 100_000), "ignored", "not a message of ours"),
+    "nested a little": (
+        as_text(lambda text: text[:-1] + ',"x":' + "[" * 30 + "]" * 30 + "}"),
+        "ignored",
+        "not a message of ours",
+    ),
+    "too long": (as_text(lambda text: text[:-1] + ',"x":"' + "x" * 2**22 + '"}'), "ignored", "not a message of ours"),
+    "NaN": (as_text(lambda text: text[:-1] + ',"x":NaN}'), "ignored", "not a message of ours"),
+    "said twice": (as_text(lambda text: text[:-1] + ',"site":"site-02"}'), "ignored", "not a message of ours"),
+    "a list": (as_text(lambda text: "[]"), "ignored", "not a message of ours"),
+    "no text": (as_text(lambda text: b"{}"), "ignored", "not a message of ours"),
+    "a list of texts": (as_text(lambda text: [text]), "ignored", "not a message of ours"),
+    "no records": (lambda reply: RecordDict(), "ignored", "not a message of ours"),
+    "other records": (
+        lambda reply: RecordDict({**reply.content, "more": ConfigRecord({"a": 1})}),
+        "ignored",
+        "not a message of ours",
+    ),
+    "no answer": (with_arrays(), "ignored", "sent no answer"),
+    "answer of another name": (with_arrays(other=None), "ignored", "sent no answer"),
+    "answer as numbers": (
+        with_arrays(answer=Array("float32", (2,), "numpy.ndarray", bytes(8))),
+        "ignored",
+        "not a message of ours",
+    ),
+    "answer that is empty": (with_arrays(answer=Array("uint8", (0,), "safetensors", b"")), "rejected", "message"),
+    "answer of another size than it says": (
+        with_arrays(answer=Array("uint8", (2**40,), "safetensors", b"short")),
+        "rejected",
+        "message",
+    ),
+    "an error": (lambda reply: Error(0, "\x1b[2J" * 1000), "failed", "Flower's error 0"),
+}
+
+
+def test_a_bad_reply_is_left_out(tiny: MakeConfig, town: Any, tmp_path: Path) -> None:
+    """One of them in every round but the last."""
+    bad = len(REPLIES)
+    config = four(tiny, train={"rounds": bad + 1}, evaluate={"every": bad + 1})
+    there, parts = town(config, retries=0), list(REPLIES.values())
+
+    def spoil(asked: Message, reply: Message) -> Message:
+        table = unwrap(asked.content)[0]
+        if asked.metadata.message_type != "train.train" or table["site"] != HOSTILE or table["round"] >= bad:
+            return reply
+        made = parts[table["round"]][0](reply)
+        return Message(made, reply_to=asked)
+
+    there.wire.change = spoil
+    found = there.go()
+    lost = replace(config, evaluate=there.config.evaluate)
+    assert found.state_hash == spoiled(lost, tmp_path, lambda data: None, "train", tuple(range(bad))).state_hash
+    turned_away = lines(there.run, "ignored", "refused", "failed", "rejected")
+    assert [(line["site"], line["round"]) for line in turned_away] == [(HOSTILE, r) for r in range(bad)]
+    for line, (name, (_, event, reason)) in zip(turned_away, REPLIES.items(), strict=True):
+        assert line["event"] == event and reason in line["reason"], f"{name}: {line}"
+        assert len(line["reason"]) < 700 and line["reason"].isprintable()
+
+
+CARDS: dict[str, Any] = {
+    "none": None,
+    "text": "x" * 10**6,
+    "empty": {},
+    "giant": {"shape": [10**9, 10**9, 3]},
+    "negative": {"images": {"train": -1, "validation": 0, "test": 0}},
+    "classes": {"classes": [f"class {i}" for i in range(5000)]},
+    "long name": {"classes": ["a", "b" * 10**6]},
+    "nested": {"classes": [[[[["a"]]]]]},
+}
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_a_bad_card_is_left_out(name: str, tiny: MakeConfig, town: Any) -> None:
+    """The others begin, and come to the bits of a run the site refused to join."""
+    results = []
+    for refuses in (False, True):
+        there = town(four(tiny, train={"rounds": 1}), retries=0)
+
+        def spoil(asked: Message, reply: Message, refuses: bool = refuses) -> Message:
+            table = unwrap(reply.content)[0]
+            if asked.metadata.message_type != "query" or table["site"] != HOSTILE:
+                return reply
+            card, bad = table.pop("card"), CARDS[name]
+            said = {"refused": "no"} if refuses else {"card": card | bad if isinstance(bad, dict) and bad else bad}
+            return Message(wrap(table | said), reply_to=asked)
+
+        there.wire.change = spoil
+        results.append(there.go())
+        named = lines(there.run, "refused") if refuses else lines(there.run, "left out", "ignored")
+        assert [line["site"] for line in named] == [HOSTILE]
+        assert len(named[0]["reason"]) < 700 and named[0]["reason"].isprintable()
+    assert results[0].state_hash == results[1].state_hash
+    assert results[0].history[0]["sites"] == ["site-00", "site-01", "site-03"]
+
+
+# Every method --------------------------------------------------------------------------------------------------------
+
+
+def everywhere(change: Callable[[Tensor], Tensor], weight: float = 1.0, statistics: bool = True) -> Change:
+    """An answer to any question with other numbers; `statistics`: those of BatchNorm, too."""
+
+    def spoil(data: bytes) -> bytes:
+        header, upload = decode_upload(data)
+        leaves: dict[str, Any] = {}
+        for name, leaf in upload.items():
+            flat = flatten({"x": leaf.value})
+            made = unflatten({path: change(x) if statistics or "running" not in path else x for path, x in flat.items()})
+            leaves[name] = Mean(made["x"], leaf.weight * weight) if isinstance(leaf, Mean) else type(leaf)(made["x"])
+        return encode_upload(leaves, header)
+
+    return spoil
+
+
+ANYWHERE: tuple[Change, ...] = (
+    everywhere(lambda x: x * 20),
+    everywhere(lambda x: x * 20 if x.is_floating_point() else x, statistics=False),
+    everywhere(lambda x: x * -20 if x.is_floating_point() else x, statistics=False),
+    everywhere(lambda x: x * 0),
+    everywhere(lambda x: x, weight=0.0),
+    everywhere(lambda x: x * torch.nan if x.is_floating_point() else x),
+    everywhere(lambda x: -x),
+    everywhere(lambda x: torch.full_like(x, -1)),
+    everywhere(lambda x: torch.ones_like(x)),
+    everywhere(lambda x: x * 10**4),
+)
+
+
+class Hostile:
+    """An engine in which one site spoils every answer, in each round in another way."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def ask(self, question: Question, sites: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+        for site, data in self.engine.ask(question, sites):
+            yield site, ANYWHERE[question.round % len(ANYWHERE)](data) if site == HOSTILE else data
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_method_is_ended_by_one_site(name: str, tmp_path: Path) -> None:
+    """The run goes on to its end, no honest answer is turned away, and the model is one of numbers."""
+    multi = METHODS[name].tasks == ("multi",)
+    table = {
+        "data": {"kind": "phantom", "scale": 0.008, "image_size": 16, "task": METHODS[name].tasks[0]},
+        "partition": {"kind": "iid", "sites": 4, "missing": 3 if multi else 0},
+        "method": {"name": name, **LIGHT.get(name, {})},
+        "train": {"rounds": len(ANYWHERE), "batch_size": 16, "lr": 0.003},
+        "engine": {"device": "cpu"},
+        "evaluate": {"every": 3, "exact": False},
+    }
+    result = run(table, tmp_path, wrap=Hostile)
+    assert {line["site"] for line in lines(tmp_path, "rejected")} == {HOSTILE}
+    assert all(bool(torch.isfinite(x).all()) for x in flatten(result.server).values() if x.is_floating_point())
+    assert result.metrics["test"]["generalisation"]["balanced_accuracy"] is not None

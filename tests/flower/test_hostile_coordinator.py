@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from safetensors.torch import save_file
 from equipoise import __version__
 from equipoise.config import Config
 from equipoise.deploy.coordinator import federated
-from equipoise.deploy.keys import new_pair
+from equipoise.deploy.keys import new_keys, new_pair
 from equipoise.deploy.policy import approved
 from equipoise.deploy.setting import check_site
 from equipoise.deploy.site import OURS, Desk, read_site
@@ -128,13 +129,19 @@ def test_check_does_not_run_code_that_is_not_approved(home: Any, tmp_path: Path)
     folder = home().folder
     (folder / "keys").mkdir()
     new_pair(folder / "keys" / "site")
-    (folder / "keys" / "ca.crt").write_text("…")
+    authority(folder)
     (tmp_path / "run.toml").write_text(tomli_w.dumps({"method": {"name": name}}))
     found = check_site(folder, tmp_path / "run.toml")
     assert not (tmp_path / "ran").exists() and found.ledger is None
     assert found.refused == [
         f"policy rule 'methods': '{name}' is not approved at this site; its fingerprint is {Code(name, tmp_path, 'x').approval}"
     ]
+
+
+def authority(folder: Path) -> None:
+    """A coordinator's certificate for a site's folder."""
+    new_keys(folder.parent / "coordinator", ["127.0.0.1"], ["north"])
+    shutil.copy(folder.parent / "coordinator" / "keys" / "ca.crt", folder / "keys" / "ca.crt")
 
 
 # Who is asked --------------------------------------------------------------------------------------------------------
@@ -372,7 +379,7 @@ def test_a_key_that_others_can_read_does_not_join(home: Any, tmp_path: Path) -> 
     (folder / "site.toml").write_text(tomli_w.dumps(own))
     (folder / "keys").mkdir()
     new_pair(folder / "keys" / "site")
-    (folder / "keys" / "ca.crt").write_text("…")
+    authority(folder)
     for mode in (0o640, 0o604, 0o660):
         (folder / "keys" / "site").chmod(mode)
         with pytest.raises(ConfigError, match="readable by its owner only: chmod 600"):

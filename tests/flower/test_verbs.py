@@ -149,7 +149,7 @@ def test_the_coordinator_is_told_of_a_certificate_out_of_date(
     """One sentence with the date and the command that helps, before anything is started or made."""
     monkeypatch.setattr(link.processes, "start", None)
     equipoise(capsys, "keys", "new", tmp_path, "--host", "a.org", "--site", "north")
-    (tmp_path / "server.json").write_text(json.dumps({"address": "127.0.0.1:9"}))
+    write_json(tmp_path / "server.json", {"address": "127.0.0.1:9"})
     make_secret(private_folder(tmp_path / "flower"))
     said = redate(tmp_path / "keys", name, when)
     (tmp_path / "a.toml").write_text("")

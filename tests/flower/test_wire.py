@@ -17,7 +17,7 @@ from tests.spoiled import Spoil
 
 from equipoise.config import Config, resolve
 from equipoise.deploy.card import SPLITS
-from equipoise.deploy.coordinator import alone, plan, roster
+from equipoise.deploy.coordinator import alone, plan, read_roster, roster
 from equipoise.engine import Host
 from equipoise.engine.flower.wire import unwrap
 from equipoise.errors import ConfigError, SiteError, StorageError
@@ -229,6 +229,7 @@ BAD_CARDS: list[tuple[Any, str]] = [
     ({"images": {}}, "'images'"),
     ({"images": {split: -1 for split in SPLITS}}, "'images.train'"),
     ({"images": dict.fromkeys(SPLITS, 10**9)}, "'images.train'"),
+    ({"images": dict.fromkeys(SPLITS, 2**22 + 1)}, "'images.train'"),
     ({"images": dict.fromkeys(SPLITS, "3")}, "'images.train'"),
     ({"images": dict.fromkeys(SPLITS, 3.5)}, "'images.train'"),
     ({"images": dict.fromkeys(SPLITS, True)}, "'images.train'"),
@@ -271,7 +272,7 @@ def test_of_three_the_one_that_means_other_things_is_left_out(
     fleet = Invited(one=CARD | changes, three=CARD, two=CARD)
     assert begin(fleet, tiny(), tmp_path) == ["three", "two"]
     assert list(fleet.left_out) == ["one"] and sentence in fleet.left_out["one"]
-    assert set(json.loads((tmp_path / "roster.json").read_bytes())) == {"three", "two"}
+    assert set(read_roster(tmp_path / "roster.json")) == {"three", "two"}
 
 
 @pytest.mark.parametrize(("changes", "sentence"), BAD_CARDS)
