@@ -4,7 +4,7 @@ from equipoise.exchange.codec import decode_upload, encode_upload, pack, unpack
 from equipoise.exchange.guard import Bounds, ExchangeOptions, check, rejected
 from equipoise.exchange.ledger import Ledger, Line
 from equipoise.exchange.reduction import Answers, Reduction
-from equipoise.exchange.sizes import Sizes
+from equipoise.exchange.sizes import Sizes, smaller
 
 __all__ = [
     "Answers",
@@ -19,5 +19,6 @@ __all__ = [
     "encode_upload",
     "pack",
     "rejected",
+    "smaller",
     "unpack",
 ]
