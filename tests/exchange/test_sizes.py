@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from equipoise.exchange import Bounds, Line, Sizes
+from equipoise.exchange import Bounds, Line, Sizes, smaller
 from equipoise.exchange.ledger import Entry
 from equipoise.leaves import Each, Limit, Mean, Sum, Upload
 
@@ -21,11 +21,11 @@ def delta(norm: float) -> Upload:
     return {"delta": Mean({"w": torch.tensor([norm, 0.0, 0.0, 0.0])}, 1.0)}
 
 
-def left_out(norms: dict[str, float], known: float = 0.0, bounds: Bounds = Bounds()) -> set[str]:
+def left_out(norms: dict[str, float], known: float = 0.0) -> set[str]:
     """Who is left out; the same in every order of arrival, and nobody is said to pass at once who would not in the end."""
     found = []
     for order in itertools.islice(itertools.permutations(norms), 24):
-        sizes = Sizes(LINE, bounds, RATIO, {"train.delta": known} if known else {}, SENT)
+        sizes = Sizes(LINE, Bounds(), RATIO, {"train.delta": known} if known else {}, SENT)
         at_once = {site for site in order if sizes.measure(site, delta(norms[site]))}
         out = {site for site in order if site not in at_once and sizes.problem(site)}
         assert not any(sizes.problem(site) for site in at_once)
@@ -79,14 +79,24 @@ def test_one_site_cannot_move_what_is_remembered() -> None:
     assert remembered(a=2, b=1e4) == {} and remembered(a=1e4) == {}
 
 
-def test_a_site_with_more_images_may_move_further() -> None:
-    few = {"train": 10}
-    bounds = Bounds({}, {"a": few, "b": few, "c": few, "large": {"train": 200}})
-    norms = {"a": 2, "b": 3, "c": 3, "large": 1000}  # twenty times the images, so less than 30 · 3 · 20
-    assert left_out(norms) == {"large"} and left_out(norms, bounds=bounds) == set()
-    vain = Bounds({}, {"a": few, "b": few, "c": few, "large": {"train": 4_000_000}})
-    assert vain.size("large") == 100.0 and vain.size("a") == 1.0 and Bounds().size("a") == 1.0
-    assert left_out(norms | {"large": 1e5}, bounds=vain) == {"large"}
+def test_what_runs_ahead_is_slowed_to_a_third_of_what_is_left_out() -> None:
+    """The median of the others is 3: up to 10 times that is taken as it is, up to 30 times made 10 times, more left out."""
+    line = Line("train", 0, (*LINE.up, Entry("delta", "n.running_mean", "mean", "float32", (2,))), 0)
+    sizes = Sizes(line, Bounds(), RATIO, {}, SENT | {"n.running_mean": torch.ones(2)})
+    for site, norm, mean in (("a", 3, 5), ("b", 3, 5), ("c", 29, 5), ("d", 60, 5), ("e", 60, 100), ("f", 3, 5), ("g", 3, 5)):
+        upload: Upload = {
+            "delta": Mean({"w": delta(norm)["delta"].value["w"], "n.running_mean": torch.tensor([mean, 0.0])}, 2.0)
+        }
+        sizes.measure(site, upload)
+    assert not any(sizes.problem(site) for site in "abcdefg")
+    assert not any(sizes.slowed(site) for site in "abcfg")
+    assert sizes.slowed("d") == {("delta", ""): 0.5}
+    assert sizes.slowed("e") == {("delta", ""): 0.5, ("delta", "running_"): 0.5}
+    half = smaller(upload | {"loss": Sum(torch.tensor(7.0))}, {("delta", ""): 0.5})
+    assert half["delta"].value["w"].tolist() == [1.5, 0.0, 0.0, 0.0]
+    assert half["delta"].value["n.running_mean"].tolist() == [5.0, 0.0]
+    assert half["delta"].weight == 2.0 and half["loss"].value == 7.0
+    assert smaller({"head": Each(torch.ones(2))}, {("head", ""): 0.25})["head"].value.tolist() == [0.25, 0.25]
 
 
 def test_only_real_numbers_that_no_limit_bounds_are_judged() -> None:

@@ -104,6 +104,15 @@ def test_who_is_left_out_is_told_at_once(tiny: MakeConfig, tmp_path: Path) -> No
     assert told == ["round 2: site 'site-01' was left out of 'train': leaf 'delta' has values that are not finite"]
 
 
+def test_an_answer_that_runs_ahead_is_slowed_down(tiny: MakeConfig, rows: Rows, tmp_path: Path) -> None:
+    run(tiny("fedavg"), tmp_path, wrap=lambda engine: Spoil(engine, BAD_SITE, scaled(20.0), (0, 1)))
+    slowed = journal(tmp_path, "slowed")
+    assert [(line["site"], line["round"], line["question"]) for line in slowed] == [(BAD_SITE, r, "train") for r in (0, 1)]
+    assert all(1 / 3 < line["factors"]["delta"] < 1 for line in slowed)
+    assert [row["sites"] for row in rows(tmp_path)] == [["site-00", "site-01", "site-02"]] * 2
+    assert not journal(tmp_path, "rejected")
+
+
 def test_a_large_answer_is_judged_alike_after_a_stop(tiny: MakeConfig, rows: Rows, tmp_path: Path) -> None:
     """What earlier rounds have shown is in the checkpoint: of two answers one is left out, resumed or not."""
     config = tiny("fedavg", train={"rounds": 4})

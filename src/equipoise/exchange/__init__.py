@@ -4,7 +4,7 @@ from equipoise.exchange.codec import decode_upload, encode_upload, pack, seal, u
 from equipoise.exchange.guard import Bounds, ExchangeOptions, check, rejected
 from equipoise.exchange.ledger import Ledger, Line
 from equipoise.exchange.reduction import Answers, Reduction
-from equipoise.exchange.sizes import Sizes
+from equipoise.exchange.sizes import Sizes, smaller
 
 __all__ = [
     "Answers",
@@ -20,6 +20,7 @@ __all__ = [
     "pack",
     "rejected",
     "seal",
+    "smaller",
     "unpack",
     "unseal",
 ]

@@ -6,7 +6,6 @@ A bad answer raises `Rejected` with the site's name and the rule it broke; the r
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -27,8 +26,6 @@ CHANGE = "delta"
 """the leaf that tells how a site has changed what it received; any other tells things as they are"""
 VARIANCE = "running_var"
 """what tensors are called that no network can work with below 0"""
-UNEQUAL = 100.0
-"""how much more than the others a site with more images may move"""
 
 
 class ExchangeOptions(Options):
@@ -39,7 +36,7 @@ class ExchangeOptions(Options):
     max_weight: float = Field(1e6, gt=0, le=LARGEST)
     """largest weight a site may claim, whatever it is; a method's own bound, mostly the site's training images, is far below"""
     max_ratio: float = Field(30.0, gt=1)
-    """largest norm of a leaf's value, relative to the median of the sites: a site that moves the model further is left out"""
+    """a site that would move the model so many times as far as the median site is left out; from a third of it on it is slowed down"""
     max_rows: int = Field(100_000, gt=0)
     """longest accepted length where the ledger leaves a length open"""
     min_sites: int = Field(1, ge=1)
@@ -73,12 +70,6 @@ class Bounds:
                 if high > most * (1 + SLACK) + SLACK:
                     return f"{what} has {high:g}, and at most {most:g} are possible with the images the site has"
         return None
-
-    def size(self, site: str) -> float:
-        """How many times the median site's training images this one has, from 1 to `UNEQUAL`: it may move as much further."""
-        counts = [images.get("train", 0) for images in self.images.values()]
-        own = self.images[site].get("train", 0) if site in self.images else 0
-        return min(UNEQUAL, max(1.0, own / max(1.0, statistics.median(counts)))) if counts else 1.0
 
 
 def table_cap(line: Line) -> int:

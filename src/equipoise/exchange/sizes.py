@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from equipoise.exchange.guard import Bounds
 from equipoise.exchange.ledger import Line
-from equipoise.exchange.reduction import tensors_of
+from equipoise.exchange.reduction import tensors_of, whole
 from equipoise.leaves import Upload
 
 HARMLESS = 0.1
 """a change of the model by this share of what it changes is never too large"""
+SLOWED = 1 / 3
+"""the share of the largest ratio from which on a leaf is made smaller"""
 LENIENT = 10.0
 """how much further than models other means, such as class prototypes, may lie apart at honest sites"""
 
@@ -29,16 +32,16 @@ Part = tuple[str, str]
 class Sizes:
     """How large the answers to one question are, leaf by leaf, against each other and against those of earlier rounds.
 
-    What counts is the norm of a leaf's value, less what a site with more images than others may move further. An answer passes at
-    once if it is harmless, or not large for what earlier rounds have shown; any other is judged when all have come, so that no
-    order of arrival matters. One site alone can raise neither the median nor what is remembered of it. Where fewer than three answer
-    and nothing is remembered there is no majority to judge by, and a change is only held against the tensors it changes.
+    What counts is the norm of a leaf's value. An answer passes at once if it is harmless, or not large for what earlier rounds have
+    shown; any other is judged when all have come, so that no order of arrival matters: it is taken as it is, made smaller, or left
+    out. One site alone can raise neither the median nor what is remembered of it. Where fewer than three answer and nothing is
+    remembered there is no majority to judge by, and a change is only held against the tensors it changes.
     """
 
     def __init__(
         self, line: Line, bounds: Bounds, ratio: float, known: Mapping[str, float], sent: Mapping[str, Tensor]
     ) -> None:
-        self._bounds, self._question = bounds, line.question
+        self._question = line.question
         self._rules = dict(_rules(line, bounds, ratio, sent))
         self._known = {part: known.get(self._name(part), 0.0) for part in self._rules}
         self._found: dict[str, dict[Part, float]] = {}
@@ -48,29 +51,37 @@ class Sizes:
 
     def measure(self, site: str, upload: Upload) -> bool:
         """Take note of an answer; whether it passes without a look at the others."""
-        size, found = self._bounds.size(site), dict[Part, float]()
-        for leaf, kind in self._rules:
-            found[leaf, kind] = _length(x for path, x in tensors_of(upload[leaf]).items() if _kind(path) == kind) / size
-        self._found[site] = found
+        self._found[site] = {
+            (leaf, kind): _length(x for path, x in tensors_of(upload[leaf]).items() if _kind(path) == kind)
+            for leaf, kind in self._rules
+        }
         return not any(self._large(site))
 
     def _large(self, site: str) -> Iterator[Part]:
         for part, norm in self._found[site].items():
             floor, ratio = self._rules[part]
-            if norm > max(floor, ratio * self._known[part]):
+            if norm > max(floor, SLOWED * ratio * self._known[part]):
                 yield part
 
-    def problem(self, site: str) -> str | None:
-        """What is wrong with an answer beside all others, in words."""
+    def _times(self, site: str) -> Iterator[tuple[Part, float, float]]:
+        """The parts of an answer that are large: how many times as large as usual, and how many times they may be."""
         for part in self._large(site):
-            norm, (floor, ratio) = self._found[site][part], self._rules[part]
+            floor, ratio = self._rules[part]
             others = sorted(found[part] for one, found in self._found.items() if one != site)
             usual = max(self._known[part], others[len(others) // 2] if len(others) > 1 else 0.0) or floor / HARMLESS
-            if usual and norm > ratio * usual:
-                return (
-                    f"leaf '{part[0]}' is {norm / usual:.3g} times as large as usual, and exchange.max_ratio allows {ratio:g}"
-                )
+            if usual:
+                yield part, self._found[site][part] / usual, ratio
+
+    def problem(self, site: str) -> str | None:
+        """Why an answer is left out, when it is held beside all others."""
+        for (leaf, _), times, ratio in self._times(site):
+            if times > ratio:
+                return f"leaf '{leaf}' is {times:.3g} times as large as usual, and exchange.max_ratio allows {ratio:g}"
         return None
+
+    def slowed(self, site: str) -> dict[Part, float]:
+        """By part: what an answer that is not left out must be multiplied by, so that it does not run ahead of the others."""
+        return {part: SLOWED * ratio / times for part, times, ratio in self._times(site) if times > SLOWED * ratio}
 
     def remembered(self, good: Collection[str]) -> dict[str, float]:
         """By question and leaf: the largest median so far, over the answers that counted."""
@@ -78,6 +89,15 @@ class Sizes:
             return {}
         middle = {part: statistics.median_low(self._found[site][part] for site in good) for part in self._rules}
         return {self._name(part): max(norm, self._known[part]) for part, norm in middle.items()}
+
+
+def smaller(upload: Upload, factors: Mapping[Part, float]) -> Upload:
+    """An answer with some of its parts multiplied."""
+    made = dict(upload)
+    for name in {leaf for leaf, _ in factors}:
+        tensors = {path: x * factors.get((name, _kind(path)), 1.0) for path, x in tensors_of(upload[name]).items()}
+        made[name] = replace(upload[name], value=whole(tensors))
+    return made
 
 
 def _kind(path: str) -> str:

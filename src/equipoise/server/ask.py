@@ -23,6 +23,7 @@ from equipoise.exchange import (
     decode_upload,
     pack,
     rejected,
+    smaller,
 )
 from equipoise.leaves import Upload
 from equipoise.seeds import generator
@@ -171,8 +172,13 @@ class Exchange:
                 if problem := sizes.problem(site):
                     self._reject(site, asked.name, rejected(site, asked.name, problem))
                     continue
+                header, upload = decode_upload(data)
+                factors = sizes.slowed(site)
+                if factors:
+                    facts = {leaf: round(factor, 6) for (leaf, _), factor in factors.items()}
+                    self._journal.write("slowed", site=site, round=self.round, question=asked.name, factors=facts)
                 good.add(site)
-                yield site, *decode_upload(data)
+                yield site, header, smaller(upload, factors)
         self.norms |= sizes.remembered(good)
 
     def _arriving(self, asked: Question) -> Iterator[tuple[str, bytes]]:
