@@ -220,10 +220,10 @@ def test_scaling_all_divergences_changes_nothing(
 ) -> None:
     config = make_config(MAS | {"lambda_f": 0.0}, rounds=1)
     model = run(config, tmp_path / "once").server["model"]
-    monkeypatch.setattr(fedmas, "feature_distance", lambda a, b: 3 * feature_distance(a, b))
-    scaled = run(config, tmp_path / "thrice").server["model"]
-    before, after = (notes(tmp_path / run, "west")[0]["rescue_factor"] for run in ("once", "thrice"))
-    assert after == pytest.approx(9 * before, rel=1e-5)
+    monkeypatch.setattr(fedmas, "feature_distance", lambda a, b: feature_distance(a, b) / 3)
+    scaled = run(config, tmp_path / "third").server["model"]
+    before, after = (notes(tmp_path / run, "west")[0]["rescue_factor"] for run in ("once", "third"))
+    assert after == pytest.approx(before / 9, rel=1e-5)
     for name in model:
         torch.testing.assert_close(scaled[name], model[name], rtol=0, atol=1e-6)
 
