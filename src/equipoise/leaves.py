@@ -50,7 +50,7 @@ class Each:
 
 @dataclass(frozen=True)
 class Limit:
-    """How large a number in a site's answer may be: plain + images · (its images of a split) + total · (those of all sites).
+    """How large a number in a site's answer may be: plain + images · (its images of a split) + total · (all sites').
 
     It holds for the weight of a `Mean`, and for every value of a `Sum` or an `Each`; none may be less than `least`.
     """
@@ -63,7 +63,7 @@ class Limit:
 
 
 SAMPLES = Limit(images=1.0)
-"""at most the site's training images: the weight of a `Mean` that says nothing else, and counts of images"""
+"""at most the site's training images: counts of images, and the weight of a `Mean` of which nothing else is said"""
 ONE = Limit(plain=1.0)
 """sites that count alike, or not at all"""
 POSITIVE = Limit(plain=math.inf)

@@ -17,18 +17,19 @@ import torch
 from flwr.app import Array, ConfigRecord, Error, Message, RecordDict
 from tests.golden.test_golden import LIGHT
 from tests.hostile import COUNTED, SCORED, TRAIN, Bad
-from tests.spoiled import Change, Spoil
+from tests.spoiled import Change, Spoil, delta
 from torch import Tensor
 
 from equipoise.config import Config
 from equipoise.engine import Engine, Question
 from equipoise.engine.flower.wire import array, unwrap, wrap
 from equipoise.errors import Rejected
+from equipoise.evaluate.plausible import Held
 from equipoise.exchange import Bounds, check, decode_upload, encode_upload, unpack
 from equipoise.leaves import Mean
 from equipoise.methods import METHODS
 from equipoise.running import Result, make_ledger, run
-from equipoise.setup import make_host, material
+from equipoise.setup import Material, make_host, material
 from equipoise.tree import flatten, unflatten
 
 pytestmark = pytest.mark.audit
@@ -391,3 +392,25 @@ def test_no_method_is_ended_by_one_site(name: str, tmp_path: Path) -> None:
     assert {line["site"] for line in lines(tmp_path, "rejected")} == {HOSTILE}
     assert all(bool(torch.isfinite(x).all()) for x in flatten(result.server).values() if x.is_floating_point())
     assert result.metrics["test"]["generalisation"]["balanced_accuracy"] is not None
+
+
+@pytest.mark.parametrize("factor", [25.0, -25.0, 250.0])
+def test_a_site_that_lies_about_its_images_cannot_end_the_run(
+    factor: float, tiny: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says it has a million, so its weight decides alone; the others' answers still count, round after round."""
+    held = Material.held
+
+    def lied(stuff: Material) -> dict[str, dict[str, Held]]:
+        found = held(stuff)
+        found[HOSTILE]["train"] = Held(10**6, found[HOSTILE]["train"].counts)
+        return found
+
+    monkeypatch.setattr(Material, "held", lied)
+
+    def stretch(value: dict[str, Tensor]) -> None:
+        value.update({name: x * factor for name, x in value.items() if "running" not in name})
+
+    config = four(tiny, train={"rounds": 6})
+    spoiled(config, tmp_path, delta(stretch, lambda weight: 1e6), "train", tuple(range(6)))
+    assert {line["site"] for line in lines(tmp_path, "rejected", "slowed")} <= {HOSTILE}

@@ -1,4 +1,4 @@
-"""The guard: no answer reaches the sums before it has been held against the ledger, its site's images and the other answers.
+"""The guard: no answer reaches the sums before it has been held against the ledger and its site's images.
 
 A bad answer raises `Rejected` with the site's name and the rule it broke; the round goes on with the other sites.
 """
@@ -34,9 +34,9 @@ class ExchangeOptions(Options):
     max_norm: float = Field(1e5, gt=0)
     """largest Euclidean norm of one leaf's value (sums are exempt: they grow with the data)"""
     max_weight: float = Field(1e6, gt=0, le=LARGEST)
-    """largest weight a site may claim, whatever it is; a method's own bound, mostly the site's training images, is far below"""
+    """largest weight a site may claim; its training images, or a method's own bound, are mostly far below"""
     max_ratio: float = Field(30.0, gt=1)
-    """a site that would move the model so many times as far as the median site is left out; from a third of it on it is slowed down"""
+    """a site that moves the model so many times as far as the median is left out; from a third of it on it is slowed down"""
     max_rows: int = Field(100_000, gt=0)
     """longest accepted length where the ledger leaves a length open"""
     min_sites: int = Field(1, ge=1)
@@ -45,7 +45,7 @@ class ExchangeOptions(Options):
 
 @dataclass(frozen=True)
 class Bounds:
-    """What the coordinator knows beforehand of honest answers: the method's limits, and how many images each site has."""
+    """What is known beforehand of honest answers: the method's limits, and how many images each site has."""
 
     limits: Mapping[str, Limit] = field(default_factory=dict)
     """by question.leaf"""
@@ -91,7 +91,10 @@ def check(
     round: int | None = None,
     sent: Mapping[str, Tensor] | None = None,
 ) -> tuple[dict, Upload]:
-    """The header and leaves of an answer that keeps every rule; `Rejected` otherwise. `sent` are the tensors the site received."""
+    """The header and leaves of an answer that keeps every rule; `Rejected` otherwise.
+
+    `sent` are the tensors the site received, by the names they have in its answer.
+    """
 
     def reject(reason: str) -> Rejected:
         return rejected(site, line.question, reason)

@@ -1,4 +1,4 @@
-"""How large answers are beside each other: one site alone cannot move the model so far that the others can no longer train it."""
+"""How large answers are beside each other: no site alone moves the model so far that the others cannot train it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LENIENT = 10.0
 
 
 STATISTICS = "running_"
-"""how tensors are called that a network measures instead of training them: they are judged by themselves, being much larger"""
+"""how tensors are called that a network measures instead of training them: much larger, so judged by themselves"""
 Part = tuple[str, str]
 """a leaf, and which of its tensors: those whose last name begins so, or all others"""
 
@@ -32,10 +32,11 @@ Part = tuple[str, str]
 class Sizes:
     """How large the answers to one question are, leaf by leaf, against each other and against those of earlier rounds.
 
-    What counts is the norm of a leaf's value. An answer passes at once if it is harmless, or not large for what earlier rounds have
-    shown; any other is judged when all have come, so that no order of arrival matters: it is taken as it is, made smaller, or left
-    out. One site alone can raise neither the median nor what is remembered of it. Where fewer than three answer and nothing is
-    remembered there is no majority to judge by, and a change is only held against the tensors it changes.
+    What counts is the norm of a leaf's value. An answer passes at once if it is harmless, or not large for what
+    earlier rounds have shown; any other is judged when all have come, so that no order of arrival matters: it is taken
+    as it is, made smaller, or left out. One site alone can raise neither the median nor what is remembered of it. Where
+    fewer than three answer and nothing is remembered there is no majority to judge by, and a change is only held
+    against the tensors it changes.
     """
 
     def __init__(
@@ -107,8 +108,8 @@ def _kind(path: str) -> str:
 def _rules(line: Line, bounds: Bounds, ratio: float, sent: Mapping[str, Tensor]) -> Iterator[tuple[Part, tuple[float, float]]]:
     """By part: the norm up to which it is harmless, and how many times the median it may be.
 
-    Judged are real numbers, as many at every site, that no limit of their own bounds. A leaf with the names and shapes of tensors
-    that were sent changes those.
+    Judged are real numbers, as many at every site, that no limit of their own bounds. A leaf with the names and shapes
+    of tensors that were sent changes those.
     """
     for part in dict.fromkeys((entry.leaf, _kind(entry.tensor)) for entry in line.up):
         found = [entry for entry in line.up if (entry.leaf, _kind(entry.tensor)) == part]

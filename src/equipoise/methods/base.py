@@ -112,7 +112,7 @@ class Method(BaseModel):
         return (0,)
 
     def limits(self, classes: int, epochs: int) -> Mapping[str, Limit]:
-        """By question.leaf: what no honest answer exceeds. A mean that is not named here weighs at most the site's training images."""
+        """By question.leaf: what no honest answer exceeds. Any other mean weighs at most the site's training images."""
         return {}
 
     def serving(self, server: Tree) -> Tree:
