@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,9 @@ def test_a_file_that_is_not_there_or_no_toml_is_told(tmp_path: Path) -> None:
         read(tmp_path / "none.toml")
     with pytest.raises(ConfigError, match=r"is a folder, not a config file; .*equipoise resume"):
         read(tmp_path)
+    os.mkfifo(tmp_path / "fifo.toml")
+    with pytest.raises(ConfigError, match=r"fifo\.toml cannot be read: not a regular file"):
+        read(tmp_path / "fifo.toml")
     bad = tmp_path / "bad.toml"
     for content in (b"[train\nrounds = 3", b"rounds == 3", b"\xff\xfe", b"[train]\nrounds = 1\nrounds = 2"):
         bad.write_bytes(content)

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from equipoise.errors import SiteError
 from equipoise.exchange import Answers, Reduction
 from equipoise.exchange.reduction import LARGEST, MOST_SITES, SCALE, fixed
 from equipoise.leaves import Each, Mean, Sum, Upload
@@ -203,3 +204,14 @@ def test_adding_does_not_write_into_what_was_added() -> None:
     reduction.add("a", {"n": Sum(first)})
     reduction.add("b", {"n": Sum(torch.tensor([10, 20]))})
     assert first.tolist() == [1, 2]
+
+
+def test_no_sum_is_given_of_too_few() -> None:
+    """A mean over one site is that site's value; so is a sum."""
+    reduction = Reduction(least=2)
+    for _ in range(2):  # the same site twice is one site
+        reduction.add("site-0", {"loss": Mean(torch.tensor(0.25), 3.0)})
+        with pytest.raises(SiteError, match="no sum is given of fewer than 2"):
+            reduction.result(SITES)
+    reduction.add("site-1", {"loss": Mean(torch.tensor(0.75), 6.0)})
+    assert float(reduction.result(SITES)["loss"]) == 0.5

@@ -22,7 +22,8 @@ from equipoise import __version__
 from equipoise.config import Config
 from equipoise.deploy.coordinator import federated
 from equipoise.deploy.keys import new_keys, new_pair
-from equipoise.deploy.policy import approved
+from equipoise.deploy.policy import approved, read_policy
+from equipoise.deploy.rehearse import stage
 from equipoise.deploy.setting import check_site
 from equipoise.deploy.site import OURS, Desk, read_site
 from equipoise.errors import ConfigError, SiteError
@@ -384,3 +385,18 @@ def test_a_key_that_others_can_read_does_not_join(home: Any, tmp_path: Path) -> 
         (folder / "keys" / "site").chmod(mode)
         with pytest.raises(ConfigError, match="readable by its owner only: chmod 600"):
             join(folder, patience=0.0)
+
+
+def test_a_stage_sets_what_its_sites_allow(tiny: MakeConfig, tmp_path: Path) -> None:
+    """Nothing is started here: the folders of a rehearsal with two sites and a file of weights."""
+    (tmp_path / "start.safetensors").touch()
+    config = tiny(
+        base=tmp_path,
+        partition={"sites": 2},
+        exchange={"min_sites": 2},
+        net={"weights": "start.safetensors", "sha256": "0" * 64},
+    )
+    with stage(config, tmp_path / "town") as made:
+        policy, site = read_policy(made.site(SITE) / "policy.toml"), read_site(made.site(SITE))
+    assert (policy.min_sites, policy.batch_size, list(policy.methods)) == (2, 1, ["fedavg"])
+    assert site.weights == {"start.safetensors": str(tmp_path / "start.safetensors")}

@@ -144,3 +144,11 @@ def test_what_is_no_key_is_refused(tmp_path: Path) -> None:
         read_public(tmp_path / "x.pub")
     with pytest.raises(ConfigError, match="lists no site"):
         listed(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a b", "\x1b[31mred", ".hidden"])
+def test_a_key_file_is_named_by_its_site(name: str, tmp_path: Path) -> None:
+    new_keys(tmp_path, [], ["north"])
+    (tmp_path / "keys" / "sites" / "north.pub").rename(tmp_path / "keys" / "sites" / f"{name}.pub")
+    with pytest.raises(ConfigError, match="not named by a site"):
+        listed(tmp_path)

@@ -103,6 +103,20 @@ def test_folder_is_refused(tmp_path):
         load_weights(make(), tmp_path, None)
 
 
+@pytest.mark.parametrize("kind", ["fifo", "device", "huge"])
+def test_what_never_ends_is_refused_at_once(tmp_path, kind):
+    path = tmp_path / "net.pth"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        with open(path, "wb") as file:
+            file.truncate(2**42)
+    with pytest.raises(WeightsError, match=r"cannot be read \((not a regular file|larger than 4,294,967,296 bytes)\)"):
+        load_weights(make(), path, "0" * 64)
+
+
 def test_wrong_sha256_is_refused(tmp_path):
     path = write(tmp_path / "w.pth", tensors(make()))
     with pytest.raises(WeightsError, match=f"have sha256 {sha(path)}, not {'0' * 64}"):

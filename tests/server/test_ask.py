@@ -203,3 +203,13 @@ def test_the_coordinator_draws_by_round_and_purpose(talk: Talk) -> None:
     ]
     assert draws[0] == draws[1]
     assert len(set(draws)) == 3
+
+
+def test_a_question_says_who_is_asked(talk: Talk) -> None:
+    """Each site sees the others' names, and who fell out is not asked again."""
+    ask, engine = talk(
+        {("train", "a"): good(1.0), ("train", "c"): good(2.0), ("again", "a"): good(1.0), ("again", "c"): good(2.0)}
+    )
+    ask(train)
+    ask(again)
+    assert [question.call(sites[0])["asked"] for question, sites in engine.asked] == [["a", "b", "c"], ["a", "c"]]
