@@ -156,8 +156,8 @@ class Loc:
         `epochs` may be a range, for a question that trains in several stretches with draws of their own. `only` picks the
         parameters (by name) that train; modules of which none trains stay in eval mode. `views` are others than the
         method's, `order` gives the rows of an epoch (a sampler of the method's own), `after` sees the net after each step,
-        `rate` is another learning rate than the round's, `clip_norm` the largest gradient norm where the options have none. A site with a single image trains with its BatchNorm in eval mode:
-        one value has no variance.
+        `rate` is another learning rate than the round's, `clip_norm` the largest gradient norm where the options have none.
+        A site with a single image trains with its BatchNorm in eval mode: one value has no variance.
         """
         named = {name: p for name, p in net.named_parameters() if only is None or only(name)}
         optimizer = Optimizer(self.options, self.options.rate(self.round) if rate is None else rate, named)
