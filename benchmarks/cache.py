@@ -2,12 +2,13 @@
 
     python benchmarks/cache.py [IMAGES.zip] [--size 64] [--images 1000] [--turns 9]
 
-In each turn both ways go over the same images: (a) a plain loop that reads, decodes, converts and resizes with PIL and keeps
-nothing; (b) the cache, which does the same in its threads and besides checks, hashes, writes and syncs. (a) is first in one turn and
-(b) in the next, so that a machine that is busy now and then slows both. Half of the turns are held to one core and count processor
-time: what a core does. The others have all cores and count the time of the clock. Printed: images per second, (b) ÷ (a) as medians
-over the turns with their middle half, and the peak memory of a process that builds the cache of a quarter of the images and of all:
-flat when they are equal.
+In each turn both ways go over the same images: (a) a plain loop that reads, decodes, converts and resizes
+with PIL and keeps nothing; (b) the cache, which does the same in its threads and besides checks, hashes,
+writes and syncs. (a) is first in one turn and (b) in the next, so that a machine that is busy now and then
+slows both. Half of the turns are held to one core and count processor time: what a core does. The others have
+all cores and count the time of the clock. Printed: images per second, (b) ÷ (a) as medians over the turns
+with their middle half, and the peak memory of a process that builds the cache of a quarter of the images and
+of all: flat when they are equal.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def plain(files: Files, found: list[tuple[str, str]], size: int) -> None:
 
 def built(files: Files, found: list[tuple[str, str]], size: int) -> None:
     """Build a cache from nothing."""
-    folder = Path(tempfile.mkdtemp(dir=SCRATCH.name))  # removed at the end: what that costs is no part of a build
+    folder = Path(
+        tempfile.mkdtemp(dir=SCRATCH.name)
+    )  # removed at the end: what that costs is no part of a build
     pixels = decode_files(files, found, FolderData(path="", image_size=size), folder, None)
     assert len(pixels.images) == len(found) and not pixels.broken
 
@@ -82,7 +85,9 @@ def peak(path: Path, images: int, size: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("path", nargs="?", type=Path, default=IMAGES, help="a zip file or folder of images")
     parser.add_argument("--size", type=int, default=64)
     parser.add_argument("--images", type=int, default=1000)
@@ -106,15 +111,24 @@ def main() -> None:
                 for turn in range(given.turns):
                     for name in sorted(seen, reverse=turn % 2 == 0):
                         way = plain if name == "plain" else built
-                        seen[name].append(rate(lambda way=way: way(files, found, given.size), len(found), clock))  # type: ignore[misc]
+                        seen[name].append(
+                            rate(lambda way=way: way(files, found, given.size), len(found), clock)
+                        )  # type: ignore[misc]
             middle = {name: statistics.median(got) for name, got in seen.items()}
-            low, ratio, high = statistics.quantiles([b / a for a, b in zip(seen["plain"], seen["cache"], strict=True)], n=4)
+            low, ratio, high = statistics.quantiles(
+                [b / a for a, b in zip(seen["plain"], seen["cache"], strict=True)], n=4
+            )
             told = f"ratio {ratio:.2f} ({low:.2f} – {high:.2f})"
             print(
-                f"images per second, {what:26} plain {middle['plain']:6.0f}   cache {middle['cache']:6.0f}   {told}", flush=True
+                f"images per second, {what:26} plain {middle['plain']:6.0f}   cache {middle['cache']:6.0f} "
+                f"  {told}",
+                flush=True,
             )
     quarter, whole = (peak(given.path, count, given.size) for count in (len(found) // 4, len(found)))
-    print(f"peak memory of a build     {len(found) // 4} images {quarter:.0f} MB   {len(found)} images {whole:.0f} MB")
+    print(
+        f"peak memory of a build     {len(found) // 4} images {quarter:.0f} MB   {len(found)} images "
+        f"{whole:.0f} MB"
+    )
 
 
 if __name__ == "__main__":

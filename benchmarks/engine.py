@@ -2,13 +2,14 @@
 
     python benchmarks/engine.py [small-cnn resnet18 efficientnet-lite0] [--rounds 4]
 
-For each network, FedAvg over the same sites and images, one local epoch per round, no augmentation, rounds interleaved with
-(a) a bare PyTorch loop doing the same steps on the same tensors, in a process of its own: new model and optimiser per site, default
+For each network, FedAvg over the same sites and images, one local epoch per round, no augmentation, rounds
+interleaved with (a) a bare PyTorch loop doing the same steps on the same tensors, in a process of its own:
+new model and optimiser per site, default
     memory format, one thread; its images are already float and normalised, the engine's are not;
-(b) two such loops side by side, one per core, each with half the sites: what the machine gives two processes at that moment.
-Printed: round ÷ (a) for the serial engine, round ÷ (b) for two workers, both medians over rounds; the engine's own overhead
-beside its training steps; start-up; peak memory; bytes exchanged. Then cost against images per site, and the
-coordinator's memory against the number of sites.
+(b) two such loops side by side, one per core, each with half the sites: what the machine gives two processes
+at that moment. Printed: round ÷ (a) for the serial engine, round ÷ (b) for two workers, both medians over
+rounds; the engine's own overhead beside its training steps; start-up; peak memory; bytes exchanged. Then cost
+against images per site, and the coordinator's memory against the number of sites.
 """
 
 from __future__ import annotations
@@ -88,7 +89,9 @@ class Bare:
         self.sites: list[tuple[Tensor, Tensor]] = []
         for holding in stuff.holdings[part]:
             x = torch.from_numpy(np.array(samples.images[holding.train])).permute(0, 3, 1, 2).contiguous()
-            self.sites.append(((x.float() / 255 - mean) / std, torch.from_numpy(samples.labels[holding.train])))
+            self.sites.append(
+                ((x.float() / 255 - mean) / std, torch.from_numpy(samples.labels[holding.train]))
+            )
         size = samples.images.shape[1]
         net = build(config.net, classes=CLASSES, image_size=size, seed=0, base=Path())
         self.model = net.to(memory_format=torch.contiguous_format)
@@ -110,7 +113,9 @@ class Bare:
                 optimizer.step()
             states.append(model.state_dict())
             sizes.append(len(x))
-        mean = {k: sum(s[k] * (n / sum(sizes)) for s, n in zip(states, sizes, strict=True)) for k in states[0]}
+        mean = {
+            k: sum(s[k] * (n / sum(sizes)) for s, n in zip(states, sizes, strict=True)) for k in states[0]
+        }
         self.model.load_state_dict(mean, strict=False)
         return time.perf_counter() - start
 
@@ -121,7 +126,8 @@ class Loops:
     def __init__(self, arguments: list[str], parts: list[str]) -> None:
         command = [sys.executable, __file__, "--bare", *arguments]
         self.processes = [
-            subprocess.Popen([*command, part], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for part in parts
+            subprocess.Popen([*command, part], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            for part in parts
         ]
         for process in self.processes:
             assert process.stdout is not None
@@ -167,7 +173,8 @@ class Enough(Exception):
 
 
 class Interleave:
-    """The loop's observer: times each whole round (the commit of the one before included), then runs the references."""
+    """The loop's observer: times each whole round (the commit of the one before included), then runs the
+    references."""
 
     def __init__(self, rounds: int, references: Mapping[str, Callable[[], float]]) -> None:
         self.rounds, self.references = rounds, references
@@ -222,7 +229,9 @@ def federation_of(config: Config, folder: Path, observer: Observer) -> tuple[Fed
     return federation, host
 
 
-def engine_rounds(config: Config, folder: Path, rounds: int, references: Mapping[str, Callable[[], float]]) -> dict[str, Any]:
+def engine_rounds(
+    config: Config, folder: Path, rounds: int, references: Mapping[str, Callable[[], float]]
+) -> dict[str, Any]:
     """Whole rounds of an engine, interleaved with references."""
     observer = Interleave(rounds, references)
     federation, host = federation_of(config, Path(tempfile.mkdtemp(dir=folder)), observer)
@@ -255,7 +264,8 @@ def overhead(config: Config, folder: Path, rounds: int) -> float:
         Loc.fit = plain  # type: ignore[method-assign]
     sites = config.partition.sites  # type: ignore[attr-defined]
     times = found["observer"].times[1:]
-    # The ledger's probe trains two small sites before the first round; whole rounds are counted from the second on.
+    # The ledger's probe trains two small sites before the first round; whole rounds are counted from the
+    # second on.
     steps = [sum(spent[i : i + sites]) for i in range(len(spent) - sites * len(times), len(spent), sites)]
     return statistics.median(whole / step - 1 for whole, step in zip(times, steps, strict=True))
 
@@ -281,13 +291,15 @@ def report(net: str, rounds: int, folder: Path) -> None:
     print(f"  {'overhead beside training steps':36} {overhead(serial, folder, rounds):5.1%}")
     print(f"  {'start-up + first round, s':36} {alone['first']:5.1f} serial, {pooled['first']:.1f} pool")
     print(
-        f"  {'bytes per round and site':36} {facts['bytes_up'] // setting['sites']:,} up, {facts['bytes_down'] // setting['sites']:,} down"
+        f"  {'bytes per round and site':36} {facts['bytes_up'] // setting['sites']:,} up, "
+        f"{facts['bytes_down'] // setting['sites']:,} down"
     )
     print(f"  {'peak memory of this process, MB':36} {peak_memory()}", flush=True)
 
 
 def scaling(folder: Path) -> None:
-    """Cost against images per site, and the coordinator's memory against sites (each in a process of its own)."""
+    """Cost against images per site, and the coordinator's memory against sites (each in a process of its
+    own)."""
     print("\ncost of a round against images per site (small-cnn, 32 px, 4 sites)")
     per_image = {}
     for images in (64, 256, 1024):
@@ -298,7 +310,10 @@ def scaling(folder: Path) -> None:
     print("coordinator memory against sites (small-cnn, 8 images each, pool)")
     for sites in (10, 100, 300):
         out = subprocess.run(
-            [sys.executable, __file__, "--memory", str(sites), str(folder)], capture_output=True, text=True, check=True
+            [sys.executable, __file__, "--memory", str(sites), str(folder)],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         print(f"  {sites:4} sites: {out.stdout.strip()} MB")
 
@@ -320,7 +335,9 @@ def main() -> None:
         return bare_process(sys.argv[2:])
     if sys.argv[1:2] == ["--memory"]:
         return memory(int(sys.argv[2]), Path(sys.argv[3]))
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("nets", nargs="*", default=list(SETTINGS))
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--no-scaling", action="store_true")

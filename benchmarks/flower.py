@@ -1,12 +1,14 @@
-"""Real processes on one machine: what Flower costs, how many sites it carries, and whether kills leave a trace.
+"""Real processes on one machine: what Flower costs, how many sites it carries, and whether kills leave a
+trace.
 
-    python benchmarks/flower.py overhead [--sites 3] [--rounds 5]    seconds per round, beside the pool engine in the same minutes
-    python benchmarks/flower.py overhead --sites 20 --rounds 2       twenty sites, forty processes
-    python benchmarks/flower.py methods [fca fedmlp …]               every method (or these): the bits of the simulation?
-    python benchmarks/flower.py kills [--times 10]                   the coordinator killed at random moments: the same bits?
+    python benchmarks/flower.py overhead [--sites 3] [--rounds 5]    seconds per round, beside the pool engine
+    in the same minutes python benchmarks/flower.py overhead --sites 20 --rounds 2       twenty sites, forty
+    processes python benchmarks/flower.py methods [fca fedmlp …]               every method (or these): the
+    bits of the simulation? python benchmarks/flower.py kills [--times 10]                   the coordinator
+    killed at random moments: the same bits?
 
-All of it with TLS and site keys on loopback. Server and sites stay up from method to method, one set for single-label and one for
-multi-label data. Ends with 1 if any result is not the simulation's.
+All of it with TLS and site keys on loopback. Server and sites stay up from method to method, one set for
+single-label and one for multi-label data. Ends with 1 if any result is not the simulation's.
 """
 
 from __future__ import annotations
@@ -71,7 +73,9 @@ def overhead(sites: int, rounds: int) -> int:
     config = federated(tiny("fedavg", sites, rounds))
     with tempfile.TemporaryDirectory() as place:
         folder, pool = Path(place), Rounds()
-        expected = run(config.with_engine(kind="pool", workers=2), folder / "pool", watch=pool.watch).state_hash
+        expected = run(
+            config.with_engine(kind="pool", workers=2), folder / "pool", watch=pool.watch
+        ).state_hash
         flower = Rounds(folder / "run" / "metrics.jsonl")
         begin = time.perf_counter()
         with stage(config, folder / "town", {"each": allowed(config)}) as made:
@@ -82,7 +86,8 @@ def overhead(sites: int, rounds: int) -> int:
     ours, theirs = (statistics.median(x.seconds) if x.seconds else float("nan") for x in (pool, flower))
     questions = 2  # train and evaluate
     print(
-        f"{sites} sites, {rounds} rounds of FedAvg, {row['bytes_down'] // sites:,} bytes down and {row['bytes_up'] // sites:,} up per site"
+        f"{sites} sites, {rounds} rounds of FedAvg, {row['bytes_down'] // sites:,} bytes down and "
+        f"{row['bytes_up'] // sites:,} up per site"
     )
     print(f"pool, 2 workers    {ours:6.2f} s a round")
     print(f"Flower, TLS, keys  {theirs:6.2f} s a round, {(theirs - ours) / questions:.2f} s more a question")
@@ -96,11 +101,15 @@ def methods(names: list[str]) -> int:
     """Every method on one stage per task."""
     wrong = 0
     for task in dict.fromkeys(METHODS[name].tasks[0] for name in names):
-        plays = {name: federated(tiny(name, 3, 2, every=2)) for name in names if METHODS[name].tasks[0] == task}
+        plays = {
+            name: federated(tiny(name, 3, 2, every=2)) for name in names if METHODS[name].tasks[0] == task
+        }
         each = sorted({leaf for config in plays.values() for leaf in allowed(config)})
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place)
-            with stage(next(iter(plays.values())), folder / "town", {"each": each, "methods": approved()}) as made:
+            with stage(
+                next(iter(plays.values())), folder / "town", {"each": each, "methods": approved()}
+            ) as made:
                 made.open()
                 made.join_all()
                 for name, config in plays.items():
@@ -109,12 +118,16 @@ def methods(names: list[str]) -> int:
                     seconds = time.perf_counter() - begin
                     same = found == run(config, folder / f"{name}-here").state_hash
                     wrong += not same
-                    print(f"{task}  {name:<14} {seconds:6.1f} s  {'the same bits' if same else 'NOT THE SAME'}", flush=True)
+                    print(
+                        f"{task}  {name:<14} {seconds:6.1f} s  {'the same bits' if same else 'NOT THE SAME'}",
+                        flush=True,
+                    )
     return int(wrong > 0)
 
 
 def kills(times: int, seed: int) -> int:
-    """One federation whose coordinator is killed again and again; each time the server is started and the run handed in anew."""
+    """One federation whose coordinator is killed again and again; each time the server is started and the run
+    handed in anew."""
     config, draw = federated(tiny("fca", 3, 4 * times)), numpy_generator(seed, "kills")
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -126,7 +139,9 @@ def kills(times: int, seed: int) -> int:
             number = link.submit(made.coordinator, config, out)
             rounds = Rounds(out / "metrics.jsonl")
             for turn in range(times):
-                if turn % 2 == 0:  # every other kill in the midst of rounds, the others also while all are on their way back
+                if (
+                    turn % 2 == 0
+                ):  # every other kill in the midst of rounds, the others also while all are on their way back
                     done = len(rounds.done)
                     while len(rounds.done) == done <= 4 * times:
                         rounds.look()
@@ -136,7 +151,11 @@ def kills(times: int, seed: int) -> int:
                 rounds.look()
                 assert made.server is not None
                 made.kill(made.server)
-                print(f"kill {turn + 1:2} after {moment:4.1f} s, {len(rounds.done) - 1} of {4 * times} rounds done", flush=True)
+                print(
+                    f"kill {turn + 1:2} after {moment:4.1f} s, {len(rounds.done) - 1} of {4 * times} "
+                    f"rounds done",
+                    flush=True,
+                )
                 made.open()
                 number = link.submit(made.coordinator, config, out)
             found = link.wait(made.coordinator, out, number, lambda: None)
@@ -145,7 +164,9 @@ def kills(times: int, seed: int) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("overhead", "methods", "kills"))
     parser.add_argument("names", nargs="*", help="methods; all if none")
     parser.add_argument("--sites", type=int, default=3)
@@ -155,7 +176,9 @@ def main() -> int:
     given = parser.parse_args()
     if given.what == "overhead":
         return overhead(given.sites, given.rounds)
-    return methods(given.names or list(METHODS)) if given.what == "methods" else kills(given.times, given.seed)
+    return (
+        methods(given.names or list(METHODS)) if given.what == "methods" else kills(given.times, given.seed)
+    )
 
 
 if __name__ == "__main__":

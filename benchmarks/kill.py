@@ -2,8 +2,9 @@
 
     python benchmarks/kill.py [--times 50] [--method fca] [--engine serial]
 
-Each time a fresh run in a fresh folder (and a fresh image cache) is killed at a moment drawn uniformly over the undisturbed run's
-duration, start-up included, and then gone on with to the end. Prints a row per kill; ends with 1 if any result differs.
+Each time a fresh run in a fresh folder (and a fresh image cache) is killed at a moment drawn uniformly over
+the undisturbed run's duration, start-up included, and then gone on with to the end. Prints a row per kill;
+ends with 1 if any result differs.
 """
 
 from __future__ import annotations
@@ -55,10 +56,12 @@ def finish(config: Path, folder: Path) -> None:
 
 
 def outcome(folder: Path) -> tuple[str, list[dict[str, Any]]]:
-    """What must be the same: the state's hash and every metrics row (bytes are counted per attempt, so they are left out)."""
+    """What must be the same: the state's hash and every metrics row (bytes are counted per attempt, so they
+    are left out)."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return json.loads((folder / "result.json").read_text())["state_hash"], [
-        {key: value for key, value in row.items() if not key.startswith("bytes_") and key not in CHAIN} for row in rows
+        {key: value for key, value in row.items() if not key.startswith("bytes_") and key not in CHAIN}
+        for row in rows
     ]
 
 
@@ -71,7 +74,9 @@ def committed(folder: Path) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--times", type=int, default=50)
     parser.add_argument("--method", default="fca")
     parser.add_argument("--engine", choices=("serial", "pool"), default="serial")
@@ -109,7 +114,11 @@ def main() -> int:
             wrong += not same
             stages["in a round" if reached.startswith("round") else reached] += 1
             took = time.perf_counter() - begin
-            print(f"{stages.total():4}  {moment:5.2f} s  {reached:<9}  {took:6.2f} s  {'yes' if same else 'NO'}", flush=True)
+            print(
+                f"{stages.total():4}  {moment:5.2f} s  {reached:<9}  {took:6.2f} s  "
+                f"{'yes' if same else 'NO'}",
+                flush=True,
+            )
     where = ", ".join(f"{count} {stage}" for stage, count in sorted(stages.items()))
     print(f"{given.times - wrong} of {given.times} the same after a kill and a resume ({where})")
     return int(wrong > 0)

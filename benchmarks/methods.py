@@ -1,12 +1,14 @@
-"""Cost of each method relative to FedAvg: time and bytes per round, measured in one run with rounds interleaved.
+"""Cost of each method relative to FedAvg: time and bytes per round, measured in one run with rounds
+interleaved.
 
     python benchmarks/methods.py [fca fediic …] [--net small-cnn] [--size 32] [--rounds 6] [--write]
 
-Serial engine, the same plain view for all (augmentation is not what is compared), one local epoch, the same optimiser; noise images, or
-made-up ones where a method needs several labels per image (half of the labels are then missing at each site). A method that changes
-after a warm-up is timed after it. The last column subtracts the forward pass by which Fed-MAS measures the received model; its frozen
-network's features are computed once, as the view is always the same. `--write` keeps the figures in docs/results/costs.json, with
-what each method needs and what leaves a site, for the table in docs/methods.md.
+Serial engine, the same plain view for all (augmentation is not what is compared), one local epoch, the same
+optimiser; noise images, or made-up ones where a method needs several labels per image (half of the labels are
+then missing at each site). A method that changes after a warm-up is timed after it. The last column subtracts
+the forward pass by which Fed-MAS measures the received model; its frozen network's features are computed
+once, as the view is always the same. `--write` keeps the figures in docs/results/costs.json, with what each
+method needs and what leaves a site, for the table in docs/methods.md.
 """
 
 from __future__ import annotations
@@ -93,7 +95,12 @@ def config_of(name: str, task: str, given: argparse.Namespace, folder: Path) -> 
     data: dict[str, Any] = {"kind": "npz", "path": str(folder / "noise.npz"), "image_size": given.size}
     partition: dict[str, Any] = {"kind": "iid", "sites": given.sites}
     if task == "multi":
-        data = {"kind": "phantom", "task": "multi", "scale": given.sites * given.images / 18_600, "image_size": given.size}
+        data = {
+            "kind": "phantom",
+            "task": "multi",
+            "scale": given.sites * given.images / 18_600,
+            "image_size": given.size,
+        }
         partition["missing"] = 4
     elif not (folder / "noise.npz").exists():
         noise(folder / "noise.npz", given.sites * given.images, given.size)
@@ -118,7 +125,9 @@ def needs(config: Config, stepper: Stepper) -> dict[str, Any]:
         if row["question"] not in ("evaluate", "retrain") and row["leaf"] != "loss"
     ]
     return {
-        "statistics": [name for name in method.questions() if name in {row["question"] for row in lines} - {"train"}],
+        "statistics": [
+            name for name in method.questions() if name in {row["question"] for row in lines} - {"train"}
+        ],
         "private": bool(stepper.host.private)
         or any((stepper.federation.checkpoints.folder.parent / "sites").rglob("*.safetensors")),
         "views": len(method.views),
@@ -128,7 +137,9 @@ def needs(config: Config, stepper: Stepper) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("methods", nargs="*", default=list(METHODS), help="names; all if none is given")
     parser.add_argument("--net", default="small-cnn")
     parser.add_argument("--size", type=int, default=32)
@@ -153,14 +164,20 @@ def main() -> None:
             }
             if arm == "fedmas":
                 passes = statistics.median(pair[1].passes() for _ in range(3))
-                found["without"] = round(statistics.median((own - passes) / reference for reference, own in times), 2)
+                found["without"] = round(
+                    statistics.median((own - passes) / reference for reference, own in times), 2
+                )
             extra = f"   {found['without']:5.2f} × without its measuring pass" if "without" in found else ""
-            print(f"  {arm:12} {found['time']:5.2f} × time   {found['bytes']:5.2f} × bytes{extra}", flush=True)
+            print(
+                f"  {arm:12} {found['time']:5.2f} × time   {found['bytes']:5.2f} × bytes{extra}", flush=True
+            )
             costs[arm] = {**found, **needs(configs[1], pair[1]), "setting": setting}
             for stepper in pair:
                 stepper.close()
     if given.write:
-        WRITTEN.write_text(json.dumps({name: costs[name] for name in METHODS if name in costs}, indent=1) + "\n")
+        WRITTEN.write_text(
+            json.dumps({name: costs[name] for name in METHODS if name in costs}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 """How long training waits for its images, as a share of the training step, measured in one run.
 
-    python benchmarks/pipeline.py [eval weak fca …] [--net efficientnet-lite0] [--size 64] [--images 256] [--rounds 2]
+    python benchmarks/pipeline.py [eval weak fca …] [--net efficientnet-lite0] [--size 64] [--images 256]
+    [--rounds 2]
 
-FedAvg at two sites on the serial engine, one thread, batches of 32. Waiting is all that comes before a step: reading the batch from
-the cache of uint8 images and making the view of it; the step is forward, loss, backward and optimiser. Both are timed batch by batch
-in the same loop, so that a busy machine slows both, and given as medians; the first round warms up. The images are the first rows of
-HAM10000 in ../shared/data where they are at hand, and made-up ones where they are not.
+FedAvg at two sites on the serial engine, one thread, batches of 32. Waiting is all that comes before a step:
+reading the batch from the cache of uint8 images and making the view of it; the step is forward, loss,
+backward and optimiser. Both are timed batch by batch in the same loop, so that a busy machine slows both, and
+given as medians; the first round warms up. The images are the first rows of HAM10000 in ../shared/data where
+they are at hand, and made-up ones where they are not.
 """
 
 from __future__ import annotations
@@ -76,7 +78,13 @@ def data_of(images: int, size: int, folder: Path) -> dict[str, Any]:
     table = folder / "labels.csv"
     rows = (HAM / "labels.csv").read_text().splitlines()
     table.write_text("\n".join(rows[: images + 1]) + "\n")
-    return {"kind": "csv", "path": str(table), "images": str(HAM / "images.zip"), "label": "label", "image_size": size}
+    return {
+        "kind": "csv",
+        "path": str(table),
+        "images": str(HAM / "images.zip"),
+        "label": "label",
+        "image_size": size,
+    }
 
 
 def config_of(view: str, net: str, data: dict[str, Any]) -> Config:
@@ -92,7 +100,9 @@ def config_of(view: str, net: str, data: dict[str, Any]) -> Config:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("views", nargs="*", default=list(VIEWS))
     parser.add_argument("--net", default="efficientnet-lite0")
     parser.add_argument("--size", type=int, default=64)
@@ -102,7 +112,9 @@ def main() -> None:
     with one_thread(), tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         data = data_of(given.images, given.size, folder)
-        print(f"{given.net} at {given.size} px, batches of 32, {data['kind']} images, torch {torch.__version__}")
+        print(
+            f"{given.net} at {given.size} px, batches of 32, {data['kind']} images, torch {torch.__version__}"
+        )
         print(f"{'view':14} {'wait, ms':>9} {'step, ms':>9} {'wait ÷ step':>12}")
         shares = []
         for view in given.views:
@@ -110,7 +122,9 @@ def main() -> None:
                 engine_rounds(config_of(view, given.net, data), folder, given.rounds, {})
             warm = len(clock.waits) // (given.rounds + 1)
             wait, step = (statistics.median(times[warm:]) for times in (clock.waits, clock.steps))
-            shares.append(statistics.median(a / b for a, b in zip(clock.waits[warm:], clock.steps[warm:], strict=True)))
+            shares.append(
+                statistics.median(a / b for a, b in zip(clock.waits[warm:], clock.steps[warm:], strict=True))
+            )
             print(f"{view:14} {1000 * wait:9.1f} {1000 * step:9.1f} {shares[-1]:12.1%}", flush=True)
     print(f"largest share {max(shares):.1%}: {'below' if max(shares) < LIMIT else 'NOT below'} {LIMIT:.0%}")
 

@@ -2,8 +2,9 @@
 
     python benchmarks/tables.py [TABLE …] [--seeds 3] [--jobs 2]
 
-Each run is an ordinary `equipoise run` of a file in recipes/ with overrides, into runs/tables/…; finished runs are not repeated and
-broken ones are resumed. Writes docs/results/TABLE.md (the table, per-class recall, how it was made) and TABLE.svg (convergence).
+Each run is an ordinary `equipoise run` of a file in recipes/ with overrides, into runs/tables/…; finished
+runs are not repeated and broken ones are resumed. Writes docs/results/TABLE.md (the table, per-class recall,
+how it was made) and TABLE.svg (convergence).
 """
 
 from __future__ import annotations
@@ -80,7 +81,11 @@ FEDMLP_LIST: dict[str, tuple[str, ...]] = {
     "FedFixMatch": ("method.name=fedfixmatch", TWO, WEIGHTED),
     "FedIRM": ("method.name=fedirm", "method.warmup=15", TWO, WEIGHTED),
     "CBAFed": ("method.name=cbafed", "method.warmup=15", WEIGHTED),
-    "FedLSR": ("method.name=fedlsr", TWO, 'train.objective={ name = "bce", missing = "negative", pos_weight = true }'),
+    "FedLSR": (
+        "method.name=fedlsr",
+        TWO,
+        'train.objective={ name = "bce", missing = "negative", pos_weight = true }',
+    ),
     "FedNoRo": ("method.name=fednoro",),
     "FedMLP": MLP,
 }
@@ -102,7 +107,13 @@ COLUMNS = {
     "average": ("balanced_accuracy",),
 }
 MULTI_COLUMNS = {"generalisation": ("balanced_accuracy", "macro_auc", "map", "tail")}
-NAMES = {"balanced_accuracy": "bACC", "macro_auc": "AUC", "accuracy": "ACC", "map": "mAP", "tail": "tail recall"}
+NAMES = {
+    "balanced_accuracy": "bACC",
+    "macro_auc": "AUC",
+    "accuracy": "ACC",
+    "map": "mAP",
+    "tail": "tail recall",
+}
 LETTER = {"generalisation": "G", "specialisation": "S", "average": "A"}
 
 
@@ -119,13 +130,28 @@ def train(recipe: str, arm: str, overrides: tuple[str, ...], seed: int, within: 
     """One run, or what an earlier one left."""
     folder = within / f"{slug(arm)}-{seed}"
     if not (folder / "result.json").exists():
-        command = [sys.executable, "-m", "equipoise", "run", f"recipes/{recipe}.toml", *overrides, f"train.seed={seed}"]
+        command = [
+            sys.executable,
+            "-m",
+            "equipoise",
+            "run",
+            f"recipes/{recipe}.toml",
+            *overrides,
+            f"train.seed={seed}",
+        ]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         done = subprocess.run(
-            [*command, "--out", str(folder), "--json"], cwd=ROOT, env=environment, capture_output=True, text=True
+            [*command, "--out", str(folder), "--json"],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
         )
         if done.returncode:
-            sys.exit(f"{recipe} / {arm} / seed {seed} failed ({done.returncode}): {done.stdout[-500:]} {done.stderr[-500:]}")
+            sys.exit(
+                f"{recipe} / {arm} / seed {seed} failed ({done.returncode}): {done.stdout[-500:]} "
+                f"{done.stderr[-500:]}"
+            )
         print(f"  {recipe} / {arm} / seed {seed} done", file=sys.stderr, flush=True)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     result = json.loads((folder / "result.json").read_text())
@@ -157,15 +183,21 @@ def table(name: str, seeds: int, jobs: int) -> None:
     lines = [
         f"# {name}",
         "",
-        f"`python benchmarks/tables.py {name} --seeds {seeds}` on `recipes/{recipe}.toml`{also}: {seeds} seeds, mean ± standard deviation (%),",
+        f"`python benchmarks/tables.py {name} --seeds {seeds}` on `recipes/{recipe}.toml`{also}: {seeds} "
+        f"seeds, mean ± standard deviation (%),",
         "the same rounds, batches and optimiser for every row; each run's figure is that of its last round.",
-        "G = the global predictor on the union of test sets, S = each site's own predictor on its own test set, A = their mean.",
+        "G = the global predictor on the union of test sets, S = each site's own predictor on its own test "
+        "set, A = their mean.",
         "",
         "| method | " + " | ".join(heads) + " |",
         "|---|" + "---|" * len(heads),
     ]
     for arm, runs in found.items():
-        cells = [spread([run["metrics"][kind][m] for run in runs]) for kind, metrics in columns.items() for m in metrics]
+        cells = [
+            spread([run["metrics"][kind][m] for run in runs])
+            for kind, metrics in columns.items()
+            for m in metrics
+        ]
         lines.append(f"| {arm} | " + " | ".join(cells) + " |")
     first = next(iter(found.values()))[0]["metrics"]["generalisation"]
     classes = class_names(within, next(iter(arms)))
@@ -189,7 +221,9 @@ def table(name: str, seeds: int, jobs: int) -> None:
     if notes.exists():
         lines += [notes.read_text().strip(), ""]
     (out / f"{name}.md").write_text("\n".join(lines))
-    (out / f"{name}.svg").write_text(curves({arm: [run["curve"] for run in runs] for arm, runs in found.items()}))
+    (out / f"{name}.svg").write_text(
+        curves({arm: [run["curve"] for run in runs] for arm, runs in found.items()})
+    )
     print("\n".join(lines[6 : 8 + len(found)]), flush=True)
 
 
@@ -201,9 +235,20 @@ def class_names(within: Path, arm: str) -> list[str]:
 def curves(arms: dict[str, list[list[tuple[int, dict[str, float]]]]]) -> str:
     """Mean test balanced accuracy over rounds, one line per arm, as SVG."""
     width, height, left, top = 720, 360, 50, 20
-    colours = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#777777")  # then again, dashed
+    colours = (
+        "#4477aa",
+        "#ee6677",
+        "#228833",
+        "#ccbb44",
+        "#66ccee",
+        "#aa3377",
+        "#777777",
+    )  # then again, dashed
     points = {
-        arm: [(run[0][i][0], statistics.mean(curve[i][1]["balanced_accuracy"] for curve in run)) for i in range(len(run[0]))]
+        arm: [
+            (run[0][i][0], statistics.mean(curve[i][1]["balanced_accuracy"] for curve in run))
+            for i in range(len(run[0]))
+        ]
         for arm, run in arms.items()
     }
     last = max(r for line in points.values() for r, _ in line)
@@ -217,32 +262,43 @@ def curves(arms: dict[str, list[list[tuple[int, dict[str, float]]]]]) -> str:
         return top + (height - top - 40) * (1 - (v - low) / max(1e-9, high - low))
 
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
+        f'font-size="12">',
         "<title>Test balanced accuracy over rounds, mean over seeds</title>",
         f'<rect width="{width}" height="{height}" fill="white"/>',
     ]
     for i in range(5):
         value = low + (high - low) * i / 4
-        parts.append(f'<line x1="{left}" x2="{width - 200}" y1="{y(value):.1f}" y2="{y(value):.1f}" stroke="#ddd"/>')
-        parts.append(f'<text x="{left - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{100 * value:.0f}</text>')
-        parts.append(f'<text x="{x(last * i / 4):.1f}" y="{height - 20}" text-anchor="middle">{last * i // 4}</text>')
+        parts.append(
+            f'<line x1="{left}" x2="{width - 200}" y1="{y(value):.1f}" y2="{y(value):.1f}" stroke="#ddd"/>'
+        )
+        parts.append(
+            f'<text x="{left - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{100 * value:.0f}</text>'
+        )
+        parts.append(
+            f'<text x="{x(last * i / 4):.1f}" y="{height - 20}" text-anchor="middle">{last * i // 4}</text>'
+        )
     parts.append(f'<text x="{left}" y="{height - 4}">round</text>')
     for i, (arm, line) in enumerate(points.items()):
         colour, dash = colours[i % len(colours)], ' stroke-dasharray="6 3"' if i >= len(colours) else ""
         path = " ".join(f"{x(r):.1f},{y(v):.1f}" for r, v in line)
         parts.append(
-            f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{dash}><title>{arm}</title></polyline>'
+            f'<polyline points="{path}" fill="none" stroke="{colour}" '
+            f'stroke-width="2"{dash}><title>{arm}</title></polyline>'
         )
         row = top + 18 * i
         parts.append(
-            f'<line x1="{width - 190}" x2="{width - 166}" y1="{row + 6}" y2="{row + 6}" stroke="{colour}" stroke-width="2"{dash}/>'
+            f'<line x1="{width - 190}" x2="{width - 166}" y1="{row + 6}" y2="{row + 6}" stroke="{colour}" '
+            f'stroke-width="2"{dash}/>'
         )
         parts.append(f'<text x="{width - 160}" y="{row + 10}">{arm}</text>')
     return "\n".join([*parts, "</svg>", ""])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("tables", nargs="*", default=list(TABLES), choices=[*TABLES, []])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)

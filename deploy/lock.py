@@ -1,4 +1,5 @@
-"""Write deploy/requirements.lock: every package of the container, with its version and the sha256 of its file.
+"""Write deploy/requirements.lock: every package of the container, with its version and the sha256 of its
+file.
 
     python deploy/lock.py
 

@@ -3,8 +3,9 @@
     python docs/generate.py            # rewrite what is stale
     python docs/generate.py --check    # change nothing; exit 1 and name the stale pages
 
-A page is written by hand except between `<!-- generated: NAME -->` and `<!-- end -->`. What stands there comes from the options
-classes, the methods' declared facts and docstrings, and the tables of names, so it cannot say other than what the code does.
+A page is written by hand except between `<!-- generated: NAME -->` and `<!-- end -->`. What stands there
+comes from the options classes, the methods' declared facts and docstrings, and the tables of names, so it
+cannot say other than what the code does.
 """
 
 from __future__ import annotations
@@ -48,7 +49,25 @@ ROOT = DOCS.parent
 PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-# Tables -----------------------------------------------------------------------------------------------------------------
+# Tables
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -90,13 +109,20 @@ def bounds(field: FieldInfo) -> str:
     """The limits of a number, such as ` > 0, ≤ 1`."""
     signs = ((Gt, "gt", ">"), (Ge, "ge", "≥"), (Lt, "lt", "<"), (Le, "le", "≤"))
     found = [
-        f"{sign} {plain(getattr(item, name))}" for item in field.metadata for cls, name, sign in signs if isinstance(item, cls)
+        f"{sign} {plain(getattr(item, name))}"
+        for item in field.metadata
+        for cls, name, sign in signs
+        if isinstance(item, cls)
     ]
     return " " + ", ".join(found) if found else ""
 
 
 def options(
-    cls: type[BaseModel], *, but: type[BaseModel] | None = None, first: Mapping[str, Any] | None = None, prefix: str = ""
+    cls: type[BaseModel],
+    *,
+    but: type[BaseModel] | None = None,
+    first: Mapping[str, Any] | None = None,
+    prefix: str = "",
 ) -> list[tuple[str, str, str, str]]:
     """A row (key, type, default, meaning) for every key, nested ones after their table.
 
@@ -110,7 +136,14 @@ def options(
         nested = field.annotation if kind_of(field.annotation) == "table" else None
         needed = field.is_required() and name not in (first or {})
         default = "required" if needed else "" if nested or value is None else f"`{plain(value)}`"
-        rows.append((f"`{prefix}{name}`", kind_of(field.annotation) + bounds(field), default, sentence(field.description)))
+        rows.append(
+            (
+                f"`{prefix}{name}`",
+                kind_of(field.annotation) + bounds(field),
+                default,
+                sentence(field.description),
+            )
+        )
         if nested:
             rows += options(nested, prefix=f"{prefix}{name}.")  # type: ignore[arg-type]
     return rows
@@ -140,7 +173,9 @@ def kinds(base: type[BaseModel], found: Mapping[str, type[BaseModel]], name: str
     """The keys all kinds share, then each kind's own."""
     shared = options(base, first=DEFAULTS[name])
     choices = ", ".join(f'`"{kind}"`' for kind in found)
-    shared = [(key, choices if key == "`kind`" else form, default, about) for key, form, default, about in shared]
+    shared = [
+        (key, choices if key == "`kind`" else form, default, about) for key, form, default, about in shared
+    ]
     parts = [table(KEYS, shared)]
     for kind, cls in found.items():
         parts += [f'**`kind = "{kind}"`**: {first_line(cls)}.', table(KEYS, options(cls, but=base))]
@@ -152,7 +187,9 @@ def data_kinds() -> str:
     general = {kind: cls for kind, cls in data.KINDS.items() if kind not in data.SETS}
     parts = [
         kinds(data.DataOptions, general, "data"),
-        "**A data set by name** ([data.md](data.md)): " + code(f'kind = "{kind}"' for kind in data.SETS) + ".",
+        "**A data set by name** ([data.md](data.md)): "
+        + code(f'kind = "{kind}"' for kind in data.SETS)
+        + ".",
         table(KEYS, options(SetData, but=data.DataOptions)),
     ]
     for kind, cls in data.SETS.items():
@@ -165,14 +202,34 @@ def exit_codes() -> str:
     return table(("code", "meaning"), ((str(code), text) for code, text in EXIT_CODES.items()))
 
 
-# Methods ----------------------------------------------------------------------------------------------------------------
+# Methods
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def overview() -> str:
     rows = []
     for name in METHODS:
         facts = describe(name)
-        rows.append((f"[`{name}`](#{address(name)})", sentence(facts["about"]), facts["paper"], words(facts["tasks"])))
+        rows.append(
+            (f"[`{name}`](#{address(name)})", sentence(facts["about"]), facts["paper"], words(facts["tasks"]))
+        )
     return table(("name", "in a sentence", "from", "labels per image"), rows)
 
 
@@ -185,7 +242,9 @@ def costs() -> str:
             rows.append((f"[`{name}`](#{address(name)})", "not measured yet", *[""] * 6))
             continue
         cost = found[name]
-        time = f"{cost['time']:.2f}" + (f" ({cost['without']:.2f} without its measuring pass)" if "without" in cost else "")
+        time = f"{cost['time']:.2f}" + (
+            f" ({cost['without']:.2f} without its measuring pass)" if "without" in cost else ""
+        )
         rows.append(
             (
                 f"[`{name}`](#{address(name)})",
@@ -244,17 +303,29 @@ def method(name: str, cls: type[Method], told_at: str | None) -> str:
         ("questions to a site", code(cls.questions())),
         ("is FedAvg with", _neutral(cls.neutral)),
     ]
-    mark = [f'<a id="{address(name)}"></a>'] if "+" in name else []  # renderers differ in what they make of a plus
-    parts = [*mark, f"### {name}", sentence(facts["about"]) + ".", table(("", ""), (row for row in told if row[1]))]
+    mark = (
+        [f'<a id="{address(name)}"></a>'] if "+" in name else []
+    )  # renderers differ in what they make of a plus
+    parts = [
+        *mark,
+        f"### {name}",
+        sentence(facts["about"]) + ".",
+        table(("", ""), (row for row in told if row[1])),
+    ]
     if cls.model_fields:
         parts.append(table(KEYS, options(cls)))
     if facts["presets"]:
-        parts.append(table(("preset", "sets"), ((f"`{key}`", settings(value)) for key, value in facts["presets"].items())))
+        parts.append(
+            table(
+                ("preset", "sets"), ((f"`{key}`", settings(value)) for key, value in facts["presets"].items())
+            )
+        )
     if told_at:
         parts.append(f"Source, equations and choices: under `{told_at}`.")
     else:
         parts.append(
-            f"<details markdown='1'><summary>Source, equations and choices</summary>\n\n```text\n{facts['text']}\n```\n\n</details>"
+            f"<details markdown='1'><summary>Source, equations and "
+            f"choices</summary>\n\n```text\n{facts['text']}\n```\n\n</details>"
         )
     return "\n\n".join(parts)
 
@@ -285,8 +356,14 @@ def views() -> str:
 
 
 def nets() -> str:
-    rows = ((f"`{name}`", arch.description, str(arch.smallest), plain(arch.dropout)) for name, arch in NETS.items())
-    files = ((f"`{known.file}`", f"`{known.net}`", known.source, known.licence, f"`{sha}`") for sha, known in KNOWN.items())
+    rows = (
+        (f"`{name}`", arch.description, str(arch.smallest), plain(arch.dropout))
+        for name, arch in NETS.items()
+    )
+    files = (
+        (f"`{known.file}`", f"`{known.net}`", known.source, known.licence, f"`{sha}`")
+        for sha, known in KNOWN.items()
+    )
     return "\n\n".join([
         table(("net", "what it is", "smallest image", "dropout"), rows),
         "Weights files that need no `net.sha256`, because their hash is known:",
@@ -300,7 +377,25 @@ def kind_names() -> str:
     return table(("kind", "what it is"), rows)
 
 
-# Data sets --------------------------------------------------------------------------------------------------------------
+# Data sets
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def sets() -> str:
@@ -323,19 +418,44 @@ def layouts() -> str:
     """One part per set: what it is, its classes with their counts, where it comes from."""
     parts = []
     for one in describe_sets():
-        classes = ", ".join(f"{name} {one['counts'][name]:,}" if name in one["counts"] else name for name in one["classes"])
+        classes = ", ".join(
+            f"{name} {one['counts'][name]:,}" if name in one["counts"] else name for name in one["classes"]
+        )
         sites = ", ".join(f"{name} {count:,}" for name, count in one["sites"].items())
         told = [("classes", classes), ("sites", sites), ("used by", one["papers"]), ("from", one["home"])]
         told += [("licence", one["licence"]), ("cite", one["citation"])]
-        parts += [f"### {one['name']}", f"```text\n{one['text']}\n```", table(("", ""), (row for row in told if row[1]))]
+        parts += [
+            f"### {one['name']}",
+            f"```text\n{one['text']}\n```",
+            table(("", ""), (row for row in told if row[1])),
+        ]
     return "\n\n".join(parts)
 
 
-# Results ----------------------------------------------------------------------------------------------------------------
+# Results
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def results() -> str:
-    """The tables that `benchmarks/tables.py` knows: the recipe each is on, and a link once it has been made."""
+    """The tables that `benchmarks/tables.py` knows: the recipe each is on, and a link once it has been
+    made."""
     rows = []
     for name, recipe in result_tables().items():
         about = (ROOT / "recipes" / f"{recipe}.toml").read_text().splitlines()[0].removeprefix("#").strip()
@@ -348,7 +468,11 @@ def result_tables() -> dict[str, str]:
     """Table → recipe, read from the source of `benchmarks/tables.py` without running it."""
     source = ast.parse((ROOT / "benchmarks" / "tables.py").read_text())
     for node in source.body:
-        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "TABLES" and isinstance(node.value, ast.Dict):
+        if (
+            isinstance(node, ast.AnnAssign)
+            and ast.unparse(node.target) == "TABLES"
+            and isinstance(node.value, ast.Dict)
+        ):
             pairs = zip(node.value.keys, node.value.values, strict=True)
             found = [(key, value.elts[0]) for key, value in pairs if key and isinstance(value, ast.Tuple)]
             return {ast.literal_eval(key): ast.literal_eval(recipe) for key, recipe in found}
@@ -356,7 +480,8 @@ def result_tables() -> dict[str, str]:
 
 
 def measured(*wanted: str, multi: bool = False) -> str:
-    """Columns of every table that has been made, side by side; `multi`: of those with several labels per image."""
+    """Columns of every table that has been made, side by side; `multi`: of those with several labels per
+    image."""
     found: dict[str, dict[str, dict[str, str]]] = {}
     for name in result_tables():
         path = DOCS / "results" / f"{name}.md"
@@ -364,7 +489,11 @@ def measured(*wanted: str, multi: bool = False) -> str:
         if cells and ("S bACC" not in next(iter(cells.values()))) == multi:
             found[name] = cells
     # a table whose every figure stands in another says nothing more
-    found = {n: t for n, t in found.items() if not any(m != n and t.items() <= other.items() for m, other in found.items())}
+    found = {
+        n: t
+        for n, t in found.items()
+        if not any(m != n and t.items() <= other.items() for m, other in found.items())
+    }
     if not found:
         return "Not measured yet."
     labels = dict.fromkeys(label for cells in found.values() for label in cells)
@@ -381,7 +510,8 @@ def first_table(text: str) -> dict[str, dict[str, str]]:
     return {row[0]: dict(zip(heads[1:], row[1:], strict=True)) for row in rows}
 
 
-# Command line -----------------------------------------------------------------------------------------------------------
+# Command line
+# -----------------------------------------------------------------------------------------------------------
 
 
 def verbs() -> str:
@@ -434,7 +564,25 @@ def told(option: click.Option) -> str:
     return text.replace("<", "&lt;").strip()
 
 
-# Python -----------------------------------------------------------------------------------------------------------------
+# Python
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 PUBLIC: dict[str, tuple[str, ...]] = {
     "equipoise": ("run", "resume", "load", "Method", "Result"),
@@ -480,13 +628,37 @@ def members(cls: type) -> str:
     """The public methods and properties that a class itself defines, in the order of its file."""
     rows = []
     for name, thing in vars(cls).items():
-        if name.startswith("_") or not (inspect.isfunction(thing) or isinstance(thing, property)) or not thing.__doc__:
+        if (
+            name.startswith("_")
+            or not (inspect.isfunction(thing) or isinstance(thing, property))
+            or not thing.__doc__
+        ):
             continue
-        rows.append((f"`{name}`" if isinstance(thing, property) else f"`{name}{signature(thing)}`", first_line(thing)))
+        rows.append(
+            (f"`{name}`" if isinstance(thing, property) else f"`{name}{signature(thing)}`", first_line(thing))
+        )
     return table(("", ""), rows)
 
 
-# Pages ------------------------------------------------------------------------------------------------------------------
+# Pages
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "config.md": {
@@ -524,27 +696,37 @@ def fill(text: str, parts: Mapping[str, Callable[[], str]]) -> str:
     """The page with every generated part made anew."""
     missing = set(parts) - {name for _, name, _ in PART.findall(text)}
     if missing:
-        raise SystemExit(f"no place for '{min(missing)}': the page needs <!-- generated: {min(missing)} --> and <!-- end -->")
+        raise SystemExit(
+            f"no place for '{min(missing)}': the page needs <!-- generated: {min(missing)} --> and <!-- "
+            f"end -->"
+        )
     return PART.sub(lambda found: f"{found[1]}{parts[found[2]]()}\n{found[3]}", text)
 
 
 def stale(folder: Path = DOCS) -> dict[Path, str]:
     """The pages that are not as the code would have them, with the text they should have."""
     pages = {folder / name: (folder / name).read_text() for name in PAGES}
-    wanted = {path: fill(text, PAGES[str(path.relative_to(folder).as_posix())]) for path, text in pages.items()}
+    wanted = {
+        path: fill(text, PAGES[str(path.relative_to(folder).as_posix())]) for path, text in pages.items()
+    }
     return {path: text for path, text in wanted.items() if text != pages[path]}
 
 
 def main(folder: Path = DOCS) -> None:
     """Rewrite or check the pages in a folder."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a page is stale")
     check = parser.parse_args().check
     found = stale(folder)
     for path, text in found.items():
         if not check:
             path.write_text(text)
-        print(f"docs/{path.relative_to(folder).as_posix()} {'is stale: run python docs/generate.py' if check else 'rewritten'}")
+        print(
+            f"docs/{path.relative_to(folder).as_posix()} "
+            f"{'is stale: run python docs/generate.py' if check else 'rewritten'}"
+        )
     sys.exit(1 if check and found else 0)
 
 

@@ -1,4 +1,5 @@
-"""Shared fixtures: one thread, a cache folder and a list of trusted code of the tests' own, and the real images where they are at hand."""
+"""Shared fixtures: one thread, a cache folder and a list of trusted code of the tests' own, and the real
+images where they are at hand."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _nursery(_cache: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Engines start their workers through a process that forks them (see `nursery.py`); it is there from the first worker on."""
+    """Engines start their workers through a process that forks them (see `nursery.py`); it is there from the
+    first worker on."""
     address = str(tmp_path_factory.mktemp("nursery") / "door")
     begun: list[subprocess.Popen[bytes]] = []
     lock = threading.Lock()
@@ -68,11 +70,14 @@ def shared_data() -> Path:
     given = os.environ.get("EQUIPOISE_DATA")
     folder = Path(given) if given else Path(__file__).resolve().parents[2] / "shared" / "data"
     if not (folder / "ham10000" / "images.zip").is_file():
-        pytest.skip(f"no real images: {folder} is missing; set EQUIPOISE_DATA to the folder that has ham10000/")
+        pytest.skip(
+            f"no real images: {folder} is missing; set EQUIPOISE_DATA to the folder that has ham10000/"
+        )
     return folder
 
 
-# Tiny runs: three sites, some forty images of 16 pixels, two rounds; a third of a second each -----------------------------
+# Tiny runs: three sites, some forty images of 16 pixels, two rounds; a third of a second each
+# -----------------------------
 
 MakeConfig = Callable[..., Config]
 

@@ -1,8 +1,8 @@
-"""Every way we could think of in which a site's answer may be bad, by name: a change of an honest answer's bytes, and a part of
-the reason it is turned away with.
+"""Every way we could think of in which a site's answer may be bad, by name: a change of an honest answer's
+bytes, and a part of the reason it is turned away with.
 
-`TRAIN` is about FedAvg's `train`, `COUNTED` and `SCORED` about `evaluate` by statistics and by scores. tests/audit tries all of
-them on the guard and on whole small runs; `DOZEN` is tried with the ordinary tests.
+`TRAIN` is about FedAvg's `train`, `COUNTED` and `SCORED` about `evaluate` by statistics and by scores.
+tests/audit tries all of them on the guard and on whole small runs; `DOZEN` is tried with the ordinary tests.
 """
 
 from __future__ import annotations
@@ -81,7 +81,10 @@ TRAIN: Bad = {
     **KINDS,
     # Numbers
     "minus inf": (delta(put(lambda x: x - torch.inf)), "not finite"),
-    "one NaN": (delta(put(lambda x: torch.where(torch.arange(x.numel()).view(x.shape) == 7, torch.nan, x))), "not finite"),
+    "one NaN": (
+        delta(put(lambda x: torch.where(torch.arange(x.numel()).view(x.shape) == 7, torch.nan, x))),
+        "not finite",
+    ),
     "largest float": (delta(put(lambda x: torch.full_like(x, 3e38))), "fixed-point range"),
     "NaN loss": (loss(float("nan")), "not finite"),
     "huge loss": (loss(1e300), "fixed-point range"),
@@ -98,8 +101,14 @@ TRAIN: Bad = {
         "as large as usual",
     ),
     "huge without weight": (delta(put(lambda x: x + 1e4), lambda w: 0.0), "norm"),
-    "negative variance": (delta(lambda value: value[V].sub_(2 * value[V].abs().max() + 10)), "makes a variance negative"),
-    "everything stretched": (delta(lambda value: value.update({n: -25 * x for n, x in value.items()})), "variance negative"),
+    "negative variance": (
+        delta(lambda value: value[V].sub_(2 * value[V].abs().max() + 10)),
+        "makes a variance negative",
+    ),
+    "everything stretched": (
+        delta(lambda value: value.update({n: -25 * x for n, x in value.items()})),
+        "variance negative",
+    ),
     # Weights
     "one image too many": (delta(lambda value: None, lambda w: w + 1), "at most"),
     "a million images": (delta(lambda value: None, lambda w: 1e6), "at most"),
@@ -109,7 +118,10 @@ TRAIN: Bad = {
     "weight of one element": (weighed(torch.ones(1)), "has a weight of shape"),
     "empty weight": (weighed(torch.ones(0)), "has a weight of shape"),
     "no weight": (tabled(lambda table: table.pop("delta@weight") and None), "not a readable message"),
-    "weight in single precision": (tabled(lambda t: t["delta@weight"].update(dtype="F32", shape=[2])), "has a weight of shape"),
+    "weight in single precision": (
+        tabled(lambda t: t["delta@weight"].update(dtype="F32", shape=[2])),
+        "has a weight of shape",
+    ),
     "heavy loss": (loss(1.0, 1e5), "the weight of 'loss' has 100000"),
     # Shapes
     "scalar": (delta(put(lambda x: x.sum())), "has shape"),
@@ -124,11 +136,23 @@ TRAIN: Bad = {
     "kind that is a list": (kinds(lambda found: found.update(delta=["mean"])), "what kinds"),
     "kinds that are a list": (kinds(lambda found: list(found)), "what kinds"),
     "no kinds": (kinds(lambda found: {}), "belong to no leaf"),
-    "a thousand leaves": (kinds(lambda found: found.update({f"x{i}": "sum" for i in range(300)})), "302 leaves"),
+    "a thousand leaves": (
+        kinds(lambda found: found.update({f"x{i}": "sum" for i in range(300)})),
+        "302 leaves",
+    ),
     "leaf of another name": (kinds(lambda found: {"delto": "mean", "loss": "mean"}), "has no weight"),
-    "missing leaf": (lambda data: encode_upload({"delta": decode_upload(data)[1]["delta"]}), "missing tensor 'loss'"),
-    "only images": (lambda data: encode_upload({"images": Each(torch.zeros(3, 16, 16))}), "extra tensor 'images'"),
-    "tensor and branch": (tabled(lambda table: table.update({D + "/x": table.pop("delta/body.conv2.weight")})), "is no tree"),
+    "missing leaf": (
+        lambda data: encode_upload({"delta": decode_upload(data)[1]["delta"]}),
+        "missing tensor 'loss'",
+    ),
+    "only images": (
+        lambda data: encode_upload({"images": Each(torch.zeros(3, 16, 16))}),
+        "extra tensor 'images'",
+    ),
+    "tensor and branch": (
+        tabled(lambda table: table.update({D + "/x": table.pop("delta/body.conv2.weight")})),
+        "is no tree",
+    ),
     "empty name": (renamed(""), "belong to no leaf"),
     "slashes": (renamed("delta/" + "/" * 30), "levels deep"),
     "writing backwards": (renamed("delta/\u202e" + W), r"extra tensor 'delta/\?body"),
@@ -150,9 +174,15 @@ TRAIN: Bad = {
     "table nested deep": (text(lambda t: '{"a":' * 1200 + "1" + "}" * 1200), "not readable|nested"),
     "table nested without end": (text(lambda t: "[" * 5000), "not readable"),
     "table nested a little": (text(lambda t: t[:-1] + ',"x":' + "[" * 30 + "]" * 30 + "}"), "nested"),
-    "number of many digits": (text(lambda t: t.replace("[0,", "[" + "9" * 4500 + ",", 1)), "not readable|whole numbers"),
+    "number of many digits": (
+        text(lambda t: t.replace("[0,", "[" + "9" * 4500 + ",", 1)),
+        "not readable|whole numbers",
+    ),
     "no metadata": (tabled(lambda table: table.pop("__metadata__") and None), "not a readable message"),
-    "metadata that is a list": (tabled(lambda table: table.update(__metadata__=[])), "not a readable message"),
+    "metadata that is a list": (
+        tabled(lambda table: table.update(__metadata__=[])),
+        "not a readable message",
+    ),
     "giant shape, short body": (entry(shape=[2**40, 2**10]), "wrong number of bytes"),
     "giant shape of nothing": (entry(shape=[0, 2**47, 2**47]), "wrong number of bytes"),
     "length beyond all": (entry(shape=[2**62]), "whole numbers"),
@@ -165,7 +195,10 @@ TRAIN: Bad = {
     "place before the start": (entry(data_offsets=[-8, 0], shape=[2]), "whole numbers"),
     "place backwards": (entry(data_offsets=[64, 0]), "wrong number of bytes"),
     "place of three numbers": (entry(data_offsets=[0, 4, 8]), "not a readable message"),
-    "places that overlap": (tabled(lambda t: t["loss"].update(data_offsets=t["loss@weight"]["data_offsets"])), "overlap"),
+    "places that overlap": (
+        tabled(lambda t: t["loss"].update(data_offsets=t["loss@weight"]["data_offsets"])),
+        "overlap",
+    ),
     "gap": (tabled(lambda table: table.pop("loss@weight") and None), "not a readable message"),
     "unknown dtype": (entry(dtype="F8_E4M3"), "not a readable message"),
     "dtype that is a table": (entry(dtype={}), "not a readable message"),
@@ -173,19 +206,34 @@ TRAIN: Bad = {
     "bytes behind the end": (lambda data: bytes(data) + bytes(64), "belong to no tensor"),
     # The header
     "header that is a list": (header_text("[]"), "not a table"),
-    "header that is no text": (tabled(lambda table: table["__metadata__"].update(equipoise=5)), "not a readable message"),
+    "header that is no text": (
+        tabled(lambda table: table["__metadata__"].update(equipoise=5)),
+        "not a readable message",
+    ),
     "header nested a little": (header_text('{"leaves":' + "[" * 40 + "]" * 40 + "}"), "nested"),
-    "header with NaN": (header_text('{"leaves": {"delta": "mean", "loss": "mean"}, "x": NaN}'), "not readable"),
-    "header that says it twice": (header_text('{"leaves": {}, "leaves": {"delta": "mean", "loss": "mean"}}'), "not readable"),
+    "header with NaN": (
+        header_text('{"leaves": {"delta": "mean", "loss": "mean"}, "x": NaN}'),
+        "not readable",
+    ),
+    "header that says it twice": (
+        header_text('{"leaves": {}, "leaves": {"delta": "mean", "loss": "mean"}}'),
+        "not readable",
+    ),
     "of another site": (headed(lambda header: header.update(site="site-00")), "of another site"),
     "of another round": (headed(lambda header: header.update(round=header["round"] + 1)), "of another round"),
     "of another question": (headed(lambda header: header.update(question="evaluate")), "of another question"),
-    "of a round in words": (headed(lambda header: header.update(round=str(header["round"]))), "of another round"),
+    "of a round in words": (
+        headed(lambda header: header.update(round=str(header["round"]))),
+        "of another round",
+    ),
     "of a list of sites": (headed(lambda header: header.update(site=["site-01"])), "of another site"),
     # Other things
     "compressed": (lambda data: gzip.compress(bytes(data)), "message"),
     "a page": (lambda data: b"<html><body>502 Bad Gateway</body></html>", "message"),
-    "a code object": (lambda data: b"\x80\x04\x95\x20\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix\x94.", "message"),
+    "a code object": (
+        lambda data: b"\x80\x04\x95\x20\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix\x94.",
+        "message",
+    ),
     "zeros": (lambda data: bytes(len(data)), "not readable"),
     "cut by one": (lambda data: bytes(data[:-1]), "message"),
     "cut in the table": (lambda data: bytes(data[:100]), "message"),
@@ -194,10 +242,13 @@ TRAIN: Bad = {
 }
 
 
-# Evaluation ----------------------------------------------------------------------------------------------------------
+# Evaluation
+# ----------------------------------------------------------------------------------------------------------
 
 
-def statistics(change: Callable[[dict[str, Tensor]], Any], leaf: str = "pooled", split: str = "test") -> Change:
+def statistics(
+    change: Callable[[dict[str, Tensor]], Any], leaf: str = "pooled", split: str = "test"
+) -> Change:
     """An answer in which the statistics of one leaf and split are changed in place."""
 
     def spoil(data: bytes) -> bytes:
@@ -247,25 +298,43 @@ COUNTED: Bad = {
     "histogram of the largest numbers": (statistics(filled("scores", 2**52)), "counts more than"),
     "beyond whole numbers": (statistics(filled("scores", 2**62)), r"above 2\^52"),
     "huge calibration": (statistics(filled("calibration", 2**50)), "counts more than"),
-    "validation alone": (statistics(cell("confusion", (0, 0), 1), split="validation"), "on its validation images"),
+    "validation alone": (
+        statistics(cell("confusion", (0, 0), 1), split="validation"),
+        "on its validation images",
+    ),
     "one decision more": (statistics(cell("confusion", (1, 2), 1)), "its decisions are about"),
     "one decision of another class": (
         statistics(lambda stats: stats.update(confusion=stats["confusion"].roll(1, 0))),
         "other classes|counts more",
     ),
     "one image more in a histogram": (statistics(cell("scores", (2, 0, 9), 1)), "histograms"),
-    "histograms of other classes": (statistics(lambda stats: stats.update(scores=stats["scores"].roll(1, 0))), "histograms"),
-    "positives for negatives": (statistics(lambda stats: stats.update(scores=stats["scores"].flip(1))), "histograms"),
+    "histograms of other classes": (
+        statistics(lambda stats: stats.update(scores=stats["scores"].roll(1, 0))),
+        "histograms",
+    ),
+    "positives for negatives": (
+        statistics(lambda stats: stats.update(scores=stats["scores"].flip(1))),
+        "histograms",
+    ),
     "one decision more in calibration": (statistics(cell("calibration", (3, 0), 1)), "calibration"),
     "one right decision more": (statistics(cell("calibration", (3, 1), 1), "own"), "calibration"),
     "surer than possible": (statistics(cell("calibration", (3, 2), 10**6)), "confidences"),
     "nothing at all": (statistics(every(0)), "about 0 images"),
     "ones": (statistics(every(1)), "its decisions are about|histograms"),
-    "real numbers": (statistics(lambda stats: stats.update(scores=stats["scores"].double())), "has dtype float64"),
-    "short numbers": (statistics(lambda stats: stats.update(scores=stats["scores"].int())), "has dtype int32"),
+    "real numbers": (
+        statistics(lambda stats: stats.update(scores=stats["scores"].double())),
+        "has dtype float64",
+    ),
+    "short numbers": (
+        statistics(lambda stats: stats.update(scores=stats["scores"].int())),
+        "has dtype int32",
+    ),
     "fewer bins": (statistics(lambda stats: stats.update(scores=stats["scores"][..., :10])), "has shape"),
     "fewer classes": (statistics(lambda stats: stats.update(confusion=stats["confusion"][:2])), "has shape"),
-    "more statistics": (statistics(lambda stats: stats.update(images=torch.zeros(2, dtype=torch.int64))), "extra tensor"),
+    "more statistics": (
+        statistics(lambda stats: stats.update(images=torch.zeros(2, dtype=torch.int64))),
+        "extra tensor",
+    ),
     "fewer statistics": (statistics(lambda stats: stats.pop("scores")), "missing tensor"),
     "pooled for each": (
         lambda data: encode_upload(
@@ -273,7 +342,10 @@ COUNTED: Bad = {
         ),
         "is a 'each' leaf",
     ),
-    "only pooled": (lambda data: encode_upload({"pooled": decode_upload(data)[1]["pooled"]}), "missing tensor"),
+    "only pooled": (
+        lambda data: encode_upload({"pooled": decode_upload(data)[1]["pooled"]}),
+        "missing tensor",
+    ),
 }
 
 

@@ -1,9 +1,9 @@
 """Worker processes in no time: one process imports torch once, and workers are forked from it.
 
-A worker of the pool takes seconds to import what it needs, and the suite starts hundreds. `tests/conftest.py` lets the engines
-start `python nursery.py worker SOCKET MODULE` instead of `python -m MODULE`: a process that does nothing but hand its pipes to a
-fork of the nursery, where the same module runs, and wait for it. Tests that are about processes use real ones
-(`@pytest.mark.real_workers`).
+A worker of the pool takes seconds to import what it needs, and the suite starts hundreds. `tests/conftest.py`
+lets the engines start `python nursery.py worker SOCKET MODULE` instead of `python -m MODULE`: a process that
+does nothing but hand its pipes to a fork of the nursery, where the same module runs, and wait for it. Tests
+that are about processes use real ones (`@pytest.mark.real_workers`).
 """
 
 from __future__ import annotations
@@ -23,10 +23,15 @@ def worker(address: str, module: str) -> int:
     """Be a worker: send our pipes, folder and environment to the nursery, and end as the fork ends."""
     with socket.socket(socket.AF_UNIX) as line:
         line.connect(address)
-        letter = json.dumps({"module": module, "folder": os.getcwd(), "environment": dict(os.environ)}).encode()
+        letter = json.dumps(
+            {"module": module, "folder": os.getcwd(), "environment": dict(os.environ)}
+        ).encode()
         line.sendmsg([letter], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))])
         line.shutdown(socket.SHUT_WR)
-        for pipe in (0, 1):  # held by the fork alone from here on, so that each end sees when the other is gone
+        for pipe in (
+            0,
+            1,
+        ):  # held by the fork alone from here on, so that each end sees when the other is gone
             os.close(pipe)
         code = int(line.recv(16) or b"1")
     if code < 0:

@@ -1,7 +1,8 @@
 """Bad answers: what a broken or hostile site may send, and what it is turned away with.
 
-`KINDS` has them by name, each a change of an honest answer's bytes and a part of the reason. They are tried on a whole tiny run in
-one process (tests/server), through Flower's messages (tests/flower), and by a site of its own over TLS (tests/flower/actor.py).
+`KINDS` has them by name, each a change of an honest answer's bytes and a part of the reason. They are tried
+on a whole tiny run in one process (tests/server), through Flower's messages (tests/flower), and by a site of
+its own over TLS (tests/flower/actor.py).
 """
 
 from __future__ import annotations
@@ -25,8 +26,16 @@ W = "body.conv1.weight"
 class Spoil:
     """An engine in which one site's answer to a question in the given rounds is changed, or lost."""
 
-    def __init__(self, engine: Engine, site: str, change: Change, rounds: Collection[int], question: str = "train") -> None:
-        self.engine, self.site, self.change, self.rounds, self.question = engine, site, change, rounds, question
+    def __init__(
+        self, engine: Engine, site: str, change: Change, rounds: Collection[int], question: str = "train"
+    ) -> None:
+        self.engine, self.site, self.change, self.rounds, self.question = (
+            engine,
+            site,
+            change,
+            rounds,
+            question,
+        )
 
     def ask(self, question: Question, sites: Sequence[str]) -> Iterator[tuple[str, bytes]]:
         for site, data in self.engine.ask(question, sites):
@@ -41,7 +50,9 @@ class Spoil:
         self.engine.close()
 
 
-def delta(change: Callable[[dict[str, torch.Tensor]], Any], weight: Callable[[float], float] = float) -> Change:
+def delta(
+    change: Callable[[dict[str, torch.Tensor]], Any], weight: Callable[[float], float] = float
+) -> Change:
     """An answer whose delta is changed in place, and its weight by a function."""
 
     def spoil(data: bytes) -> bytes:
@@ -81,14 +92,19 @@ def headed(change: Callable[[dict[str, Any]], Any]) -> Change:
 
 
 def tabled(change: Callable[[dict[str, Any]], dict[str, Any] | str | bytes | None]) -> Change:
-    """An answer whose table of tensors is changed in place, or another in its stead; the bytes behind it stay."""
+    """An answer whose table of tensors is changed in place, or another in its stead; the bytes behind it
+    stay."""
 
     def spoil(data: bytes) -> bytes:
         (size,) = struct.unpack_from("<Q", data)
         table = json.loads(bytes(data[8 : 8 + size]))
         other = change(table)
         other = table if other is None else other
-        text = other if isinstance(other, bytes) else (other if isinstance(other, str) else json.dumps(other)).encode()
+        text = (
+            other
+            if isinstance(other, bytes)
+            else (other if isinstance(other, str) else json.dumps(other)).encode()
+        )
         text += b" " * (-len(text) % 8)
         return struct.pack("<Q", len(text)) + text + bytes(data[8 + size :])
 
@@ -120,9 +136,18 @@ KINDS: dict[str, tuple[Change, str]] = {
     "huge values": (delta(put(lambda x: x + 1e6)), "more than the fixed-point range"),
     "weight above its images": (delta(lambda value: None, lambda w: 1e5), "at most"),
     "huge change": (scaled(3000.0), "times as large as usual"),
-    "nested deep": (tabled(lambda table: table.update({"delta/" + "x/" * 1200: table.pop(f"delta/{W}")})), "levels deep"),
-    "nested header": (tabled(lambda table: table["__metadata__"].update(equipoise="[" * 1200)), "not readable"),
-    "wrong kind": (with_leaf(loss=Sum(torch.tensor(1.0, dtype=torch.float64))), "is a 'sum' leaf, not 'mean'"),
+    "nested deep": (
+        tabled(lambda table: table.update({"delta/" + "x/" * 1200: table.pop(f"delta/{W}")})),
+        "levels deep",
+    ),
+    "nested header": (
+        tabled(lambda table: table["__metadata__"].update(equipoise="[" * 1200)),
+        "not readable",
+    ),
+    "wrong kind": (
+        with_leaf(loss=Sum(torch.tensor(1.0, dtype=torch.float64))),
+        "is a 'sum' leaf, not 'mean'",
+    ),
     "oversize": (lambda data: data + bytes(10**7), "bytes, at most"),
     "truncated": (lambda data: data[: len(data) // 2], "message"),
     "garbage": (lambda data: bytes(range(256)) * 10, "message"),

@@ -1,4 +1,5 @@
-"""The config: one sentence for every mistake, every default filled in, and a digest of what can change the result."""
+"""The config: one sentence for every mistake, every default filled in, and a digest of what can change the
+result."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def test_nothing_said_is_a_whole_run() -> None:
     assert [part.name for part in config.objective.parts] == ["cross_entropy"]
 
 
-# Mistakes ------------------------------------------------------------------------------------------------------------
+# Mistakes
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -45,24 +47,43 @@ def test_nothing_said_is_a_whole_run() -> None:
         ({"train": {"lerning_rate": 3}}, "unknown key 'train.lerning_rate'"),
         (
             {"data": {"split": {"tset": 0.2}}},
-            "unknown key 'data.split.tset': did you mean 'test'? valid: column, fold, folds, test, validation",
+            "unknown key 'data.split.tset': did you mean 'test'? valid: column, fold, folds, test, "
+            "validation",
         ),
-        ({"train": {"augment": {"rotatoin": 3}}}, "unknown key 'train.augment.rotatoin': did you mean 'rotation'?"),
+        (
+            {"train": {"augment": {"rotatoin": 3}}},
+            "unknown key 'train.augment.rotatoin': did you mean 'rotation'?",
+        ),
         ({"data": {"kind": "phantm"}}, "data.kind: unknown kind 'phantm': did you mean 'phantom'?"),
         ({"data": {"kind": ["phantom"]}}, "data.kind: unknown kind"),
-        ({"partition": {"kind": "dirichelt"}}, "partition.kind: unknown kind 'dirichelt': did you mean 'dirichlet'?"),
+        (
+            {"partition": {"kind": "dirichelt"}},
+            "partition.kind: unknown kind 'dirichelt': did you mean 'dirichlet'?",
+        ),
         ({"method": {"name": "fedavgg"}}, "method.name: unknown method 'fedavgg': did you mean 'fedavg'?"),
-        ({"method": {"name": "fca", "lambda_onw": 2}}, "unknown key 'method.lambda_onw': did you mean 'lambda_own'?"),
+        (
+            {"method": {"name": "fca", "lambda_onw": 2}},
+            "unknown key 'method.lambda_onw': did you mean 'lambda_own'?",
+        ),
         ({"method": {"nam": "fca"}}, "unknown key 'method.nam': did you mean 'name'?"),
-        ({"method": {"name": "fca", "preset": "papr"}}, "method.preset: unknown preset of 'fca' 'papr': did you mean 'paper'?"),
+        (
+            {"method": {"name": "fca", "preset": "papr"}},
+            "method.preset: unknown preset of 'fca' 'papr': did you mean 'paper'?",
+        ),
         ({"method": {"name": "fca", "preset": ["paper"]}}, "method.preset: unknown preset of 'fca'"),
-        ({"method": {"name": "fca", "direction": "persnal"}}, "'method.direction' is \"persnal\": input should be"),
+        (
+            {"method": {"name": "fca", "direction": "persnal"}},
+            "'method.direction' is \"persnal\": input should be",
+        ),
         ({"train": {"optimizer": "adm"}}, "(did you mean 'adam'?)"),
         ({"engine": {"kind": "pol"}}, "(did you mean 'pool'?)"),
         ({"train": {"rounds": "ten"}}, "'train.rounds' is \"ten\": input should be a valid integer"),
         ({"train": {"rounds": -1}}, "'train.rounds' is -1: input should be greater than or equal to 0"),
         ({"train": {"participation": 0}}, "'train.participation' is 0: input should be greater than 0"),
-        ({"exchange": {"max_weight": 1e9}}, "'exchange.max_weight' is 1000000000.0: input should be less than or equal to"),
+        (
+            {"exchange": {"max_weight": 1e9}},
+            "'exchange.max_weight' is 1000000000.0: input should be less than or equal to",
+        ),
         ({"train": {"views": ["waek"]}}, "train.views: unknown view 'waek': did you mean 'weak'?"),
         *(
             (
@@ -80,7 +101,10 @@ def test_nothing_said_is_a_whole_run() -> None:
             )
         ),
         ({"train": {"objective": "crossentropy"}}, "train.objective"),
-        ({"train": {"objective": "ldam"}}, "train.objective: 'ldam' needs cosines: set net.head = \"cosine\""),
+        (
+            {"train": {"objective": "ldam"}},
+            "train.objective: 'ldam' needs cosines: set net.head = \"cosine\"",
+        ),
         ({"train": 3}, "'train' must be a section, written [train]"),
         ({"data": {"kind": "csv"}}, "'data."),
         ({"data": {"split": {"test": 0.6, "validation": 0.6}}}, "leave nothing to train on"),
@@ -141,7 +165,8 @@ def test_a_file_that_is_not_there_or_no_toml_is_told(tmp_path: Path) -> None:
             read(bad)
 
 
-# Overrides -----------------------------------------------------------------------------------------------------------
+# Overrides
+# -----------------------------------------------------------------------------------------------------------
 
 
 def test_overrides_are_toml_or_plain_text() -> None:
@@ -163,7 +188,10 @@ def test_overrides_are_toml_or_plain_text() -> None:
         "data": {"split": {"test": 0.3}},
     }
     assert table == {"train": {"rounds": 3}}
-    assert override({}, ['method.name="fca"', "data.root=a=b"]) == {"method": {"name": "fca"}, "data": {"root": "a=b"}}
+    assert override({}, ['method.name="fca"', "data.root=a=b"]) == {
+        "method": {"name": "fca"},
+        "data": {"root": "a=b"},
+    }
 
 
 @pytest.mark.parametrize("bad", ["train.rounds", "=3", "train.=3", ".rounds=3", ""])
@@ -172,7 +200,10 @@ def test_an_override_has_a_form(bad: str) -> None:
 
 
 def test_an_override_below_a_value_is_told() -> None:
-    assert text({"train": {"rounds": 3}}, ["train.rounds.x=1"]) == "'train.rounds.x=1': 'rounds' is not a section"
+    assert (
+        text({"train": {"rounds": 3}}, ["train.rounds.x=1"])
+        == "'train.rounds.x=1': 'rounds' is not a section"
+    )
 
 
 def test_dates_in_the_file_do_not_trip_overrides(tmp_path: Path) -> None:
@@ -189,14 +220,18 @@ def test_a_file_with_overrides(tmp_path: Path) -> None:
     assert (config.train.rounds, config.train.lr) == (7, 1e-3)
 
 
-# What a method brings ------------------------------------------------------------------------------------------------
+# What a method brings
+# ------------------------------------------------------------------------------------------------
 
 
 def test_presets_fill_in_and_explicit_values_win() -> None:
     method = resolve({"method": {"name": "fca", "preset": "lambda-2-1", "lambda_own": 9}}).method
     assert method.model_dump()["lambda_fed"] == 2
     assert method.model_dump()["lambda_own"] == 9
-    assert resolve({"method": {"name": "fca", "preset": "released"}}).method.model_dump()["variant"] == "released"
+    assert (
+        resolve({"method": {"name": "fca", "preset": "released"}}).method.model_dump()["variant"]
+        == "released"
+    )
 
 
 def test_recommended_training_gives_way_to_what_is_said() -> None:
@@ -211,10 +246,15 @@ def test_recommended_training_gives_way_to_what_is_said() -> None:
 def test_a_run_that_is_not_as_its_method_recommends_says_so() -> None:
     said = {"persist_optimizer": False, "objective": {"name": "focal", "gamma": 1.0}}
     assert departures(resolve({"method": {"name": "fca"}, "train": said})) == [
-        'fca: objective = { name = "focal", gamma = 1.0 } as the config says; the method recommends "balanced_softmax"',
+        'fca: objective = { name = "focal", gamma = 1.0 } as the config says; the method recommends '
+        '"balanced_softmax"',
         "fca: persist_optimizer = false as the config says; the method recommends true",
     ]
-    for table in ({"method": {"name": "fca"}}, {"train": said}, {"method": {"name": "fca"}, "train": {"lr": 0.5}}):
+    for table in (
+        {"method": {"name": "fca"}},
+        {"train": said},
+        {"method": {"name": "fca"}, "train": {"lr": 0.5}},
+    ):
         assert departures(resolve(table)) == []
 
 
@@ -226,7 +266,11 @@ def test_a_run_that_is_not_as_its_method_recommends_says_so() -> None:
         ("multi", "fednoro", '"bce"'),
         ("single", "fednoro", '"cross_entropy"'),
         ("single", "fca", '"balanced_softmax"'),
-        ("single", "cbafed", '{ name = "bce", pos_weight = true }'),  # refused later; of npz files the task is not yet known
+        (
+            "single",
+            "cbafed",
+            '{ name = "bce", pos_weight = true }',
+        ),  # refused later; of npz files the task is not yet known
     ],
 )
 def test_a_recommended_objective_fits_the_labels(task: str, method: str, objective: str) -> None:
@@ -277,12 +321,20 @@ def test_a_method_from_a_file(tmp_path: Path) -> None:
         resolve({"method": {"name": "mine.py:Mine", "strenght": 3}}, tmp_path)
 
 
-# Tables and digests --------------------------------------------------------------------------------------------------
+# Tables and digests
+# --------------------------------------------------------------------------------------------------
 
 RUNS: list[dict[str, Any]] = [
     {},
-    {"method": {"name": "fca", "preset": "released"}, "train": {"clip_norm": 1.0, "milestones": [60, 70], "schedule": "steps"}},
-    {"partition": {"kind": "dirichlet", "alpha": 0.3}, "data": {"split": {"test": 0.3}}, "train": {"views": ["weak"]}},
+    {
+        "method": {"name": "fca", "preset": "released"},
+        "train": {"clip_norm": 1.0, "milestones": [60, 70], "schedule": "steps"},
+    },
+    {
+        "partition": {"kind": "dirichlet", "alpha": 0.3},
+        "data": {"split": {"test": 0.3}},
+        "train": {"views": ["weak"]},
+    },
     {"train": {"objective": [{"name": "balanced_softmax"}, {"name": "focal", "gamma": 1.5}]}},
     {"data": {"kind": "phantom", "task": "multi"}, "method": {"name": "fedprox", "mu": 0.1}},
 ]

@@ -1,4 +1,5 @@
-"""The documentation says what the code does: generated parts are fresh, examples work, links lead somewhere."""
+"""The documentation says what the code does: generated parts are fresh, examples work, links lead
+somewhere."""
 
 from __future__ import annotations
 
@@ -39,13 +40,17 @@ from equipoise.site import TrainOptions
 from equipoise.site.views import VIEWS
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # typer imports names that the newest click wants to drop
+    warnings.simplefilter(
+        "ignore", DeprecationWarning
+    )  # typer imports names that the newest click wants to drop
     from equipoise.cli.app import app, main
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
-FENCE = re.compile(r'^(?:<!-- not run: (.+?) -->\n)?```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+FENCE = re.compile(
+    r'^(?:<!-- not run: (.+?) -->\n)?```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL
+)
 
 
 def load(path: Path) -> ModuleType:
@@ -85,10 +90,15 @@ class Block:
 def blocks() -> tuple[Block, ...]:
     """The code blocks of all pages, in order."""
     found = ((page, FENCE.findall(page.read_text())) for page in PAGES)
-    return tuple(Block(page, language, title, text, reason) for page, all_ in found for reason, language, title, text in all_)
+    return tuple(
+        Block(page, language, title, text, reason)
+        for page, all_ in found
+        for reason, language, title, text in all_
+    )
 
 
-# Generated parts --------------------------------------------------------------------------------------------------------
+# Generated parts
+# --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +187,9 @@ def test_every_name_is_on_the_page_of_methods() -> None:
     text = (DOCS / "methods.md").read_text()
     for names in (METHODS, OBJECTIVES, VIEWS, NETS):
         for name in names:
-            assert re.search(rf"^\| \[?`{re.escape(name)}`", text, re.MULTILINE), f"docs/methods.md does not name {name}"
+            assert re.search(rf"^\| \[?`{re.escape(name)}`", text, re.MULTILINE), (
+                f"docs/methods.md does not name {name}"
+            )
     for name, cls in METHODS.items():
         part = re.search(rf"^### {re.escape(name)}$(.*?)(?=^##|\Z)", text, re.MULTILINE | re.DOTALL)
         assert part and cls.paper in part[1] and "| leaves the site | " in part[1]
@@ -196,7 +208,8 @@ def test_the_changelog_has_this_version() -> None:
     assert f"\n## {equipoise.__version__}\n" in (ROOT / "CHANGELOG.md").read_text()
 
 
-# Code blocks ------------------------------------------------------------------------------------------------------------
+# Code blocks
+# ------------------------------------------------------------------------------------------------------------
 
 SHELL = ("sh", "console")
 COMMAND = re.compile(r"^(?:\$ )?(equipoise|make|pip|python)\b", re.MULTILINE)
@@ -210,9 +223,13 @@ def shell_lines() -> Iterator[tuple[Path, str]]:
 
 def test_every_block_says_what_it_is() -> None:
     for block in blocks():
-        assert block.language in (*SHELL, "toml", "python", "text", ""), f"{name_of(block.page)}: ```{block.language}"
+        assert block.language in (*SHELL, "toml", "python", "text", ""), (
+            f"{name_of(block.page)}: ```{block.language}"
+        )
         if block.language in ("text", ""):
-            assert not COMMAND.search(block.text), f"{name_of(block.page)} hides commands in a block that is not run"
+            assert not COMMAND.search(block.text), (
+                f"{name_of(block.page)} hides commands in a block that is not run"
+            )
 
 
 def test_few_blocks_are_not_run_and_each_says_why() -> None:
@@ -220,16 +237,21 @@ def test_few_blocks_are_not_run_and_each_says_why() -> None:
     assert all(len(block.reason.split()) >= 3 for block in left_out)
     assert all(block.language in (*SHELL, "python") for block in left_out)
     assert len(left_out) <= 12, "let the tests run it, or take a smaller example"
-    assert sum(block.language in (*SHELL, "python") and not block.reason for block in blocks()) > 3 * len(left_out)
+    assert sum(block.language in (*SHELL, "python") and not block.reason for block in blocks()) > 3 * len(
+        left_out
+    )
 
 
-@pytest.mark.parametrize("block", [block for block in blocks() if block.language == "toml"], ids=lambda b: name_of(b.page))
+@pytest.mark.parametrize(
+    "block", [block for block in blocks() if block.language == "toml"], ids=lambda b: name_of(b.page)
+)
 def test_a_config_on_a_page_is_valid(block: Block) -> None:
     assert resolve(tomllib.loads(block.text)).train.rounds > 0
 
 
 def parse(words: list[str]) -> None:
-    """Let the command line read its words, and do nothing: an unknown verb, option or value raises click's error."""
+    """Let the command line read its words, and do nothing: an unknown verb, option or value raises click's
+    error."""
     command, context = typer.main.get_command(app), None
     while isinstance(command, click.Group):
         context = command.make_context("equipoise", words[:1], parent=context, resilient_parsing=True)
@@ -255,10 +277,14 @@ def check_line(line: str) -> None:
         assert set(words) <= targets(), f"the Makefile has no {line}"
     elif program == "pip":
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-        assert words[0] == "install" and set(re.findall(r"\[(.+)\]", words[1])[0].split(",")) <= set(extras), line
+        assert words[0] == "install" and set(re.findall(r"\[(.+)\]", words[1])[0].split(",")) <= set(
+            extras
+        ), line
     elif program == "python" and (ROOT / words[0]).is_file():
         source = (ROOT / words[0]).read_text()
-        assert all(f'"{word}"' in source for word in words if word.startswith("--")), f"{words[0]} knows no such option: {line}"
+        assert all(f'"{word}"' in source for word in words if word.startswith("--")), (
+            f"{words[0]} knows no such option: {line}"
+        )
     else:
         assert program == "python", f"what is {program}?"  # a file of the page's own, or pytest: run below
 
@@ -294,10 +320,12 @@ def test_the_scan_would_see_a_wrong_config() -> None:
         resolve(tomllib.loads("[train]\nruonds = 3"))
 
 
-# Running them -----------------------------------------------------------------------------------------------------------
+# Running them
+# -----------------------------------------------------------------------------------------------------------
 #
-# A page is read from top to bottom in a folder of its own: a block with a title becomes that file, commands are run and Python is
-# executed. What a page takes for granted (recipes on real images, a trained model, photographs) is there on a tiny scale.
+# A page is read from top to bottom in a folder of its own: a block with a title becomes that file, commands
+# are run and Python is executed. What a page takes for granted (recipes on real images, a trained model,
+# photographs) is there on a tiny scale.
 
 TINY = """
 [data]
@@ -348,7 +376,8 @@ def things(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_line(line: str) -> None:
-    """Run a line of a shell block; what is the project's own (make, pip, benchmarks) has been checked and is not run."""
+    """Run a line of a shell block; what is the project's own (make, pip, benchmarks) has been checked and is
+    not run."""
     program, *words = shlex.split(line, comments=True)
     if program == "equipoise":
         with pytest.raises(SystemExit) as ended:
@@ -365,7 +394,9 @@ def runs(block: Block) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", sorted({block.page for block in blocks() if runs(block)}), ids=name_of)
-def test_the_blocks_of_a_page_run(page: Path, things: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_blocks_of_a_page_run(
+    page: Path, things: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.copytree(things, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "160")
@@ -380,12 +411,39 @@ def test_the_blocks_of_a_page_run(page: Path, things: Path, tmp_path: Path, monk
                 run_line(smaller(line))
 
 
-# The site ---------------------------------------------------------------------------------------------------------------
+# The site
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_the_site_is_built_and_asks_nothing_of_the_network(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+        str(tmp_path / "site"),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     made = {path.relative_to(tmp_path / "site").as_posix() for path in (tmp_path / "site").rglob("*.html")}
@@ -398,7 +456,8 @@ def test_the_site_is_built_and_asks_nothing_of_the_network(tmp_path: Path) -> No
         assert '.py"' not in text and "](" not in re.sub(r"<(pre|code).*?</\1>", "", text, flags=re.DOTALL)
 
 
-# Links and paths --------------------------------------------------------------------------------------------------------
+# Links and paths
+# --------------------------------------------------------------------------------------------------------
 
 
 def anchors(page: Path) -> set[str]:
@@ -406,7 +465,9 @@ def anchors(page: Path) -> set[str]:
     found: set[str] = set()
     for heading in re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text()), re.MULTILINE):
         slug = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-        again = sum(other == slug or re.fullmatch(rf"{re.escape(slug)}-\d+", other) is not None for other in found)
+        again = sum(
+            other == slug or re.fullmatch(rf"{re.escape(slug)}-\d+", other) is not None for other in found
+        )
         found.add(f"{slug}-{again}" if again else slug)
     return found | set(re.findall(r'^<a id="([\w-]+)"></a>$', page.read_text(), re.MULTILINE))
 

@@ -24,7 +24,9 @@ def write(tmp_path: Path):
 def test_the_nearer_file_wins_key_by_key(write) -> None:
     write("below/first.toml", "[train]\nrounds = 3\nlr = 0.5\n[train.augment]\nrotation = 5.0\ncrop = 1.0\n")
     write("second.toml", 'extends = "below/first.toml"\n[train]\nrounds = 4\n')
-    path = write("third.toml", 'extends = "second.toml"\n[train.augment]\nrotation = 7.0\n[method]\nname = "fca"\n')
+    path = write(
+        "third.toml", 'extends = "second.toml"\n[train.augment]\nrotation = 7.0\n[method]\nname = "fca"\n'
+    )
     config = read(path)
     assert (config.train.rounds, config.train.lr, config.method_name) == (4, 0.5, "fca")
     assert (config.train.augment.rotation, config.train.augment.crop) == (7.0, 1.0)
@@ -32,7 +34,10 @@ def test_the_nearer_file_wins_key_by_key(write) -> None:
 
 
 def test_a_table_of_another_kind_starts_anew(write) -> None:
-    write("base.toml", '[partition]\nkind = "dirichlet"\nalpha = 0.5\nsites = 4\n[method]\nname = "fedprox"\nmu = 0.1\n')
+    write(
+        "base.toml",
+        '[partition]\nkind = "dirichlet"\nalpha = 0.5\nsites = 4\n[method]\nname = "fedprox"\nmu = 0.1\n',
+    )
     path = write("other.toml", 'extends = "base.toml"\n[partition]\nkind = "iid"\n[method]\nname = "fca"\n')
     assert read(path).partition.model_dump()["sites"] == 8
     same = write("same.toml", 'extends = "base.toml"\n[partition]\nkind = "dirichlet"\nsites = 5\n')

@@ -1,4 +1,5 @@
-"""House rules that a reader cannot check by eye: nothing pickled, and an engine and a server that know no method."""
+"""House rules that a reader cannot check by eye: nothing pickled, and an engine and a server that know no
+method."""
 
 from __future__ import annotations
 
@@ -48,9 +49,13 @@ def test_nothing_is_pickled_or_evaluated(path: Path) -> None:
 
 
 def test_the_scan_would_see_a_pickle() -> None:
-    tree = ast.parse("import os\ndef f():\n    from pickle import loads\n    return torch.load(p, weights_only=False)")
+    tree = ast.parse(
+        "import os\ndef f():\n    from pickle import loads\n    return torch.load(p, weights_only=False)"
+    )
     assert imported(tree) & PICKLERS
-    assert [ast.unparse(given["weights_only"]) for name, given in calls(tree) if name == "torch.load"] == ["False"]
+    assert [ast.unparse(given["weights_only"]) for name, given in calls(tree) if name == "torch.load"] == [
+        "False"
+    ]
 
 
 @pytest.mark.parametrize("room", ["engine", "server"])
@@ -73,14 +78,22 @@ def test_the_scan_would_see_a_method() -> None:
     assert any("FedAvg" in path.read_text() for path in (SOURCE / "methods").rglob("*.py"))
 
 
-# Names that come from elsewhere ----------------------------------------------------------------------------------------
+# Names that come from elsewhere
+# ----------------------------------------------------------------------------------------
 
-IMPORTERS = {"importlib.import_module", "importlib.util.spec_from_file_location", "__import__", "import_module"}
+IMPORTERS = {
+    "importlib.import_module",
+    "importlib.util.spec_from_file_location",
+    "__import__",
+    "import_module",
+}
 
 
 def dynamic_imports(tree: ast.AST) -> list[str]:
     """Imports of a name that is not written out where it is imported."""
-    found = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) in IMPORTERS)
+    found = (
+        node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) in IMPORTERS
+    )
     return [ast.unparse(node) for node in found if not (node.args and isinstance(node.args[0], ast.Constant))]
 
 
@@ -107,7 +120,9 @@ def patterns(tree: ast.Module) -> list[str]:
             return "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
         return str(node.value) if isinstance(node, ast.Constant) else ""
 
-    return [text(given["pattern"]) for name, given in calls(tree) if name.endswith("Field") and "pattern" in given]
+    return [
+        text(given["pattern"]) for name, given in calls(tree) if name.endswith("Field") and "pattern" in given
+    ]
 
 
 def test_every_pattern_is_of_the_whole_text() -> None:

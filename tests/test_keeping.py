@@ -71,11 +71,15 @@ def test_every_changed_bit_of_a_table_is_noticed_or_means_the_same(tmp_path: Pat
     assert noticed > 0.95 * 8 * path.stat().st_size
 
 
-@pytest.mark.parametrize("text", ["", "[1]", "{}", "null", "[" * 10**5, json.dumps(TABLE), json.dumps({DIGEST: None})])
+@pytest.mark.parametrize(
+    "text", ["", "[1]", "{}", "null", "[" * 10**5, json.dumps(TABLE), json.dumps({DIGEST: None})]
+)
 def test_what_has_no_digest_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_text(text)
-    with pytest.raises(StorageError, match=r"x\.json is damaged or was changed(, or an older version wrote it)?: do this"):
+    with pytest.raises(
+        StorageError, match=r"x\.json is damaged or was changed(, or an older version wrote it)?: do this"
+    ):
         read_json(path, "do this")
 
 
@@ -97,7 +101,9 @@ def test_text_comes_back_and_no_changed_bit_does(name: str, comment: str, text: 
     assert path.read_text().splitlines()[-1].startswith(comment)
     for changed in flips(path.read_bytes()):
         path.write_bytes(changed)
-        with pytest.raises(StorageError, match=r"is damaged or was changed(, or an older version wrote it)?: undo"):
+        with pytest.raises(
+            StorageError, match=r"is damaged or was changed(, or an older version wrote it)?: undo"
+        ):
             read_text(path, "undo")
 
 
@@ -113,7 +119,9 @@ def fill(path: Path) -> list[dict[str, Any]]:
 def test_lines_come_back_in_a_chain(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     lines = fill(path)
-    assert [repr(bare(line)) for line in lines] == [repr(row) for row in ROWS]  # NaN is no number that equals itself
+    assert [repr(bare(line)) for line in lines] == [
+        repr(row) for row in ROWS
+    ]  # NaN is no number that equals itself
     assert [line["prev"] for line in lines] == [FIRST, lines[0]["hash"], lines[1]["hash"]]
     assert append_line(path, {"round": 4}) == read_lines(path)[0][-1]["hash"]
 
@@ -137,7 +145,9 @@ def test_a_lost_line_is_noticed(tmp_path: Path) -> None:
     first, second, third = path.read_bytes().splitlines(keepends=True)
     for rest in (second + third, first + third, third, first + third + second):
         path.write_bytes(rest)
-        with pytest.raises(StorageError, match=r"line \d was changed or is damaged, or one before it is gone"):
+        with pytest.raises(
+            StorageError, match=r"line \d was changed or is damaged, or one before it is gone"
+        ):
             read_lines(path)
 
 
@@ -183,7 +193,10 @@ def test_every_changed_bit_of_a_sealed_file_is_noticed_or_means_the_same() -> No
             noticed += 1
             continue
         assert found == header and flat.keys() == tensors.keys()
-        assert all(torch.equal(flat[name], tensors[name]) and flat[name].dtype == tensors[name].dtype for name in tensors)
+        assert all(
+            torch.equal(flat[name], tensors[name]) and flat[name].dtype == tensors[name].dtype
+            for name in tensors
+        )
     assert noticed > 0.95 * 8 * len(whole)
 
 

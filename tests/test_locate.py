@@ -1,4 +1,5 @@
-"""Code that a config names: nothing of it is run before it is permitted, and what is run are the bytes that were looked at."""
+"""Code that a config names: nothing of it is run before it is permitted, and what is run are the bytes that
+were looked at."""
 
 from __future__ import annotations
 
@@ -82,7 +83,8 @@ def test_an_installed_module_is_not_imported_either(tmp_path: Path) -> None:
 
 
 def test_the_bytes_that_were_looked_at_are_run(on_path: Path) -> None:
-    """A file that is replaced after it was permitted is not what is run, neither the named one nor one that it imports."""
+    """A file that is replaced after it was permitted is not what is run, neither the named one nor one that
+    it imports."""
     write(on_path, "mine.py", "import lq_beside\nvalue = lq_beside.Thing.value", value=10)
     write(on_path, "lq_beside.py", value=20)
 
@@ -139,7 +141,9 @@ def test_another_version_of_equipoise_changes_what_a_site_approves_and_not_what_
     (tmp_path / "mine.py").write_text("from equipoise.methods import MOON\nclass Mine(MOON):\n    pass\n")
     before = Code("mine.py:Mine", tmp_path, "x")
     assert before.approval != before.fingerprint
-    monkeypatch.setattr(locate_module, "read_regular", lambda path: path.read_bytes() + b"#" * (path.name == "moon.py"))
+    monkeypatch.setattr(
+        locate_module, "read_regular", lambda path: path.read_bytes() + b"#" * (path.name == "moon.py")
+    )
     after = Code("mine.py:Mine", tmp_path, "x")
     assert after.approval != before.approval and after.fingerprint == before.fingerprint
 
@@ -155,7 +159,10 @@ def test_changed_code_is_run_anew_and_the_same_is_not(tmp_path: Path) -> None:
 
 
 def test_two_files_of_one_name_do_not_meet(tmp_path: Path) -> None:
-    things = [found(write(tmp_path / side, "mine.py", value=i).parent, "mine.py:Thing") for i, side in enumerate("ab")]
+    things = [
+        found(write(tmp_path / side, "mine.py", value=i).parent, "mine.py:Thing")
+        for i, side in enumerate("ab")
+    ]
     assert [thing.value for thing in things] == [0, 1] and things[0].__module__ != things[1].__module__
 
 
@@ -193,7 +200,9 @@ def test_code_that_ends_the_process_does_not(tmp_path: Path) -> None:
         found(tmp_path, "mine.py:Thing")
 
 
-def test_another_module_of_that_name_is_not_taken_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_module_of_that_name_is_not_taken_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(tmp_path, "mine.py", "import lq_beside")
     write(tmp_path, "lq_beside.py")
     monkeypatch.setitem(sys.modules, "lq_beside", sys.modules[__name__])

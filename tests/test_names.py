@@ -11,7 +11,14 @@ VALID = ("fedavg", "fedprox", "local", "fca")
 
 @pytest.mark.parametrize(
     ("word", "found"),
-    [("fedavgg", "fedavg"), ("FedAvg", "fedavg"), ("fedporx", "fedprox"), ("loc", "local"), ("zzz", None), ("", None)],
+    [
+        ("fedavgg", "fedavg"),
+        ("FedAvg", "fedavg"),
+        ("fedporx", "fedprox"),
+        ("loc", "local"),
+        ("zzz", None),
+        ("", None),
+    ],
 )
 def test_nearest(word: str, found: str | None) -> None:
     assert nearest(word, VALID) == found
@@ -23,5 +30,8 @@ def test_capitals_do_not_matter() -> None:
 
 
 def test_the_sentence_names_the_word_the_guess_and_all_there_are() -> None:
-    assert unknown("method", "fcaa", VALID) == "unknown method 'fcaa': did you mean 'fca'? valid: fca, fedavg, fedprox, local"
+    assert (
+        unknown("method", "fcaa", VALID)
+        == "unknown method 'fcaa': did you mean 'fca'? valid: fca, fedavg, fedprox, local"
+    )
     assert unknown("method", "zzz", VALID) == "unknown method 'zzz': valid: fca, fedavg, fedprox, local"

@@ -41,7 +41,9 @@ def test_a_file_that_is_too_large_is_not(tmp_path: Path) -> None:
         read_regular(tmp_path / "sparse")
 
 
-def test_a_file_that_grows_while_it_is_read_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_grows_while_it_is_read_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"123")
     real = os.fstat

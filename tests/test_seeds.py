@@ -13,7 +13,8 @@ KNOWN = 3_679_341_126_744_792_709
 
 
 def test_a_known_value() -> None:
-    # sha256("7␟3␟bcn␟train␟shuffle"), first eight bytes little-endian, without the last bit; made with sha256sum
+    # sha256("7␟3␟bcn␟train␟shuffle"), first eight bytes little-endian, without the last bit; made with
+    # sha256sum
     assert derive(7, 3, "bcn", "train", "shuffle") == KNOWN
     assert 0 <= KNOWN < 2**63
 
@@ -34,7 +35,9 @@ def test_purposes_do_not_run_into_each_other() -> None:
 
 def test_same_purpose_same_draws() -> None:
     assert torch.equal(torch.rand(5, generator=generator(1, "x")), torch.rand(5, generator=generator(1, "x")))
-    assert not torch.equal(torch.rand(5, generator=generator(1, "x")), torch.rand(5, generator=generator(2, "x")))
+    assert not torch.equal(
+        torch.rand(5, generator=generator(1, "x")), torch.rand(5, generator=generator(2, "x"))
+    )
     assert (numpy_generator(1, "x").random(5) == numpy_generator(1, "x").random(5)).all()
     assert (numpy_generator(1, "x").random(5) != numpy_generator(1, "y").random(5)).all()
 

@@ -191,7 +191,9 @@ class Spread(Sound):
     """Needs two images."""
 
     def loss(self, net: Net, batch: Batch, loc: Loc) -> Tensor:
-        return super().loss(net, batch, loc) + 0.0 * (batch.x - batch.x.mean(0)).square().sum() / (len(batch) - 1)
+        return super().loss(net, batch, loc) + 0.0 * (batch.x - batch.x.mean(0)).square().sum() / (
+            len(batch) - 1
+        )
 
 
 class OwnBatches(Sound):
@@ -201,8 +203,12 @@ class OwnBatches(Sound):
 
     def train(self, net: Net, loc: Loc) -> Upload:
         views = [loc.view("eval")]
-        for batch in loc.train.batches(loc.order(0), loc.options.batch_size, views, [loc.generator("view")], lone=True):
-            scale = len(batch) - 1 if loc.samples > 5 else 1  # the sites that are made up for the ledger get by
+        for batch in loc.train.batches(
+            loc.order(0), loc.options.batch_size, views, [loc.generator("view")], lone=True
+        ):
+            scale = (
+                len(batch) - 1 if loc.samples > 5 else 1
+            )  # the sites that are made up for the ledger get by
             net.head["fed"].bias.data.add_(batch.x.sum() / scale * 1e-6)
         return super().train(net, loc)
 
@@ -386,7 +392,9 @@ def test_presets_are_options_too() -> None:
 
 @pytest.mark.parametrize("task", ["single", "multi"])
 def test_federation_has_exactly_the_labels_asked_for(tmp_path: Path, task: Any) -> None:
-    tables = write_federation(tmp_path / "data", {"a": (0, 1, 1), "b": (2,)}, {"a": (1,), "b": (0, 2)}, task=task)
+    tables = write_federation(
+        tmp_path / "data", {"a": (0, 1, 1), "b": (2,)}, {"a": (1,), "b": (0, 2)}, task=task
+    )
     samples = KINDS["csv"](**tables["data"]).load(cache=tmp_path / "cache", base=tmp_path)
     assert samples.task == task
     assert samples.images.shape == (10, 16, 16, 3)

@@ -68,7 +68,9 @@ def test_the_table_of_a_comparison_holds_no_formula() -> None:
     assert float(rows[1][1]) == pytest.approx(0.6)
 
 
-@pytest.mark.parametrize("text", ["x = " + "[" * DEEP + "]" * DEEP, "x = " + "{a = " * DEEP + "1" + "}" * DEEP])
+@pytest.mark.parametrize(
+    "text", ["x = " + "[" * DEEP + "]" * DEEP, "x = " + "{a = " * DEEP + "1" + "}" * DEEP]
+)
 def test_brackets_nested_beyond_reason_are_a_mistake_like_any_other(text: str) -> None:
     with pytest.raises(tomllib.TOMLDecodeError, match="too deep"):
         parse_toml(text)

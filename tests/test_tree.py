@@ -34,7 +34,9 @@ def test_no_name_is_a_tensor_and_a_branch(names: tuple[str, str]) -> None:
 
 
 def test_plus_adds_tensor_by_tensor_in_the_first_tree_s_dtype() -> None:
-    total = plus(TREE["model"], {"b": torch.tensor([10.0], dtype=torch.float64), "a.w": torch.ones(1, 2)}, scale=0.5)
+    total = plus(
+        TREE["model"], {"b": torch.tensor([10.0], dtype=torch.float64), "a.w": torch.ones(1, 2)}, scale=0.5
+    )
     assert total["b"].tolist() == [6.0]
     assert total["b"].dtype == torch.float32
     assert total["a.w"].tolist() == [[2.5, 3.5]]

@@ -1,4 +1,5 @@
-"""A run folder runs no code that this user has not run himself, or said to trust; his own runs need no word."""
+"""A run folder runs no code that this user has not run himself, or said to trust; his own runs need no
+word."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ from equipoise.running import resume, run
 from equipoise.use import load
 
 MakeConfig = Callable[..., Config]
-MINE = "from pathlib import Path\nfrom equipoise import Method\nPath({mark!r}).touch()\nclass Mine(Method):\n    '''Mine.'''\n"
+MINE = (
+    "from pathlib import Path\nfrom equipoise import Method\nPath({mark!r}).touch()\nclass "
+    "Mine(Method):\n    '''Mine.'''\n"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -62,16 +66,22 @@ USES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("use", USES)
-def test_somebody_elses_folder_runs_no_code(use: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_somebody_elses_folder_runs_no_code(
+    use: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mark = Code("mine.py:Mine", tmp_path, "x").fingerprint
     somebody_else(monkeypatch, tmp_path)
     forget_modules(monkeypatch)
-    with pytest.raises(Untrusted, match=rf"would run the file {tmp_path}/mine\.py.*fingerprint {mark}.*--trust"):
+    with pytest.raises(
+        Untrusted, match=rf"would run the file {tmp_path}/mine\.py.*fingerprint {mark}.*--trust"
+    ):
         USES[use](made)
     assert not (tmp_path / "ran").exists()
 
 
-def test_who_says_so_once_need_not_say_it_again(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_says_so_once_need_not_say_it_again(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     somebody_else(monkeypatch, tmp_path)
     forget_modules(monkeypatch)
     load(made, trust=True)
@@ -91,7 +101,9 @@ def test_own_runs_need_no_word(made: Path, monkeypatch: pytest.MonkeyPatch) -> N
     write_report(made)
 
 
-def test_a_file_that_was_changed_since_is_not_run(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_was_changed_since_is_not_run(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither for a prediction, nor, if it is known, in a run that was begun with another."""
     forget_modules(monkeypatch)
     with open(tmp_path / "mine.py", "a") as file:
@@ -104,7 +116,9 @@ def test_a_file_that_was_changed_since_is_not_run(made: Path, tmp_path: Path, mo
         resume(made)
 
 
-def test_a_list_that_others_can_write_to_counts_for_nothing(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_that_others_can_write_to_counts_for_nothing(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(trust, "here", set())
     trust.trusted_file().chmod(0o622)
     with pytest.raises(Untrusted):
@@ -128,28 +142,43 @@ def test_where_nothing_can_be_noted_a_run_still_ends_with_its_page(
 
 def test_a_folder_without_code_of_its_own_is_anybodys(tiny: MakeConfig, tmp_path: Path) -> None:
     run(tiny("fedavg", train={"rounds": 1}), tmp_path / "run")
-    assert load(tmp_path / "run").facts.method["name"] == "fedavg" and trust.recorded(tmp_path / "run") is None
+    assert (
+        load(tmp_path / "run").facts.method["name"] == "fedavg" and trust.recorded(tmp_path / "run") is None
+    )
     assert not trust.trusted_file().exists()
 
 
 def test_a_worker_runs_the_code_its_pool_has_run(tiny: MakeConfig, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE.format(mark=str(tmp_path / "ran")))
-    config = tiny("mine.py:Mine", base=tmp_path, train={"rounds": 1}, engine={"kind": "pool", "workers": 1, "device": "cpu"})
+    config = tiny(
+        "mine.py:Mine",
+        base=tmp_path,
+        train={"rounds": 1},
+        engine={"kind": "pool", "workers": 1, "device": "cpu"},
+    )
     with open(tmp_path / "mine.py", "a") as file:
         file.write("# changed after it was read\n")
     with pytest.raises(ConfigError, match="has changed since the run began"):
         run(config, tmp_path / "run")
     shutil.rmtree(tmp_path / "run")
-    config = tiny("mine.py:Mine", base=tmp_path, train={"rounds": 1}, engine={"kind": "pool", "workers": 1, "device": "cpu"})
+    config = tiny(
+        "mine.py:Mine",
+        base=tmp_path,
+        train={"rounds": 1},
+        engine={"kind": "pool", "workers": 1, "device": "cpu"},
+    )
     run(config, tmp_path / "run")
 
 
-# On the command line -------------------------------------------------------------------------------------------------
+# On the command line
+# -------------------------------------------------------------------------------------------------
 
 
 def equipoise(*words: object) -> int:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # typer imports names that the newest click wants to drop
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # typer imports names that the newest click wants to drop
         from equipoise.cli.app import main
 
     with pytest.raises(SystemExit) as end:

@@ -40,7 +40,11 @@ def copy(done: Path, tmp_path: Path) -> Path:
 
 
 def state(folder: Path) -> dict[str, tuple[int, bytes]]:
-    return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path): (path.stat().st_mtime_ns, path.read_bytes())
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def flip(path: Path, place: int | None = None) -> None:
@@ -104,7 +108,9 @@ def test_every_file_with_a_digest_is_named_when_it_changes(copy: Path) -> None:
         ),
         (lambda run: doctored.change(run / "checkpoints/HEAD.json", state="0"), "is not the checkpoint that"),
         (
-            lambda run: shutil.copy(run / "sites/site-00/1.0.safetensors", run / "sites/site-01/1.0.safetensors"),
+            lambda run: shutil.copy(
+                run / "sites/site-00/1.0.safetensors", run / "sites/site-01/1.0.safetensors"
+            ),
             "private state '1.0' of site 'site-01'",
         ),
         (lambda run: flip(run / "journal.jsonl", -1), "the end of the last line was changed"),
@@ -137,7 +143,9 @@ def test_a_comparison(tiny: MakeConfig, tmp_path: Path) -> None:
         run(job.config, tmp_path / job.name)
     conclude(plan, tmp_path)
     found = verify(tmp_path)
-    assert found.problems == [] and {"comparison.json", "fedavg/0/result.json", "report.html"} <= set(found.checked)
+    assert found.problems == [] and {"comparison.json", "fedavg/0/result.json", "report.html"} <= set(
+        found.checked
+    )
     assert set(found.without_digest) == {"table.md", "table.csv", "table.tex"}
     flip(tmp_path / "local/0/metrics.jsonl")
     assert any("local/0/metrics.jsonl" in problem for problem in verify(tmp_path).problems)
@@ -152,7 +160,9 @@ def test_a_cache(tiny: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     before = raw.stat()
     flip(raw)
     os.utime(raw, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert verify(folder).problems == [f"{raw} is damaged or was changed: delete it, it is made anew when it is needed"]
+    assert verify(folder).problems == [
+        f"{raw} is damaged or was changed: delete it, it is made anew when it is needed"
+    ]
     flip(raw)
     raw.rename(raw.with_stem("0" * 32))
     raw.with_suffix(".json").rename(raw.with_stem("0" * 32).with_suffix(".json"))
@@ -184,7 +194,9 @@ def verb(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, 
     return int(end.value.code or 0), said.out, said.err
 
 
-def test_the_verb_says_what_is_wrong_and_ends_with_its_code(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verb_says_what_is_wrong_and_ends_with_its_code(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, out, err = verb(capsys, copy)
     assert (code, err) == (0, "") and "files are as they were written" in out and "✗" not in out
     code, out, _ = verb(capsys, copy, "--json")
@@ -195,7 +207,12 @@ def test_the_verb_says_what_is_wrong_and_ends_with_its_code(copy: Path, capsys: 
     assert code == 8 and f"✗ {copy / 'result.json'} is damaged or was changed" in out
     code, out, _ = verb(capsys, copy, "--json")
     facts = json.loads(out)
-    assert code == 8 and facts["ok"] is False and len(facts["problems"]) >= 1 and "result.json" not in facts["checked"]
+    assert (
+        code == 8
+        and facts["ok"] is False
+        and len(facts["problems"]) >= 1
+        and "result.json" not in facts["checked"]
+    )
     assert verb(capsys, copy / "nowhere")[0] == 8
     code, out, _ = verb(capsys, copy, "--with", copy)
     assert code == 8 and "not the journals of a coordinator and a site" in out

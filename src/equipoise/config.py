@@ -1,7 +1,7 @@
 """The config of a run: one TOML file, every key checked before any work.
 
-Each room brings the options of its section; here they are put together. A key that does not exist, a value of the wrong kind, a
-method or a data kind nobody knows: one sentence with the place and the nearest valid name.
+Each room brings the options of its section; here they are put together. A key that does not exist, a value of
+the wrong kind, a method or a data kind nobody knows: one sentence with the place and the nearest valid name.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 SECTIONS = ("data", "partition", "net", "method", "train", "engine", "evaluate", "exchange")
 DEFINING = ("objective",)
-"""keys of [train] that are part of a method which recommends them: a comparison keeps them, whatever its file says for all"""
+"""keys of [train] that are part of a method which recommends them: a comparison keeps them, whatever its file
+says for all"""
 KEPT = "config.toml"
 """the file of a run folder that holds its resolved config, as it was when the run began"""
 BESIDE = ("base", "reproduce")
@@ -111,7 +112,9 @@ class Config:
         return replace(self, engine=self.engine.model_copy(update=changes))
 
 
-def read(path: Path, overrides: Sequence[str] = (), base: Path | None = None, allow: Allow = remember) -> Config:
+def read(
+    path: Path, overrides: Sequence[str] = (), base: Path | None = None, allow: Allow = remember
+) -> Config:
     """The config in a TOML file, with `section.key=value` overrides; `allow` as in `resolve`."""
     return resolve(override(load(path), overrides), base, allow=allow)
 
@@ -137,7 +140,8 @@ def text_of_run(folder: Path) -> str:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """The table in a TOML file, put over that of the file which its key `extends` names (relative to it), if it has one."""
+    """The table in a TOML file, put over that of the file which its key `extends` names (relative to it), if
+    it has one."""
     seen = [path]
     table = _toml(path)
     while (parent := table.pop("extends", None)) is not None:
@@ -152,7 +156,8 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def merged(base: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
-    """One table over another, key by key and table by table; one that names another `kind` (or `name`) starts anew."""
+    """One table over another, key by key and table by table; one that names another `kind` (or `name`) starts
+    anew."""
     mark = "kind" if "kind" in base else "name"
     if mark in base and table.get(mark, base[mark]) != base[mark]:
         return dict(table)
@@ -170,7 +175,9 @@ def _toml(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise ConfigError(f"there is no config file {path}") from None
     except IsADirectoryError:
-        raise ConfigError(f"{path} is a folder, not a config file; to go on with a run use `equipoise resume {path}`") from None
+        raise ConfigError(
+            f"{path} is a folder, not a config file; to go on with a run use `equipoise resume {path}`"
+        ) from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -178,7 +185,8 @@ def _toml(path: Path) -> dict[str, Any]:
 
 
 def override(table: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """A copy of the table with `section.key=value` texts applied; values are TOML, or plain text where that fails."""
+    """A copy of the table with `section.key=value` texts applied; values are TOML, or plain text where that
+    fails."""
     result = copy.deepcopy(dict(table))
     for text in overrides:
         put(result, *setting(text), text)
@@ -206,11 +214,14 @@ def put(table: dict[str, Any], path: str, value: Any, text: str) -> None:
     table[last] = value
 
 
-def resolve(table: Mapping[str, Any], base: Path | None = None, yields: Sequence[str] = (), allow: Allow = remember) -> Config:
+def resolve(
+    table: Mapping[str, Any], base: Path | None = None, yields: Sequence[str] = (), allow: Allow = remember
+) -> Config:
     """Check a config table and fill in every default.
 
-    `yields` are keys of [train] that give way to what the method recommends, if it does; all others win over it. A method's
-    file or module is run only if `allow` lets it pass; without one the table is taken for the user's own.
+    `yields` are keys of [train] that give way to what the method recommends, if it does; all others win over
+    it. A method's file or module is run only if `allow` lets it pass; without one the table is taken for the
+    user's own.
     """
     for key in table:
         if key not in (*SECTIONS, *BESIDE):
@@ -229,7 +240,9 @@ def resolve(table: Mapping[str, Any], base: Path | None = None, yields: Sequence
         raise ConfigError("train.objective: 'ldam' needs cosines: set net.head = \"cosine\"")
     return Config(
         data=given,
-        partition=validate(_kind(partition.KINDS, sections["partition"], "partition"), sections["partition"], "partition"),
+        partition=validate(
+            _kind(partition.KINDS, sections["partition"], "partition"), sections["partition"], "partition"
+        ),
         net=_scaled(net, method, objective),
         method=method,
         method_name=name,
@@ -275,7 +288,8 @@ def _check_views(views: Sequence[str], name: str, method: Method) -> None:
     if len(views) < len(method.views):
         own = ", ".join(f'"{view}"' for view in method.views)
         raise ConfigError(
-            f"train.views: '{name}' sees {len(method.views)} views of every image and {[*views]} has {len(views)}: "
+            f"train.views: '{name}' sees {len(method.views)} views of every image and {[*views]} has "
+            f"{len(views)}: "
             f"set train.views = [{own}], or leave it out"
         )
 
@@ -299,7 +313,9 @@ def departures(config: Config) -> list[str]:
     for key, value in recommended(config.method, config.multi).items():
         wanted, given = spelt(key, value), spelt(key, config.setting(key))
         if wanted != given:
-            found.append(f"{config.method_name}: {key} = {given} as the config says; the method recommends {wanted}")
+            found.append(
+                f"{config.method_name}: {key} = {given} as the config says; the method recommends {wanted}"
+            )
     return found
 
 
@@ -316,7 +332,9 @@ def objective_of(value: Any, multi: bool) -> ObjectiveOptions:
         return parse_objective(value)
     except ConfigError as error:
         text = str(error)
-        raise ConfigError(f"train.{text}" if text.startswith("objective") else f"train.objective: {text}") from None
+        raise ConfigError(
+            f"train.{text}" if text.startswith("objective") else f"train.objective: {text}"
+        ) from None
 
 
 def _only_multi(objective: Any) -> bool:
@@ -328,13 +346,17 @@ def _scaled(net: NetOptions, method: Method, objective: ObjectiveOptions) -> Net
     """The net with its cosine head on the scale that the base loss counts on, for training and prediction."""
     if net.head != "cosine":
         if net.scale is not None:
-            raise ConfigError('net.scale is the factor of a cosine head: set net.head = "cosine", or leave it out')
+            raise ConfigError(
+                'net.scale is the factor of a cosine head: set net.head = "cosine", or leave it out'
+            )
         return net
     scale = method.base_loss(objective).scale
     if scale is None:
         return net
     if net.scale not in (None, scale):
-        raise ConfigError(f"net.scale is {net.scale:g}, the base loss counts on {scale:g}: leave net.scale out")
+        raise ConfigError(
+            f"net.scale is {net.scale:g}, the base loss counts on {scale:g}: leave net.scale out"
+        )
     return net.model_copy(update={"scale": scale})
 
 
@@ -362,7 +384,8 @@ def validate(cls: type[Model], table: Mapping[str, Any], where: str, also: Seque
     hint = ""
     if first["type"] == "literal_error":
         guess = nearest(
-            str(given), [text.strip().strip("'") for text in first["ctx"]["expected"].replace(" or ", ",").split(",")]
+            str(given),
+            [text.strip().strip("'") for text in first["ctx"]["expected"].replace(" or ", ",").split(",")],
         )
         hint = f" (did you mean '{guess}'?)" if guess else ""
     message = first["msg"].removeprefix("Value error, ")

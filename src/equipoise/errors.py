@@ -81,7 +81,8 @@ EXIT_CODES: dict[int, str] = {
     5: "weights are missing, are not the expected file, or do not fit",
     6: "the method does not support this task, or broke its contract",
     7: "a site failed, or too few sites answered",
-    8: "a folder cannot be written, or something in it is damaged or was changed (`equipoise verify` says what)",
+    8: "a folder cannot be written, or something in it is damaged or was changed (`equipoise verify` says "
+    "what)",
     9: "some runs of a comparison failed; the others are in its table",
     INTERRUPTED: "interrupted from the keyboard; `equipoise resume DIR` goes on",
     TERMINATED: "asked to end (SIGTERM); `equipoise resume DIR` goes on",

@@ -1,4 +1,5 @@
-"""Files that are read back: each is written in one step and holds a digest, which is checked at every reading.
+"""Files that are read back: each is written in one step and holds a digest, which is checked at every
+reading.
 
 | file | where its digest is | written with | read with |
 |---|---|---|---|
@@ -58,7 +59,9 @@ def put(path: Path, data: bytes, recycle: Path | None = None, sync: bool = True)
 
 
 def _unwritable(path: Path, error: OSError) -> StorageError:
-    return StorageError(f"{path} cannot be written: {error.strerror}; free disk space, then `equipoise resume`")
+    return StorageError(
+        f"{path} cannot be written: {error.strerror}; free disk space, then `equipoise resume`"
+    )
 
 
 def write_atomic(path: Path, data: bytes, recycle: Path | None = None) -> None:
@@ -183,7 +186,8 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
         line = _line(raw)
         if line is None or line["prev"] != last:
             raise StorageError(
-                f"{path}: line {number} was changed or is damaged, or one before it is gone; it cannot be trusted from there on"
+                f"{path}: line {number} was changed or is damaged, or one before it is gone; it cannot be "
+                f"trusted from there on"
             )
         last, size = line["hash"], size + len(raw) + 1
         lines.append(line)

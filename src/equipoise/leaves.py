@@ -6,8 +6,8 @@
 | `Mean(x, weight)` | the sum of weight·x and the sum of weights, so their quotient |
 | `Each(x)` | x of every site, by name: refused by a site that has not allowed it |
 
-A value is a tensor or a tree of tensors. The weight of a `Mean` is a number, or a tensor along the value's first dimensions
-(a per-class mask, say).
+A value is a tensor or a tree of tensors. The weight of a `Mean` is a number, or a tensor along the value's
+first dimensions (a per-class mask, say).
 """
 
 from __future__ import annotations
@@ -50,9 +50,11 @@ class Each:
 
 @dataclass(frozen=True)
 class Limit:
-    """How large a number in a site's answer may be: plain + images · (its images of a split) + total · (all sites').
+    """How large a number in a site's answer may be: plain + images · (its images of a split) + total · (all
+    sites').
 
-    It holds for the weight of a `Mean`, and for every value of a `Sum` or an `Each`; none may be less than `least`.
+    It holds for the weight of a `Mean`, and for every value of a `Sum` or an `Each`; none may be less than
+    `least`.
     """
 
     plain: float = 0.0
@@ -63,7 +65,8 @@ class Limit:
 
 
 SAMPLES = Limit(images=1.0)
-"""at most the site's training images: counts of images, and the weight of a `Mean` of which nothing else is said"""
+"""at most the site's training images: counts of images, and the weight of a `Mean` of which nothing else is
+said"""
 ONE = Limit(plain=1.0)
 """sites that count alike, or not at all"""
 POSITIVE = Limit(plain=math.inf)

@@ -1,10 +1,11 @@
-"""Python code that a config names: found without running it, permitted, then run from the very bytes that were looked at.
+"""Python code that a config names: found without running it, permitted, then run from the very bytes that
+were looked at.
 
-A name is `path/to/file.py:Thing` or `package.module:Thing`; this is the only place where such a name reaches an
-import. To the code belong its own file, every file it imports that is not installed, and of an installed package
-its own files; the fingerprint covers them all. What a site approves covers the files of Equipoise's methods that
-it builds on as well. Import statements are followed, wherever they stand; imports that code works out while it
-runs (`importlib`, a changed `sys.path`) are not: who permits code reads it first.
+A name is `path/to/file.py:Thing` or `package.module:Thing`; this is the only place where such a name reaches
+an import. To the code belong its own file, every file it imports that is not installed, and of an installed
+package its own files; the fingerprint covers them all. What a site approves covers the files of Equipoise's
+methods that it builds on as well. Import statements are followed, wherever they stand; imports that code
+works out while it runs (`importlib`, a changed `sys.path`) are not: who permits code reads it first.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class File:
 
     @property
     def served(self) -> bool:
-        """Whether its module is run from these bytes; Equipoise's own and compiled ones are left to Python."""
+        """Whether its module is run from these bytes; Equipoise's own and compiled ones are left to
+        Python."""
         return self.path.suffix == ".py" and not self.ours
 
 
@@ -83,7 +85,10 @@ class Code:
                 found |= {one.module: one for one in new}
                 waiting += new
         named = first[-1]
-        return (named, *sorted((file for file in found.values() if file is not named), key=lambda file: file.module))
+        return (
+            named,
+            *sorted((file for file in found.values() if file is not named), key=lambda file: file.module),
+        )
 
     @cached_property
     def fingerprint(self) -> str:
@@ -103,10 +108,13 @@ class Code:
             raise
         except (Exception, SystemExit) as error:
             kind = "cannot be read as Python" if self.path else "cannot be imported"
-            raise self._wrong(f"{self.path or self.title} {kind} ({type(error).__name__}: {error})") from error
+            raise self._wrong(
+                f"{self.path or self.title} {kind} ({type(error).__name__}: {error})"
+            ) from error
         return getattr(module, self.attribute, None)
 
-    # Finding, without running ------------------------------------------------------------------------------------------
+    # Finding, without running
+    # ------------------------------------------------------------------------------------------
 
     def _wrong(self, text: str) -> ConfigError:
         return ConfigError(f"{self.where}: {text}")
@@ -140,14 +148,20 @@ class Code:
                 assert spec.origin is not None
                 place, package = Path(spec.origin).resolve(), spec.submodule_search_locations is not None
                 if place.suffix != ".py" and not _installed(spec):
-                    raise self._wrong(f"{self.title} imports {place}, which is not Python source: install it as a package")
+                    raise self._wrong(
+                        f"{self.title} imports {place}, which is not Python source: install it as a package"
+                    )
                 yield File(spec.name, place, self._bytes(place), package)
             if spec.submodule_search_locations is None:
                 return
             try:
                 path = list(spec.submodule_search_locations)
-            except KeyError:  # a folder without __init__.py inside another: Python wants the outer one imported first
-                raise self._wrong(f"{self.title} imports '{spec.name}': put an __init__.py into its folder") from None
+            except (
+                KeyError
+            ):  # a folder without __init__.py inside another: Python wants the outer one imported first
+                raise self._wrong(
+                    f"{self.title} imports '{spec.name}': put an __init__.py into its folder"
+                ) from None
 
     def _counts(self, spec: ModuleSpec) -> bool:
         top = spec.name.partition(".")[0]
@@ -156,22 +170,46 @@ class Code:
             return spec.name.startswith(COUNTED)
         return spec.has_location and (own or not _installed(spec))
 
-    # Running -----------------------------------------------------------------------------------------------------------
+    # Running
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    # --------------------------------------------------------------------------------------------------------
 
     def _module(self) -> ModuleType:
         named, *others = self.files
         if self.path is not None:  # a name of its own, so that two files that are called the same do not meet
-            stem, mark = re.sub(r"\W", "_", self.path.stem), hashlib.sha256(f"{self.path}\0{self.fingerprint}".encode())
+            stem, mark = (
+                re.sub(r"\W", "_", self.path.stem),
+                hashlib.sha256(f"{self.path}\0{self.fingerprint}".encode()),
+            )
             named = File(f"{OF_FILE}{stem}_{mark.hexdigest()[:12]}", named.path, named.data)
         served = {file.module: file for file in (named, *others) if file.served}
         for file in served.values():
             self._make_room(file)
-        sys.meta_path[:] = [one for one in sys.meta_path if not (isinstance(one, Finder) and one.files.keys() & served.keys())]
+        sys.meta_path[:] = [
+            one for one in sys.meta_path if not (isinstance(one, Finder) and one.files.keys() & served.keys())
+        ]
         sys.meta_path.insert(0, Finder(served, self.fingerprint))
         return importlib.import_module(named.module)
 
     def _make_room(self, file: File) -> None:
-        """Forget a module that was run from other bytes; refuse one of the same name that is not ours to forget."""
+        """Forget a module that was run from other bytes; refuse one of the same name that is not ours to
+        forget."""
         module = sys.modules.get(file.module)
         if module is None:
             return
@@ -180,7 +218,9 @@ class Code:
             if loader.fingerprint != self.fingerprint:
                 del sys.modules[file.module]
         elif Path(getattr(module, "__file__", None) or "").resolve() != file.path:
-            raise self._wrong(f"{self.title} imports {file.path}, but another module '{file.module}' is in use: rename it")
+            raise self._wrong(
+                f"{self.title} imports {file.path}, but another module '{file.module}' is in use: rename it"
+            )
 
 
 Allow = Callable[[Code], None]
@@ -190,8 +230,8 @@ Allow = Callable[[Code], None]
 def locate(name: str, base: Path, allow: Allow, where: str) -> tuple[Any, Code]:
     """What a name leads to (None: nothing), and its code.
 
-    The code is run only after `allow` has let it pass. A relative path starts from `base`; `where` is the key of
-    the config that holds the name.
+    The code is run only after `allow` has let it pass. A relative path starts from `base`; `where` is the key
+    of the config that holds the name.
     """
     code = Code(name, base, where)
     allow(code)
@@ -221,7 +261,8 @@ class Loader(SourceFileLoader):
 
 
 class Finder:
-    """Gives Python the modules of some code as they were read. A module that is reloaded is found as usual."""
+    """Gives Python the modules of some code as they were read. A module that is reloaded is found as
+    usual."""
 
     def __init__(self, files: dict[str, File], fingerprint: str) -> None:
         self.files, self.fingerprint = files, fingerprint
@@ -232,7 +273,9 @@ class Finder:
             return None
         inside = [str(file.path.parent)] if file.package else None
         loader = Loader(file, self.fingerprint)
-        return importlib.util.spec_from_file_location(name, file.path, loader=loader, submodule_search_locations=inside)
+        return importlib.util.spec_from_file_location(
+            name, file.path, loader=loader, submodule_search_locations=inside
+        )
 
 
 def _imported(file: File) -> Iterator[str]:
@@ -283,4 +326,6 @@ def _installed(spec: ModuleSpec) -> bool:
 def _places() -> tuple[Path, ...]:
     """Where Python's own modules and installed packages are."""
     own = [sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
-    return tuple(Path(place).resolve() for place in {*own, *site.getsitepackages(), site.getusersitepackages()})
+    return tuple(
+        Path(place).resolve() for place in {*own, *site.getsitepackages(), site.getusersitepackages()}
+    )

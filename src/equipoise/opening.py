@@ -1,4 +1,5 @@
-"""How a file is opened that somebody else may have put there: a regular file, and not larger than it can honestly be.
+"""How a file is opened that somebody else may have put there: a regular file, and not larger than it can
+honestly be.
 
 A FIFO would make us wait for ever, a device would never end, and a huge file would fill the memory.
 """
@@ -16,7 +17,8 @@ TEXT = 16 * 2**20
 
 
 def open_regular(path: str | os.PathLike[str], limit: int) -> BinaryIO:
-    """A file opened for reading, without waiting; `OSError` if it is not a regular file of at most `limit` bytes."""
+    """A file opened for reading, without waiting; `OSError` if it is not a regular file of at most `limit`
+    bytes."""
     number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
     try:
         found = os.fstat(number)

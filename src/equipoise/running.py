@@ -68,10 +68,11 @@ def run(
     watch: Watch | None = None,
     wrap: Callable[[Engine], Engine] | None = None,
 ) -> Result:
-    """Train as the config says, into the folder `out` (a temporary one if none), from where it was left if it was begun.
+    """Train as the config says, into the folder `out` (a temporary one if none), from where it was left if it
+    was begun.
 
-    `config` is a path to a TOML file, a table, or a resolved config. `wrap` puts something around the engine (tests use it to
-    lose or spoil answers).
+    `config` is a path to a TOML file, a table, or a resolved config. `wrap` puts something around the engine
+    (tests use it to lose or spoil answers).
     """
     if isinstance(config, str | Path):
         config = read(Path(config))
@@ -90,20 +91,25 @@ def run(
         stuff = material(config, read_data)
         host = make_host(config, stuff, folder / "sites")
         ledger = make_ledger(config, host, stuff)
-        watch("begin", {"sites": stuff.sizes, "classes": stuff.samples.classes, "rounds": config.train.rounds})
+        watch(
+            "begin", {"sites": stuff.sizes, "classes": stuff.samples.classes, "rounds": config.train.rounds}
+        )
         engine = make_engine(config, host, stuff, folder)
         journal = Journal(folder / "journal.jsonl")
         try:
             if steps:
                 journal.write("read data", steps=list(steps))
-            return train(config, stuff, host, ledger, wrap(engine) if wrap else engine, journal, folder, watch)
+            return train(
+                config, stuff, host, ledger, wrap(engine) if wrap else engine, journal, folder, watch
+            )
         finally:
             journal.close()
             engine.close()
 
 
 def resume(folder: str | Path, *, watch: Watch | None = None, trust: bool = False) -> Result:
-    """Go on with the run in a folder; `trust` lets it run a method's file or module that you have not run before."""
+    """Go on with the run in a folder; `trust` lets it run a method's file or module that you have not run
+    before."""
     return run(read_folder(Path(folder), trust), folder, watch=watch)
 
 
@@ -155,7 +161,12 @@ def train(
     write_json(folder / LEDGER, {"leaves": [*joining, *ledger.rows()]})
     if config.evaluate.tensorboard and not (begun and begun.finished):
         board = Board(folder, stuff.samples.classes, begun.round if begun else 0)
-    journal.write("resumed" if begun else "started", config=config.digest, data=stuff.samples.fingerprint, code=code_hash())
+    journal.write(
+        "resumed" if begun else "started",
+        config=config.digest,
+        data=stuff.samples.fingerprint,
+        code=code_hash(),
+    )
     federation = Federation(
         method=config.method,
         engine=engine,
@@ -185,14 +196,17 @@ def train(
             board.close()
     rounds, metrics = evaluation.selected() if config.train.rounds else ([], {})
     ending_of = [row[ENDING] for row in evaluation.history if row["round"] in rounds and ENDING in row]
-    result = Result(folder, server, digest(server), rounds, ending_of, metrics, evaluation.history, stuff.samples.classes)
+    result = Result(
+        folder, server, digest(server), rounds, ending_of, metrics, evaluation.history, stuff.samples.classes
+    )
     marks = {"metrics_hash": evaluation.mark(), "journal_hash": journal.head}
     write_json(folder / RESULT, result.summary() | marks)
     return result
 
 
 def read_result(folder: Path) -> dict[str, Any]:
-    """What a finished run came to: `Result.summary`, the hash of its last row of metrics and its journal's head."""
+    """What a finished run came to: `Result.summary`, the hash of its last row of metrics and its journal's
+    head."""
     return read_json(folder / RESULT, f"delete it, then `equipoise resume {folder}`")
 
 
@@ -224,7 +238,9 @@ def make_engine(config: Config, host: Host, stuff: Material, folder: Path) -> En
         return Serial(host)
     code, fingerprint = _mark(config), stuff.samples.fingerprint
     setup = {"config": config.table(), "code": code, "private": str(folder / "sites"), "data": fingerprint}
-    return Pool(frames.command("equipoise.worker"), json.dumps(setup).encode(), config.engine.workers, stuff.sizes)
+    return Pool(
+        frames.command("equipoise.worker"), json.dumps(setup).encode(), config.engine.workers, stuff.sizes
+    )
 
 
 def claim(folder: Path, config: Config) -> None:
@@ -232,17 +248,22 @@ def claim(folder: Path, config: Config) -> None:
     try:
         private_folder(folder)
     except OSError as error:
-        raise StorageError(f"the run folder {folder} cannot be made: {error.strerror}; choose another --out") from error
+        raise StorageError(
+            f"the run folder {folder} cannot be made: {error.strerror}; choose another --out"
+        ) from error
     path = folder / KEPT
     if not path.exists():
         if config.code is not None:
             write_json(folder / CODE, {"name": config.method_name, "fingerprint": _mark(config)})
         write_text(path, tomli_w.dumps(config.table()))
     elif read_folder(folder).digest != config.digest:
-        raise StorageError(f"{folder} holds a run with another config: choose another --out, or `equipoise resume {folder}`")
+        raise StorageError(
+            f"{folder} holds a run with another config: choose another --out, or `equipoise resume {folder}`"
+        )
     elif recorded(folder) not in (None, _mark(config)):
         raise StorageError(
-            f"the code of '{config.method_name}' has changed since the run in {folder} began: restore it, choose another --out, "
+            f"the code of '{config.method_name}' has changed since the run in {folder} began: restore it, "
+            f"choose another --out, "
             f"or delete {folder / CODE} to go on with the changed code"
         )
 

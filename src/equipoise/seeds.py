@@ -1,7 +1,7 @@
 """Every random draw comes from here: a generator derived from the run's seed and what the draw is for.
 
-No generator state is ever saved. The same (seed, round, site, question, purpose) gives the same draws in any process, in any
-order and after any crash.
+No generator state is ever saved. The same (seed, round, site, question, purpose) gives the same draws in any
+process, in any order and after any crash.
 """
 
 from __future__ import annotations

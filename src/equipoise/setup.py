@@ -1,4 +1,5 @@
-"""From a config to things that run: samples, holdings, and a host. The coordinator and every worker do the same."""
+"""From a config to things that run: samples, holdings, and a host. The coordinator and every worker do the
+same."""
 
 from __future__ import annotations
 
@@ -34,14 +35,17 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 def cache_folder() -> Path:
     """Where decoded images are kept: $EQUIPOISE_CACHE, or the user's cache folder."""
     given = os.environ.get("EQUIPOISE_CACHE")
-    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "equipoise"
+    return (
+        Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "equipoise"
+    )
 
 
 def keep_memory() -> None:
-    """Ask the C library to keep large freed blocks for reuse instead of giving them back to the system after every batch.
+    """Ask the C library to keep large freed blocks for reuse instead of giving them back to the system after
+    every batch.
 
-    Otherwise each step's activations arrive as fresh pages that the kernel has to clear first. Only glibc knows these knobs;
-    elsewhere nothing changes.
+    Otherwise each step's activations arrive as fresh pages that the kernel has to clear first. Only glibc
+    knows these knobs; elsewhere nothing changes.
     """
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
@@ -71,7 +75,9 @@ class Material:
     def held(self) -> dict[str, dict[str, Held]]:
         """By site and split: how many images there are, in all and of each class."""
         return {
-            holding.name: {split: self._held(getattr(holding, split)) for split in ("train", "validation", "test")}
+            holding.name: {
+                split: self._held(getattr(holding, split)) for split in ("train", "validation", "test")
+            }
             for holding in self.holdings
         }
 
@@ -96,22 +102,27 @@ def fits(config: Config, task: Task) -> None:
     objective = config.method.base_loss(config.objective)
     if task not in config.method.tasks:
         raise MethodError(
-            f"method '{config.method_name}' is for {' and '.join(config.method.tasks)}-label data and this is {task}-label; "
+            f"method '{config.method_name}' is for {' and '.join(config.method.tasks)}-label data and this "
+            f"is {task}-label; "
             "see `equipoise methods` for those that fit"
         )
     if task not in objective.tasks:
         names = "+".join(part.name for part in objective.parts)
-        raise ConfigError(f"train.objective '{names}' is for {objective.tasks[0]}-label data and this is {task}-label")
+        raise ConfigError(
+            f"train.objective '{names}' is for {objective.tasks[0]}-label data and this is {task}-label"
+        )
     make_objective(objective, counts=torch.ones(2), total=2, task=task)
     if objective.scale is not None and not gives_cosines(config):
         raise ConfigError(
-            f"train.objective 'ldam' needs a head that gives cosines, and method '{config.method_name}' brings "
+            f"train.objective 'ldam' needs a head that gives cosines, and method '{config.method_name}' "
+            f"brings "
             "another: choose another objective"
         )
 
 
 def gives_cosines(config: Config) -> bool:
-    """Whether the classifier of a run, the method's own or the one that the config names, is a cosine head."""
+    """Whether the classifier of a run, the method's own or the one that the config names, is a cosine
+    head."""
     with torch.random.fork_rng(devices=[]):
         own = config.method.make_head(8, 2)
     return config.net.head == "cosine" if own is None else isinstance(own, Cosine)
@@ -131,13 +142,15 @@ def device_of(config: Config) -> torch.device:
 
 
 def located(options: NetOptions, config: Config) -> NetOptions:
-    """The options with the path of their weights; where others name them, only files that the config lists are opened."""
+    """The options with the path of their weights; where others name them, only files that the config lists
+    are opened."""
     if options.weights is None or config.weights is None:
         return options
     path = config.weights.get((options.sha256 or "").lower(), config.weights.get(options.weights))
     if path is None:
         raise WeightsError(
-            f"this site has no weights '{options.weights}': say in site.toml, section [weights], which file they are"
+            f"this site has no weights '{options.weights}': say in site.toml, section [weights], which "
+            f"file they are"
         )
     return options.model_copy(update={"weights": path})
 
@@ -147,12 +160,25 @@ def frozen_net(
 ) -> torch.nn.Module:
     """The body of a network that never trains: in eval mode from the start, without gradients."""
     seed = derive(config.train.seed, "frozen", name)
-    net = build(located(options, config), classes=1, channels=channels, image_size=image_size, seed=seed, base=config.base)
+    net = build(
+        located(options, config),
+        classes=1,
+        channels=channels,
+        image_size=image_size,
+        seed=seed,
+        base=config.base,
+    )
     return net.body.to(device).eval().requires_grad_(False)
 
 
 def make_net(
-    options: NetOptions, method: Method, classes: int, channels: int, image_size: int, seed: int, base: Path = Path()
+    options: NetOptions,
+    method: Method,
+    classes: int,
+    channels: int,
+    image_size: int,
+    seed: int,
+    base: Path = Path(),
 ) -> Net:
     """The network a method needs: its heads and projector on the body that the options name."""
     return build(
@@ -222,9 +248,9 @@ def make_host(config: Config, stuff: Material, private: Path) -> Host:
     device, samples = device_of(config), stuff.samples
     _, height, _, channels = samples.images.shape
     seed = derive(config.train.seed, "net")
-    net = make_net(located(config.net, config), config.method, len(samples.classes), channels, height, seed, config.base).to(
-        device
-    )
+    net = make_net(
+        located(config.net, config), config.method, len(samples.classes), channels, height, seed, config.base
+    ).to(device)
     mean, std = normalisation(config, stuff)
     views = {name: make_view(name, config.train.augment, mean, std) for name in VIEWS}
     return Host(

@@ -1,4 +1,5 @@
-"""Does a method keep the rules? A suite of small checks for the methods in this package and for one in your own file.
+"""Does a method keep the rules? A suite of small checks for the methods in this package and for one in your
+own file.
 
     from equipoise.testing import check_method
     check_method("my_method.py:Mine")
@@ -9,8 +10,9 @@ or, as tests of their own:
     def test_mine(name, check):
         check()
 
-Every check trains the small CNN on a few dozen made-up images, in a temporary folder, on the CPU. A failure is an
-AssertionError that names the method, the check and what differed. `CHECKS` has them all; the docstring of each is its rule.
+Every check trains the small CNN on a few dozen made-up images, in a temporary folder, on the CPU. A failure
+is an AssertionError that names the method, the check and what differed. `CHECKS` has them all; the docstring
+of each is its rule.
 """
 
 from __future__ import annotations
@@ -78,17 +80,27 @@ ORDINARY: dict[str, tuple[int, ...]] = {
 }
 MISSING_CLASS = {"whole": (0, 0, 0, 1, 1, 1, 2, 2), "without": (0, 0, 0, 0, 1, 1, 1, 1)}
 ONE_SAMPLE = {"many": (0, 0, 1, 1, 2, 2), "one": (1,)}
-LAST_OF_ONE = {"even": (0, 0, 0, 1, 1, 1, 2, 2), "odd": (0, 0, 0, 1, 1, 1, 2, 2, 2)}  # the second: a batch of 8 and one more
+LAST_OF_ONE = {
+    "even": (0, 0, 0, 1, 1, 1, 2, 2),
+    "odd": (0, 0, 0, 1, 1, 1, 2, 2, 2),
+}  # the second: a batch of 8 and one more
 OVERFIT = {"only": (0, 1, 2, 0) * 16}
 
 STILL: dict[str, Any] = {
     **{"horizontal": False, "vertical": False, "rotation": 0.0, "crop": 1.0, "strong_crop": 1.0, "blur": 0.0},
-    **{"operations": 0, "jitter": (0.0, 0.0, 0.0, 0.0), "jitter_share": 0.0, "grey_share": 0.0, "blur_share": 0.0},
+    **{
+        "operations": 0,
+        "jitter": (0.0, 0.0, 0.0, 0.0),
+        "jitter_share": 0.0,
+        "grey_share": 0.0,
+        "blur_share": 0.0,
+    },
 }
 """Views that leave images as they are, for a run that shall learn them by heart."""
 
 
-# Federations without data -----------------------------------------------------------------------------------------------
+# Federations without data
+# -----------------------------------------------------------------------------------------------
 
 
 def write_federation(
@@ -99,10 +111,11 @@ def write_federation(
     task: Task = "single",
     size: int = SIZE,
 ) -> dict[str, Any]:
-    """Write exactly these sites with these labels into a folder; returns the `data` and `partition` tables of a config.
+    """Write exactly these sites with these labels into a folder; returns the `data` and `partition` tables of
+    a config.
 
-    `test` are the rows each site is validated and tested on; without it, its own training images. In a multi-label federation
-    the given class is a finding, and every third image has the first finding too.
+    `test` are the rows each site is validated and tested on; without it, its own training images. In a
+    multi-label federation the given class is a finding, and every third image has the first finding too.
     """
     names = [f"c{c}" for c in range(CLASSES)]
     rows: list[dict[str, Any]] = []
@@ -118,15 +131,29 @@ def write_federation(
                     if file not in archive.NameToInfo:
                         archive.writestr(zipfile.ZipInfo(file), _picture(y, size, site, same, i))
                     found = {y, 0} if i % 3 == 0 else {y}
-                    row = {"id": f"{site}-{split}-{i}", "file": file, "site": site, "split": split, "label": names[y]}
+                    row = {
+                        "id": f"{site}-{split}-{i}",
+                        "file": file,
+                        "site": site,
+                        "split": split,
+                        "label": names[y],
+                    }
                     rows.append(row | {name: int(c in found) for c, name in enumerate(names)})
     with open(folder / "rows.csv", "w", newline="") as table:
         writer = csv.DictWriter(table, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
     label: dict[str, Any] = {"label": "label", "classes": names} if task == "single" else {"labels": names}
-    data = {"kind": "csv", "path": str(folder / "rows.csv"), "images": str(folder / "images.zip"), "image_size": size}
-    return {"data": data | label | {"id": "id", "site": "site", "split": "split"}, "partition": {"kind": "column"}}
+    data = {
+        "kind": "csv",
+        "path": str(folder / "rows.csv"),
+        "images": str(folder / "images.zip"),
+        "image_size": size,
+    }
+    return {
+        "data": data | label | {"id": "id", "site": "site", "split": "split"},
+        "partition": {"kind": "column"},
+    }
 
 
 def _picture(y: int, size: int, *purpose: object) -> bytes:
@@ -140,7 +167,8 @@ def _picture(y: int, size: int, *purpose: object) -> bytes:
     return buffer.getvalue()
 
 
-# What a run leaves behind -----------------------------------------------------------------------------------------------
+# What a run leaves behind
+# -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -155,7 +183,8 @@ class Answer:
 
 @dataclass
 class Tap:
-    """Stands between the loop and the serial engine: writes every answer down, can turn the order round and lose answers."""
+    """Stands between the loop and the serial engine: writes every answer down, can turn the order round and
+    lose answers."""
 
     engine: Serial
     reverse: bool = False
@@ -166,7 +195,9 @@ class Tap:
         for site, data in self.engine.ask(question, list(reversed(sites)) if self.reverse else sites):
             store = self.engine.host.store
             wrote = question.write is not None and decode_upload(data)[0]["wrote"]
-            self.answers.append(Answer(question, site, data, store.read(site, question.write or "") if wrote else {}))
+            self.answers.append(
+                Answer(question, site, data, store.read(site, question.write or "") if wrote else {})
+            )
             if not self.lose(question, site):
                 yield site, data
 
@@ -223,7 +254,9 @@ def _distance(a: Tensor, b: Tensor) -> float:
 class Bench:
     """One method under test: its federations, and the runs that several checks look at."""
 
-    def __init__(self, method: str | type[Method], options: Mapping[str, Any] | None = None, task: Task | None = None) -> None:
+    def __init__(
+        self, method: str | type[Method], options: Mapping[str, Any] | None = None, task: Task | None = None
+    ) -> None:
         if isinstance(method, str):
             # Found once: a file that is read anew for every run would hide state that its class keeps.
             self.name, self.cls = method, find(method, Path.cwd())
@@ -244,26 +277,38 @@ class Bench:
         """The method with the options under test."""
         return self.cls(**{**self.options, **changes})
 
-    def table(self, sites: Mapping[str, Sequence[int]], task: Task | None = None, size: int = SIZE) -> dict[str, Any]:
+    def table(
+        self, sites: Mapping[str, Sequence[int]], task: Task | None = None, size: int = SIZE
+    ) -> dict[str, Any]:
         """The data and partition of a federation, written when first asked for."""
         task = task or self.task
         where = "-".join([*sites, task, str(size)])
         stored = self.folder / "data" / where
         if not stored.exists():
-            test = None if sites is OVERFIT else {site: tuple(dict.fromkeys(labels)) for site, labels in sites.items()}
+            test = (
+                None
+                if sites is OVERFIT
+                else {site: tuple(dict.fromkeys(labels)) for site, labels in sites.items()}
+            )
             tables = write_federation(stored, sites, test, task=task, size=size)
             if task == "multi" and sites is ORDINARY:
                 tables["partition"]["missing"] = 1  # every site leaves one class unlabelled
             (stored / "tables.json").write_text(json.dumps(tables))
         return json.loads((stored / "tables.json").read_text())
 
-    def config(self, sites: Mapping[str, Sequence[int]] = ORDINARY, task: Task | None = None, **train: Any) -> Config:
+    def config(
+        self, sites: Mapping[str, Sequence[int]] = ORDINARY, task: Task | None = None, **train: Any
+    ) -> Config:
         """A tiny run of the method."""
         chosen = {"rounds": ROUNDS, "batch_size": BATCH, "lr": 0.01, "seed": SEED} | train
         wanted = recommended(self.cls, (task or self.task) == "multi")
         found = resolve(
             self.table(sites, task)
-            | {"net": {"name": "small-cnn", "dropout": 0.0}, "method": {"name": "fedavg"}, "engine": {"device": "cpu"}}
+            | {
+                "net": {"name": "small-cnn", "dropout": 0.0},
+                "method": {"name": "fedavg"},
+                "engine": {"device": "cpu"},
+            }
             | {"train": {**wanted, **chosen}}
         )
         return replace(found, method=self.method(), method_name=self.name, code=self.code)
@@ -295,7 +340,9 @@ class Bench:
         versions = newest[1].versions if newest else {}
         tensors = flatten(result.server, "server/")
         for site, version in versions.items():
-            tensors |= {f"{site}/{name}": x for name, x in Store(folder / "sites").read(site, version).items()}
+            tensors |= {
+                f"{site}/{name}": x for name, x in Store(folder / "sites").read(site, version).items()
+            }
         tap = taps[0] if taps else None
         return Trace(result, tensors, tuple(tap.answers) if tap else (), config, tap)
 
@@ -367,14 +414,21 @@ def _same(a: Trace, b: Trace, otherwise: str) -> None:
 
 def _finite(trace: Trace) -> None:
     for name, tensor in trace.tensors.items():
-        expect(not tensor.is_floating_point() or bool(torch.isfinite(tensor).all()), f"'{name}' is not finite")
+        expect(
+            not tensor.is_floating_point() or bool(torch.isfinite(tensor).all()), f"'{name}' is not finite"
+        )
     for row in trace.result.history:
-        expect(not re.search(r"\b(NaN|Infinity)\b", json.dumps(row)), f"a metric of round {row['round']} is not finite")
+        expect(
+            not re.search(r"\b(NaN|Infinity)\b", json.dumps(row)),
+            f"a metric of round {row['round']} is not finite",
+        )
 
 
 def _rejected(folder: Path) -> list[str]:
     """Why answers were turned away."""
-    return [line["reason"] for line in read_journal(folder / "journal.jsonl")[0] if line["event"] == "rejected"]
+    return [
+        line["reason"] for line in read_journal(folder / "journal.jsonl")[0] if line["event"] == "rejected"
+    ]
 
 
 def _nobody_lost(trace: Trace, sites: Iterable[str]) -> None:
@@ -385,11 +439,30 @@ def _nobody_lost(trace: Trace, sites: Iterable[str]) -> None:
         expect(not lost, f"site '{lost[0] if lost else ''}' was left out of round {row['round']}")
 
 
-# The checks -------------------------------------------------------------------------------------------------------------
+# The checks
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def check_documented(bench: Bench) -> None:
-    """The module says what the method is from and what leaves the site; every hyper-parameter says what it does."""
+    """The module says what the method is from and what leaves the site; every hyper-parameter says what it
+    does."""
     cls = bench.cls
     source = bench.name.rpartition(":")[0]
     if source.endswith(".py"):
@@ -407,7 +480,8 @@ def check_documented(bench: Bench) -> None:
 
 
 def check_frozen(bench: Bench) -> None:
-    """A method holds hyper-parameters and nothing else: none can be assigned, and a run changes neither object nor class."""
+    """A method holds hyper-parameters and nothing else: none can be assigned, and a run changes neither
+    object nor class."""
     method = bench.method()
     for name in (*type(method).model_fields, "anything"):
         try:
@@ -440,7 +514,9 @@ def check_other_seed(bench: Bench) -> None:
     """Another seed gives other bits."""
     other = bench.run(bench.config(seed=SEED + 1))
     learnt = [name for name in bench.ordinary.tensors if not name.endswith("/steps")]
-    moved = any(not same_bits(bench.ordinary.tensors[n], other.tensors[n]) for n in learnt if n in other.tensors)
+    moved = any(
+        not same_bits(bench.ordinary.tensors[n], other.tensors[n]) for n in learnt if n in other.tensors
+    )
     expect(moved, "a run with another seed ends with the same bits")
 
 
@@ -452,7 +528,11 @@ def check_pool(bench: Bench) -> None:
 
 def check_site_order(bench: Bench) -> None:
     """The order in which sites answer does not matter."""
-    _same(bench.ordinary, bench.run(bench.config(), reverse=True), "sites asked in reverse order give another result")
+    _same(
+        bench.ordinary,
+        bench.run(bench.config(), reverse=True),
+        "sites asked in reverse order give another result",
+    )
 
 
 class Stopped(Exception):
@@ -460,7 +540,8 @@ class Stopped(Exception):
 
 
 def check_resume(bench: Bench) -> None:
-    """A run that was stopped before and after every commit ends with the same bits as one that ran straight through."""
+    """A run that was stopped before and after every commit ends with the same bits as one that ran straight
+    through."""
     folder, config = bench.new_folder(), bench.config()
     for _ in range(ROUNDS):
         for committed in (False, True):
@@ -469,7 +550,8 @@ def check_resume(bench: Bench) -> None:
             def stop(event: str, facts: dict[str, Any], committed: bool = committed) -> None:
                 nonlocal rounds
                 rounds += event == "round"
-                # A round is committed after it was told of; so the first answer after that comes after the commit.
+                # A round is committed after it was told of; so the first answer after that comes after the
+                # commit.
                 if rounds and event == ("answer" if committed else "round"):
                     raise Stopped
 
@@ -477,25 +559,38 @@ def check_resume(bench: Bench) -> None:
                 bench.run(config, folder, watch=stop)
             except Stopped:
                 continue
-    _same(bench.ordinary, bench.run(config, folder), "a stopped and resumed run is not the same as a straight one")
+    _same(
+        bench.ordinary,
+        bench.run(config, folder),
+        "a stopped and resumed run is not the same as a straight one",
+    )
 
 
 def check_private(bench: Bench) -> None:
     """What is private to a site is not in the bytes of its answers, as it is or as its change."""
     before: dict[tuple[str, str], Tensor] = {}
     kept = [name for answer in bench.ordinary.answers for name in answer.kept]
-    declared = [glob for glob in bench.cls.private if not any(fnmatchcase(name, f"net/{glob}") for name in kept)]
-    expect(not declared, f"the site keeps nothing of what is declared private: '{declared[0] if declared else ''}'")
+    declared = [
+        glob for glob in bench.cls.private if not any(fnmatchcase(name, f"net/{glob}") for name in kept)
+    ]
+    expect(
+        not declared,
+        f"the site keeps nothing of what is declared private: '{declared[0] if declared else ''}'",
+    )
     for answer in bench.ordinary.answers:
         if answer.question.write is None:
             continue  # evaluation in a simulation, where every image is at hand anyway
-        uploaded = [(name, x.double().flatten()) for name, x in _uploaded(answer.data).items() if x.is_floating_point()]
+        uploaded = [
+            (name, x.double().flatten())
+            for name, x in _uploaded(answer.data).items()
+            if x.is_floating_point()
+        ]
         for name, now in answer.kept.items():
             kind = name.partition("/")[0]
             old = before.get((answer.site, name))
             before[answer.site, name] = now
-            # The net's private parameters never leave. The rest starts empty, when its first change says what it is; the change
-            # itself may be sent (a control variate's is), the state may not.
+            # The net's private parameters never leave. The rest starts empty, when its first change says what
+            # it is; the change itself may be sent (a control variate's is), the state may not.
             if kind == "tuned" or not _telling(now) or (kind != "net" and old is None):
                 continue
             where = f"site '{answer.site}' sends its private '{name}' in answer to '{answer.question.name}'"
@@ -506,7 +601,9 @@ def check_private(bench: Bench) -> None:
             for how, x in secret.items():
                 flat = x.double().flatten()
                 found = [
-                    leaf for leaf, y in uploaded if y.shape == flat.shape and torch.allclose(y, flat, rtol=1e-5, atol=1e-9)
+                    leaf
+                    for leaf, y in uploaded
+                    if y.shape == flat.shape and torch.allclose(y, flat, rtol=1e-5, atol=1e-9)
                 ]
                 expect(not found or not _telling(x), f"{where}{how} as '{found[0] if found else ''}'")
 
@@ -537,8 +634,14 @@ def check_ledger(bench: Bench) -> None:
         given, listed = entries(upload), {entry.name: entry for entry in line.up}
         for entry in given:
             expect(entry.name in listed, f"'{entry.name}' leaves with '{name}' and is not in the ledger")
-            expect(_as_listed(entry, listed[entry.name]), f"'{entry.name}' of '{name}' is {entry}, not {listed[entry.name]}")
-        expect(len(given) == len(listed), f"the answer to '{name}' has {len(given)} tensors and the ledger {len(listed)}")
+            expect(
+                _as_listed(entry, listed[entry.name]),
+                f"'{entry.name}' of '{name}' is {entry}, not {listed[entry.name]}",
+            )
+        expect(
+            len(given) == len(listed),
+            f"the answer to '{name}' has {len(given)} tensors and the ledger {len(listed)}",
+        )
 
 
 def _as_listed(given: Entry, listed: Entry) -> bool:
@@ -563,8 +666,13 @@ def check_last_batch_of_one(bench: Bench) -> None:
 
 
 def check_dropout(bench: Bench) -> None:
-    """A site whose answer is lost falls out of the round, the round goes on, and the site is back in the next."""
-    asked = [a.question.write for a in bench.ordinary.answers if a.question.round == 0 and a.question.write is not None]
+    """A site whose answer is lost falls out of the round, the round goes on, and the site is back in the
+    next."""
+    asked = [
+        a.question.write
+        for a in bench.ordinary.answers
+        if a.question.round == 0 and a.question.write is not None
+    ]
     for lost in dict.fromkeys((asked[0], asked[-1])):
 
         def lose(question: Question, site: str, lost: str | None = lost) -> bool:
@@ -574,19 +682,25 @@ def check_dropout(bench: Bench) -> None:
         _finite(trace)
         first, second = (row["sites"] for row in trace.result.history[:2])
         expect("south" not in first, "an answer was lost and its site still counts")
-        expect(sorted(second) == sorted(ORDINARY), f"after a lost answer the next round has only {', '.join(second)}")
+        expect(
+            sorted(second) == sorted(ORDINARY),
+            f"after a lost answer the next round has only {', '.join(second)}",
+        )
 
 
 def check_ending(bench: Bench) -> None:
-    """What a method does after its last round is not lost where `evaluate.own = "received"`: it is in the server tree, in
-    `loc.mine` or in private parts."""
+    """What a method does after its last round is not lost where `evaluate.own = "received"`: it is in the
+    server tree, in `loc.mine` or in private parts."""
     ended = [row for row in bench.ordinary.result.history if ENDING in row]
     if not ended:
         return
     config = bench.config()
     received = config.evaluate.model_copy(update={"own": "received"})
     history = bench.run(replace(config, evaluate=received)).result.history
-    expect(len([row for row in history if ENDING in row]) == len(ended), "its ending is lost with evaluate.own = 'received'")
+    expect(
+        len([row for row in history if ENDING in row]) == len(ended),
+        "its ending is lost with evaluate.own = 'received'",
+    )
 
 
 def check_neutral(bench: Bench) -> None:
@@ -596,8 +710,12 @@ def check_neutral(bench: Bench) -> None:
     config = bench.config()
     # FedAvg looks at the first view only, but all of them are drawn.
     train = config.train.model_copy(update={"views": config.train.views or bench.cls.views})
-    plain = replace(config, method=METHODS["fedavg"](crt=config.method.crt), method_name="fedavg", train=train)
-    mine = bench.run(replace(config, method=bench.method(**bench.cls.neutral), train=train)).result.server["model"]
+    plain = replace(
+        config, method=METHODS["fedavg"](crt=config.method.crt), method_name="fedavg", train=train
+    )
+    mine = bench.run(replace(config, method=bench.method(**bench.cls.neutral), train=train)).result.server[
+        "model"
+    ]
     theirs = bench.run(plain).result.server["model"]
     common = [name for name in theirs if name in mine]
     expect(any(name.startswith("body.") for name in common), "the body is not among the shared tensors")
@@ -613,7 +731,8 @@ def check_global_rng(bench: Bench) -> None:
     def elsewhere(seed: int, device: torch.device) -> AbstractContextManager[None]:
         return isolated(seed + 1, device)
 
-    # Inside a question torch's generator is seeded, for dropout layers. Without dropout no seed may make a difference.
+    # Inside a question torch's generator is seeded, for dropout layers. Without dropout no seed may make a
+    # difference.
     with mock.patch.object(torch.nn.functional, "dropout", side_effect=lambda x, *_, **__: x) as dropout:
         before = _global_states()
         with mock.patch.object(hosts, "isolated", elsewhere):
@@ -685,7 +804,8 @@ def method_checks(
     task: Task | None = None,
     only: Iterable[str] | None = None,
 ) -> list[tuple[str, Callable[[], None]]]:
-    """The checks that apply to a method, by name, ready to be called; `options` are its hyper-parameters (or a preset)."""
+    """The checks that apply to a method, by name, ready to be called; `options` are its hyper-parameters (or
+    a preset)."""
     names = list(CHECKS if only is None else only)
     for name in names:
         if name not in CHECKS:
@@ -716,8 +836,8 @@ def check_method(
 ) -> None:
     """Run every check that applies (or `only` some); the first that fails raises an AssertionError.
 
-    `method` is a name, `FILE.py:Class`, `package.module:Class`, or the class itself; `task` chooses between single- and
-    multi-label images where the method takes both.
+    `method` is a name, `FILE.py:Class`, `package.module:Class`, or the class itself; `task` chooses between
+    single- and multi-label images where the method takes both.
     """
     for _, check in method_checks(method, options, task=task, only=only):
         check()

@@ -11,7 +11,8 @@ FORMULA = ("=", "+", "-", "@")
 
 
 def printable(text: str) -> str:
-    """The text with every character that a terminal would obey, or that hides or turns others around, written as an escape."""
+    """The text with every character that a terminal would obey, or that hides or turns others around, written
+    as an escape."""
     return text if text.isprintable() else "".join(map(_shown, text))
 
 

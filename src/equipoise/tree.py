@@ -32,7 +32,8 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
 
 
 def unflatten(flat: Mapping[str, Tensor]) -> Tree:
-    """The inverse of `flatten`; a name that is a tensor and a branch at once, or lies too deep, is a ValueError."""
+    """The inverse of `flatten`; a name that is a tensor and a branch at once, or lies too deep, is a
+    ValueError."""
     tree: Tree = {}
     for name, value in flat.items():
         if name.count("/") >= DEEPEST:
@@ -80,6 +81,8 @@ def flat_digest(flat: Mapping[str, Tensor]) -> str:
     for name, value in sorted(flat.items()):
         tensor = value.detach().cpu().contiguous()
         sha.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        line = tensor.as_strided((tensor.numel(),), (1,))  # a tensor of one element may be contiguous with any stride
+        line = tensor.as_strided(
+            (tensor.numel(),), (1,)
+        )  # a tensor of one element may be contiguous with any stride
         sha.update(line.view(torch.uint8).numpy().data)
     return sha.hexdigest()

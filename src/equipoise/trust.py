@@ -2,7 +2,8 @@
 
 The fingerprints are in one small file of the user's, a line each: $EQUIPOISE_TRUSTED, or
 `equipoise/trusted.jsonl` in the user's config folder. Code that a config of one's own names is run, and noted
-there; code that a run folder names is run only if it is noted already, because anybody may have made the folder.
+there; code that a run folder names is run only if it is noted already, because anybody may have made the
+folder.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def trusted() -> set[str]:
 
 
 def remember(code: Code) -> None:
-    """Let the code pass, and note that this user runs it; where nothing can be written, for this process only."""
+    """Let the code pass, and note that this user runs it; where nothing can be written, for this process
+    only."""
     known = trusted()
     here.add(code.fingerprint)
     if code.fingerprint in known:
@@ -61,7 +63,8 @@ def remember(code: Code) -> None:
 
 
 def of_folder(folder: Path, trust: bool = False) -> Allow:
-    """For what a run folder's config names: only code that is trusted, or that `trust` says to trust from now on."""
+    """For what a run folder's config names: only code that is trusted, or that `trust` says to trust from now
+    on."""
 
     def allow(code: Code) -> None:
         if code.fingerprint in here | trusted():
@@ -69,7 +72,8 @@ def of_folder(folder: Path, trust: bool = False) -> Allow:
         made = recorded(folder)
         changed = f" (the run was made with {made})" if made not in (None, code.fingerprint) else ""
         raise Untrusted(
-            f"{folder} would run {code.title}, which you have not run before (fingerprint {code.fingerprint}){changed}: "
+            f"{folder} would run {code.title}, which you have not run before (fingerprint "
+            f"{code.fingerprint}){changed}: "
             "read it, then say --trust (in Python: trust=True)"
         )
 
@@ -86,7 +90,9 @@ def only(fingerprint: str | None) -> Allow:
 
     def allow(code: Code) -> None:
         if code.fingerprint != fingerprint:
-            raise ConfigError(f"{code.where}: {code.title} has changed since the run began: start the run again")
+            raise ConfigError(
+                f"{code.where}: {code.title} has changed since the run began: start the run again"
+            )
 
     return allow
 

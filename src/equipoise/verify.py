@@ -1,7 +1,7 @@
 """A folder checked without changing it: every file that has a digest, and what its files say of each other.
 
-Two journals of one federation can be held against each other: each has written down the heads that the other's had
-on the way, so neither can have been cut or written anew by one side alone.
+Two journals of one federation can be held against each other: each has written down the heads that the
+other's had on the way, so neither can have been cut or written anew by one side alone.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class Findings:
 
 
 def verify(folder: Path, other: Path | None = None) -> Findings:
-    """Check all there is in a folder; `other` is the journal of the other side of a federation, or its folder."""
+    """Check all there is in a folder; `other` is the journal of the other side of a federation, or its
+    folder."""
     if not folder.is_dir():
         raise StorageError(f"there is no folder {folder}: {NAME}")
     found = Findings()
@@ -194,7 +195,8 @@ def _journal(place: Path) -> list[Line]:
 
 
 def compared(one: Sequence[Line], two: Sequence[Line]) -> list[str]:
-    """Sentences on what a coordinator's and a site's journal, either given first, say wrongly of each other."""
+    """Sentences on what a coordinator's and a site's journal, either given first, say wrongly of each
+    other."""
     sides = {bool(_site_name(lines)): lines for lines in (one, two)}
     if set(sides) != {True, False}:
         return ["these are not the journals of a coordinator and a site: name one of each"]
@@ -223,6 +225,7 @@ def _strange(lines: Sequence[Line], key: str, theirs: Sequence[Line], keeper: st
     if not gone:
         return []
     return [
-        f"the journal of the {writer} was cut or written anew: {len(gone)} of the {len(lines)} heads that the "
+        f"the journal of the {writer} was cut or written anew: {len(gone)} of the {len(lines)} heads that "
+        f"the "
         f"{keeper} has of it are not in it, the first in line {gone[0]['seq'] + 1} of the {keeper}'s"
     ]

@@ -1,6 +1,7 @@
 """A worker process of the pool: builds a host from the config, then answers until its input ends.
 
-Started as `python -m equipoise.worker`; see `engine.pool` for the other end and `engine.frames` for what is spoken.
+Started as `python -m equipoise.worker`; see `engine.pool` for the other end and `engine.frames` for what is
+spoken.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def main() -> None:
 
 
 def pipes() -> tuple[queue.SimpleQueue[bytes], BinaryIO]:
-    """What arrives on standard input, frame by frame, and where to send frames; the process ends when its input does."""
+    """What arrives on standard input, frame by frame, and where to send frames; the process ends when its
+    input does."""
     pipe_in = os.fdopen(os.dup(0), "rb")
     pipe_out = os.fdopen(os.dup(1), "wb")
     inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -55,8 +57,8 @@ def pipes() -> tuple[queue.SimpleQueue[bytes], BinaryIO]:
 
 
 def _listen(pipe: BinaryIO, inbox: queue.SimpleQueue[bytes]) -> None:
-    """Pass frames on until the pool is gone, then end the process at once: half-done work of a killed run must not go on
-    beside the run that resumes it."""
+    """Pass frames on until the pool is gone, then end the process at once: half-done work of a killed run
+    must not go on beside the run that resumes it."""
     try:
         while True:
             inbox.put(frames.read(pipe))
@@ -70,7 +72,9 @@ def _host(setup: dict[str, Any]) -> Host:
     config = resolve(setup["config"], allow=only(setup.get("code")))
     stuff = material(config)
     if stuff.samples.fingerprint != setup["data"]:
-        raise StorageError("the data changed while the run was starting: leave them as they are, then `equipoise resume`")
+        raise StorageError(
+            "the data changed while the run was starting: leave them as they are, then `equipoise resume`"
+        )
     return make_host(config, stuff, Path(setup["private"]))
 
 

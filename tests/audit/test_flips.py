@@ -1,8 +1,8 @@
 """One bit of one file changes, as disks do it: it is noticed and named, or it makes no difference.
 
-Files are drawn at random from a run that is half done, from one that is finished, from the folders of a federation
-that is half done (coordinator and site), and from the image cache; so is the bit. Then everything is used that reads
-them. The ordinary suite tries a few of them, `-m audit` a hundred.
+Files are drawn at random from a run that is half done, from one that is finished, from the folders of a
+federation that is half done (coordinator and site), and from the image cache; so is the bit. Then everything
+is used that reads them. The ordinary suite tries a few of them, `-m audit` a hundred.
 """
 
 from __future__ import annotations
@@ -65,12 +65,17 @@ class Case:
 
     def files(self) -> list[Path]:
         found = (path for part in self.parts for path in (self.folder / part).rglob("*"))
-        return sorted(path.relative_to(self.folder) for path in found if path.is_file() and path.stat().st_size)
+        return sorted(
+            path.relative_to(self.folder) for path in found if path.is_file() and path.stat().st_size
+        )
 
 
 def numbers(folder: Path) -> list[dict[str, Any]]:
     """The rows of metrics; how many bytes were sent is counted per attempt."""
-    return [{key: value for key, value in row.items() if "bytes" not in key} for row in rows(folder / "metrics.jsonl")]
+    return [
+        {key: value for key, value in row.items() if "bytes" not in key}
+        for row in rows(folder / "metrics.jsonl")
+    ]
 
 
 # What reads a folder ----------------------------------------------------------------------------------------
@@ -84,7 +89,9 @@ def go_on(folder: Path) -> Any:
 def look(folder: Path) -> Any:
     """All that is made of a finished run: the page, the models, what is shown again."""
     text = write_report(folder).read_text().replace(str(folder), "")
-    models = [load(folder, site) for site in (None, "site-00", "site-01", "site-02")] + [load(folder / "model.safetensors")]
+    models = [load(folder, site) for site in (None, "site-00", "site-01", "site-02")] + [
+        load(folder / "model.safetensors")
+    ]
     return (
         text,
         [digest(model.tensors) for model in models],
@@ -233,7 +240,11 @@ def test_every_kind_of_file_is_drawn_from(cases: dict[str, Case]) -> None:
         "HEAD.json",
         "notes.jsonl",
     } <= names["half"]
-    assert {"result.json", "model.json", "ledger.json", "data.json", "features.json", "report.html"} <= names["done"]
-    assert {"federation.json", "roster.json", "tickets.json", "ticket.json", "config.json"} <= names["federation"]
+    assert {"result.json", "model.json", "ledger.json", "data.json", "features.json", "report.html"} <= names[
+        "done"
+    ]
+    assert {"federation.json", "roster.json", "tickets.json", "ticket.json", "config.json"} <= names[
+        "federation"
+    ]
     assert {"site.toml", "policy.toml", "data.json"} <= names["federation"]
     assert {Path(name).suffix for name in names["cache"]} == {".raw", ".json"}

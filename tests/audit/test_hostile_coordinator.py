@@ -1,4 +1,5 @@
-"""A hostile coordinator: whatever it asks, a site answers with a refusal or a failure, journals it, and touches nothing by its word."""
+"""A hostile coordinator: whatever it asks, a site answers with a refusal or a failure, journals it, and
+touches nothing by its word."""
 
 from __future__ import annotations
 
@@ -30,7 +31,18 @@ MakeConfig = Callable[..., Config]
 SITE = "site-00"
 WORD = "Qx7planted"
 """stands in every name and path the coordinator makes up; it must reach no file, folder, module or process"""
-EVENTS = ("open", "import", "exec", "compile", "subprocess.Popen", "socket.connect", "os.", "shutil.", "tempfile.", "ctypes.")
+EVENTS = (
+    "open",
+    "import",
+    "exec",
+    "compile",
+    "subprocess.Popen",
+    "socket.connect",
+    "os.",
+    "shutil.",
+    "tempfile.",
+    "ctypes.",
+)
 
 seen: list[tuple[str, str]] = []
 watched = [False]
@@ -50,7 +62,8 @@ def _listening() -> None:
 
 @contextmanager
 def untouched(folder: Path) -> Iterator[None]:
-    """Nothing was opened, made or imported by the coordinator's word, and no file came or went but for journal and tickets."""
+    """Nothing was opened, made or imported by the coordinator's word, and no file came or went but for
+    journal and tickets."""
 
     def files() -> set[str]:
         return {str(path) for path in folder.rglob("*")}
@@ -82,7 +95,14 @@ class Asked:
     def letter(self, **changes: Any) -> dict[str, Any]:
         run = self.table["run"]
         config = json.loads((self.desk.folder / "runs" / run / "config.json").read_text())
-        letter = {"run": run, "site": SITE, "round": 0, "question": "", "config": config, "version": __version__}
+        letter = {
+            "run": run,
+            "site": SITE,
+            "round": 0,
+            "question": "",
+            "config": config,
+            "version": __version__,
+        }
         return letter | {"ticket": next(self.tickets)} | changes
 
     def last(self) -> dict[str, Any]:
@@ -112,7 +132,8 @@ def asked(tiny: MakeConfig, town: Any) -> Asked:
 
 
 def refused(asked: Asked, kind: str, table: dict[str, Any], data: dict[str, bytes]) -> None:
-    """The desk says no, in a sentence or by the name of an error, and its journal has it; private state stays as it was."""
+    """The desk says no, in a sentence or by the name of an error, and its journal has it; private state stays
+    as it was."""
     before, lines = asked.state(), asked.last()["seq"]
     with untouched(asked.desk.folder):
         reply, answer = asked.desk.reply(kind, table, data)
@@ -199,7 +220,9 @@ def test_a_replay_is_refused(asked: Asked) -> None:
 @pytest.mark.parametrize("version", ["0.0.0", f"{WORD}.0", "0.0/../../x", "0.0\n", "0.0\x00", "..", "~"])
 @pytest.mark.parametrize("field", ["read", "write", "keep"])
 def test_a_version_is_no_path(field: str, version: str, asked: Asked) -> None:
-    refused(asked, "train.train", asked.newer(**{field: [version] if field == "keep" else version}), asked.data)
+    refused(
+        asked, "train.train", asked.newer(**{field: [version] if field == "keep" else version}), asked.data
+    )
 
 
 @pytest.mark.parametrize("field", ["read", "write"])
@@ -227,7 +250,8 @@ PAYLOADS: dict[str, Callable[[Asked], Any]] = {
     "table of 4 GiB": lambda asked: struct.pack("<Q", 2**32) + bytes(64),
     "nested without end": lambda asked: message_of("[" * 100_000),
     "giant shape": lambda asked: message_of(
-        '{"__metadata__":{"equipoise":"{}"},"model/x":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4]}}', bytes(4)
+        '{"__metadata__":{"equipoise":"{}"},"model/x":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4]}}',
+        bytes(4),
     ),
     "names nested deep": lambda asked: message_of(
         f'{{"__metadata__":{{"equipoise":"{{}}"}},"model/{"x/" * 1200}y":{{{ONE}}}}}', bytes(4)
@@ -254,7 +278,8 @@ def test_a_question_without_a_payload_is_refused(asked: Asked) -> None:
     refused(asked, "train.train", asked.newer(), {WORD: asked.data["payload"]})
 
 
-# Invitations ---------------------------------------------------------------------------------------------------------
+# Invitations
+# ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("field", "odd"), odd_fields(("run", "site", "version", "config", "ticket")))
@@ -298,7 +323,8 @@ def test_data_named_by_the_coordinator_are_never_looked_at(asked: Asked) -> None
         assert "card" in asked.desk.reply("query", asked.letter(), {})[0]
 
 
-# Messages ------------------------------------------------------------------------------------------------------------
+# Messages
+# ------------------------------------------------------------------------------------------------------------
 
 
 def text(value: Any) -> RecordDict:

@@ -1,4 +1,5 @@
-"""One hostile site of four: whatever it sends, it is named and left out, and the run is that of the other three."""
+"""One hostile site of four: whatever it sends, it is named and left out, and the run is that of the other
+three."""
 
 from __future__ import annotations
 
@@ -70,9 +71,16 @@ def lost(tiny: MakeConfig, tmp_path_factory: pytest.TempPathFactory) -> Callable
 
 
 def compare(
-    config: Config, question: str, bad: Bad, name: str, folder: Path, lost: Callable[..., tuple[Result, Path]], rows: Rows
+    config: Config,
+    question: str,
+    bad: Bad,
+    name: str,
+    folder: Path,
+    lost: Callable[..., tuple[Result, Path]],
+    rows: Rows,
 ) -> None:
-    """A run with this bad answer in all rounds but the last is the run that lost those answers; the journal says why."""
+    """A run with this bad answer in all rounds but the last is the run that lost those answers; the journal
+    says why."""
     change, reason = bad[name]
     rounds = tuple(range(ROUNDS - 1))
     found = spoiled(config, folder, change, question, rounds)
@@ -80,7 +88,9 @@ def compare(
     assert found.state_hash == expected.state_hash
     assert rows(folder) == rows(other)
     turned_away = lines(folder, "rejected")
-    assert [(line["site"], line["round"], line["question"]) for line in turned_away] == [(HOSTILE, r, question) for r in rounds]
+    assert [(line["site"], line["round"], line["question"]) for line in turned_away] == [
+        (HOSTILE, r, question) for r in rounds
+    ]
     for line in turned_away:
         assert re.search(reason, line["reason"]), line["reason"]
         assert len(line["reason"]) < 400 and line["reason"].isprintable()
@@ -92,7 +102,9 @@ def test_a_bad_update_is_left_out(name: str, tiny: MakeConfig, lost: Any, rows: 
 
 
 @pytest.mark.parametrize("name", COUNTED)
-def test_bad_statistics_are_left_out(name: str, tiny: MakeConfig, lost: Any, rows: Rows, tmp_path: Path) -> None:
+def test_bad_statistics_are_left_out(
+    name: str, tiny: MakeConfig, lost: Any, rows: Rows, tmp_path: Path
+) -> None:
     compare(four(tiny, evaluate={"exact": False}), "evaluate", COUNTED, name, tmp_path, lost, rows)
 
 
@@ -101,7 +113,8 @@ def test_bad_scores_are_left_out(name: str, tiny: MakeConfig, lost: Any, rows: R
     compare(four(tiny), "evaluate", SCORED, name, tmp_path, lost, rows)
 
 
-# The guard alone, and memory -----------------------------------------------------------------------------------------
+# The guard alone, and memory
+# -----------------------------------------------------------------------------------------
 
 
 def honest(config: Config, folder: Path) -> Callable[[str], tuple[bytes, Callable[[bytes], None]]]:
@@ -128,7 +141,9 @@ def honest(config: Config, folder: Path) -> Callable[[str], tuple[bytes, Callabl
     def get(question: str) -> tuple[bytes, Callable[[bytes], None]]:
         line = ledger.line(question, 0)
         assert line is not None
-        return kept[question], lambda data: check(HOSTILE, data, line, config.exchange, bounds, 0, sent[question]) and None
+        return kept[
+            question
+        ], lambda data: check(HOSTILE, data, line, config.exchange, bounds, 0, sent[question]) and None
 
     return get
 
@@ -178,7 +193,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 def test_nothing_is_allocated_by_a_messages_own_word(tiny: MakeConfig, tmp_path: Path) -> None:
-    """In a process of its own: all bad updates, one after the other, take a few times the bytes of the largest, ten megabytes."""
+    """In a process of its own: all bad updates, one after the other, take a few times the bytes of the
+    largest, ten megabytes."""
     command = [sys.executable, "-c", CHILD, json.dumps(four(tiny).table()), str(tmp_path)]
     environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
     found = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -186,7 +202,8 @@ def test_nothing_is_allocated_by_a_messages_own_word(tiny: MakeConfig, tmp_path:
     assert int(found.stdout) < 200_000  # kilobytes
 
 
-# Through Flower's messages -------------------------------------------------------------------------------------------
+# Through Flower's messages
+# -------------------------------------------------------------------------------------------
 
 Reply = Callable[[Message], Any]
 
@@ -234,16 +251,28 @@ REPLIES: dict[str, tuple[Reply, str, str]] = {
     "refusal that is a table": (told(refused={"a": ["b"]}), "refused", "{'a': ['b']}"),
     "endless refusal": (told(refused="\x1b[2Jno" * 100_000), "refused", "?[2Jno"),
     "endless failure": (told(failed="\u202eOSError" * 10_000), "failed", "?OSError"),
-    "nested deep": (as_text(lambda text: '{"a":' * 1200 + "1" + "}" * 1200), "ignored", "not a message of ours"),
+    "nested deep": (
+        as_text(lambda text: '{"a":' * 1200 + "1" + "}" * 1200),
+        "ignored",
+        "not a message of ours",
+    ),
     "nested without end": (as_text(lambda text: "[" * 100_000), "ignored", "not a message of ours"),
     "nested a little": (
         as_text(lambda text: text[:-1] + ',"x":' + "[" * 30 + "]" * 30 + "}"),
         "ignored",
         "not a message of ours",
     ),
-    "too long": (as_text(lambda text: text[:-1] + ',"x":"' + "x" * 2**22 + '"}'), "ignored", "not a message of ours"),
+    "too long": (
+        as_text(lambda text: text[:-1] + ',"x":"' + "x" * 2**22 + '"}'),
+        "ignored",
+        "not a message of ours",
+    ),
     "NaN": (as_text(lambda text: text[:-1] + ',"x":NaN}'), "ignored", "not a message of ours"),
-    "said twice": (as_text(lambda text: text[:-1] + ',"site":"site-02"}'), "ignored", "not a message of ours"),
+    "said twice": (
+        as_text(lambda text: text[:-1] + ',"site":"site-02"}'),
+        "ignored",
+        "not a message of ours",
+    ),
     "a list": (as_text(lambda text: "[]"), "ignored", "not a message of ours"),
     "no text": (as_text(lambda text: b"{}"), "ignored", "not a message of ours"),
     "a list of texts": (as_text(lambda text: [text]), "ignored", "not a message of ours"),
@@ -260,7 +289,11 @@ REPLIES: dict[str, tuple[Reply, str, str]] = {
         "ignored",
         "not a message of ours",
     ),
-    "answer that is empty": (with_arrays(answer=Array("uint8", (0,), "safetensors", b"")), "rejected", "message"),
+    "answer that is empty": (
+        with_arrays(answer=Array("uint8", (0,), "safetensors", b"")),
+        "rejected",
+        "message",
+    ),
     "answer of another size than it says": (
         with_arrays(answer=Array("uint8", (2**40,), "safetensors", b"short")),
         "rejected",
@@ -286,7 +319,9 @@ def test_a_bad_reply_is_left_out(tiny: MakeConfig, town: Any, tmp_path: Path) ->
     there.wire.change = spoil
     found = there.go()
     lost = replace(config, evaluate=there.config.evaluate)
-    assert found.state_hash == spoiled(lost, tmp_path, lambda data: None, "train", tuple(range(bad))).state_hash
+    assert (
+        found.state_hash == spoiled(lost, tmp_path, lambda data: None, "train", tuple(range(bad))).state_hash
+    )
     turned_away = lines(there.run, "ignored", "refused", "failed", "rejected")
     assert [(line["site"], line["round"]) for line in turned_away] == [(HOSTILE, r) for r in range(bad)]
     for line, (name, (_, event, reason)) in zip(turned_away, REPLIES.items(), strict=True):
@@ -318,7 +353,11 @@ def test_a_bad_card_is_left_out(name: str, tiny: MakeConfig, town: Any) -> None:
             if asked.metadata.message_type != "query" or table["site"] != HOSTILE:
                 return reply
             card, bad = table.pop("card"), CARDS[name]
-            said = {"refused": "no"} if refuses else {"card": card | bad if isinstance(bad, dict) and bad else bad}
+            said = (
+                {"refused": "no"}
+                if refuses
+                else {"card": card | bad if isinstance(bad, dict) and bad else bad}
+            )
             return Message(wrap(table | said), reply_to=asked)
 
         there.wire.change = spoil
@@ -330,7 +369,8 @@ def test_a_bad_card_is_left_out(name: str, tiny: MakeConfig, town: Any) -> None:
     assert results[0].history[0]["sites"] == ["site-00", "site-01", "site-03"]
 
 
-# Every method --------------------------------------------------------------------------------------------------------
+# Every method
+# --------------------------------------------------------------------------------------------------------
 
 
 def everywhere(change: Callable[[Tensor], Tensor], weight: float = 1.0, statistics: bool = True) -> Change:
@@ -341,8 +381,12 @@ def everywhere(change: Callable[[Tensor], Tensor], weight: float = 1.0, statisti
         leaves: dict[str, Any] = {}
         for name, leaf in upload.items():
             flat = flatten({"x": leaf.value})
-            made = unflatten({path: change(x) if statistics or "running" not in path else x for path, x in flat.items()})
-            leaves[name] = Mean(made["x"], leaf.weight * weight) if isinstance(leaf, Mean) else type(leaf)(made["x"])
+            made = unflatten(
+                {path: change(x) if statistics or "running" not in path else x for path, x in flat.items()}
+            )
+            leaves[name] = (
+                Mean(made["x"], leaf.weight * weight) if isinstance(leaf, Mean) else type(leaf)(made["x"])
+            )
         return encode_upload(leaves, header)
 
     return spoil
@@ -390,7 +434,9 @@ def test_no_method_is_ended_by_one_site(name: str, tmp_path: Path) -> None:
     }
     result = run(table, tmp_path, wrap=Hostile)
     assert {line["site"] for line in lines(tmp_path, "rejected")} == {HOSTILE}
-    assert all(bool(torch.isfinite(x).all()) for x in flatten(result.server).values() if x.is_floating_point())
+    assert all(
+        bool(torch.isfinite(x).all()) for x in flatten(result.server).values() if x.is_floating_point()
+    )
     assert result.metrics["test"]["generalisation"]["balanced_accuracy"] is not None
 
 
@@ -398,7 +444,8 @@ def test_no_method_is_ended_by_one_site(name: str, tmp_path: Path) -> None:
 def test_a_site_that_lies_about_its_images_cannot_end_the_run(
     factor: float, tiny: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It says it has a million, so its weight decides alone; the others' answers still count, round after round."""
+    """It says it has a million, so its weight decides alone; the others' answers still count, round after
+    round."""
     held = Material.held
 
     def lied(stuff: Material) -> dict[str, dict[str, Held]]:

@@ -50,19 +50,29 @@ def test_compare_folds_for_people_and_for_programs(cli, file: Path) -> None:
     assert 'href="local/4-1/report.html"' in page and "2 methods on phantom" in page
     images = json.loads((folder / "fedavg/4-0/data.json").read_text())["images"]
     tested = [
-        sum(site["test"]["images"] for site in json.loads((folder / f"fedavg/4-{f}/data.json").read_text())["sites"].values())
+        sum(
+            site["test"]["images"]
+            for site in json.loads((folder / f"fedavg/4-{f}/data.json").read_text())["sites"].values()
+        )
         for f in (0, 1)
     ]
     assert sum(tested) == images
 
 
-def test_a_key_on_the_command_line_wins_over_what_a_method_recommends(cli, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_on_the_command_line_wins_over_what_a_method_recommends(
+    cli, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("equipoise.compare.summary.race", lambda *given: [])
     file.write_text(FILE + 'objective = "focal"\n')
     words = ("compare", file, "--methods", "fedavg,fca", "--seeds", "0")
-    assert 'note      fca: objective = "balanced_softmax" as the method recommends; the file says "focal"' in cli(*words).out
+    assert (
+        'note      fca: objective = "balanced_softmax" as the method recommends; the file says "focal"'
+        in cli(*words).out
+    )
     by_hand = json.loads(cli(*words, "train.objective=class_balanced", "--json").out)
-    assert by_hand["remarks"] == ['fca: objective = "class_balanced" as asked for; the method recommends "balanced_softmax"']
+    assert by_hand["remarks"] == [
+        'fca: objective = "class_balanced" as asked for; the method recommends "balanced_softmax"'
+    ]
 
 
 def test_failed_runs_have_a_code_of_their_own(cli, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +81,9 @@ def test_failed_runs_have_a_code_of_their_own(cli, file: Path, monkeypatch: pyte
     words = ("compare", file, "--seeds", "0", "--arm", "none: exchange.min_sites=9", "--out", "out")
     done = cli(*words)
     assert done.code == 9
-    assert "1 of 1 runs failed (none/0: round 0: too few sites); the same command" in done.err.splitlines()[-1]
+    assert (
+        "1 of 1 runs failed (none/0: round 0: too few sites); the same command" in done.err.splitlines()[-1]
+    )
     assert "failed    none/0" in done.out
     told = cli(*words, "--json")
     assert told.code == 9
@@ -90,14 +102,19 @@ def test_a_race_counts_rounds_of_all_runs(monkeypatch: pytest.MonkeyPatch) -> No
     now = [100.0]
     monkeypatch.setattr("equipoise.cli.progress.time.monotonic", lambda: now[0])
     race = Race()
-    assert race.line("begin", {"rounds": 40, "done": 10, "runs": 4, "finished": 1}) == "4 runs, 1 of them finished before"
+    assert (
+        race.line("begin", {"rounds": 40, "done": 10, "runs": 4, "finished": 1})
+        == "4 runs, 1 of them finished before"
+    )
     assert (race.share, race.left) == (0.25, None)
     now[0] += 10
     race.line("round", {"run": "a", "round": 6, "rounds": 10})  # five rounds were done by an earlier session
     race.line("round", {"run": "b", "round": 1, "rounds": 10})
     assert race.share == pytest.approx(17 / 40)
     assert race.left == pytest.approx(10 / 2 * 23)
-    assert race.line("failed", {"run": "b", "rounds": 10, "error": "oh"}) == "b failed: oh  1:10 left"  # 14 rounds at 5 s
+    assert (
+        race.line("failed", {"run": "b", "rounds": 10, "error": "oh"}) == "b failed: oh  1:10 left"
+    )  # 14 rounds at 5 s
     race.line("round", {"run": "a", "round": 11, "rounds": 10})  # a step after the last round
     assert race.share == pytest.approx(30 / 40)
 
@@ -112,5 +129,7 @@ def test_a_race_is_told_in_plain_lines(capsys: pytest.CaptureFixture[str]) -> No
         told = capsys.readouterr()
         assert told.out == ""
         assert told.err.splitlines() == (
-            [] if quiet else ["decoding images (1,200)", "1 runs, 0 of them finished before", "a/0 done  0:00 left"]
+            []
+            if quiet
+            else ["decoding images (1,200)", "1 runs, 0 of them finished before", "a/0 done  0:00 left"]
         )

@@ -1,4 +1,5 @@
-"""A failure is one sentence on standard error and the exit code of its kind; with --json also a JSON object."""
+"""A failure is one sentence on standard error and the exit code of its kind; with --json also a JSON
+object."""
 
 from __future__ import annotations
 
@@ -79,7 +80,9 @@ def test_usage(cli) -> None:
     assert cli("demo", "--workers", 0).code == 2
 
 
-@pytest.mark.parametrize(("number", "code", "part"), [(errno.ENOSPC, 8, "disk is full"), (errno.EIO, 1, "EQUIPOISE_DEBUG=1")])
+@pytest.mark.parametrize(
+    ("number", "code", "part"), [(errno.ENOSPC, 8, "disk is full"), (errno.EIO, 1, "EQUIPOISE_DEBUG=1")]
+)
 def test_what_the_system_refuses(cli, tiny, monkeypatch, number: int, code: int, part: str) -> None:
     def fail(*args: object, **kwargs: object) -> None:
         raise OSError(number, os.strerror(number))
@@ -117,7 +120,9 @@ def keyboard() -> Iterator[None]:
 
 @pytest.mark.usefixtures("keyboard")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_run_goes_on_to_the_same_result(cli, tiny, monkeypatch, number: signal.Signals, code: int) -> None:
+def test_an_interrupted_run_goes_on_to_the_same_result(
+    cli, tiny, monkeypatch, number: signal.Signals, code: int
+) -> None:
     straight = json.loads(cli("run", tiny, "--out", "straight", "--json").out)
     with monkeypatch.context() as patch:
         patch.setattr(equipoise.running, "run", stopping(number))
@@ -132,9 +137,21 @@ def test_an_interrupted_run_goes_on_to_the_same_result(cli, tiny, monkeypatch, n
 
 @pytest.mark.slow
 def test_a_real_process_ends_cleanly_with_its_workers(tiny) -> None:
-    command = [sys.executable, "-m", "equipoise.cli", "run", str(tiny), "train.rounds=500", "engine.kind=pool", "--out", "out"]
+    command = [
+        sys.executable,
+        "-m",
+        "equipoise.cli",
+        "run",
+        str(tiny),
+        "train.rounds=500",
+        "engine.kind=pool",
+        "--out",
+        "out",
+    ]
     environment = os.environ | {"PYTHONPATH": str(Path(equipoise.__file__).parents[1])}
-    with subprocess.Popen(command, env=environment, cwd=tiny.parent, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, env=environment, cwd=tiny.parent, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stderr is not None
         lines = iter(process.stderr.readline, "")
         assert any(line.startswith("round 1/") for line in lines)

@@ -21,7 +21,11 @@ QUICK = ("documented", "ledger", "one_sample", "neutral")
 def test_three_files_and_what_to_do_next(cli) -> None:
     done = cli("new-method", "fed_tail")
     assert done.code == 0 and done.err == ""
-    assert sorted(path.name for path in Path().iterdir()) == ["fed_tail.py", "fed_tail.toml", "test_fed_tail.py"]
+    assert sorted(path.name for path in Path().iterdir()) == [
+        "fed_tail.py",
+        "fed_tail.toml",
+        "test_fed_tail.py",
+    ]
     assert "`equipoise run fed_tail.toml`" in done.out and "`python -m pytest test_fed_tail.py`" in done.out
     assert find("fed_tail.py:FedTail", Path.cwd()).tasks == ("single", "multi")
 
@@ -40,7 +44,15 @@ def test_the_config_runs_from_where_it_was_made(cli, task: str) -> None:
     assert told["next"][0] == "equipoise run ideas/new/idea.toml"
     config = read(Path("ideas/new/idea.toml"))
     assert type(config.method).__name__ == "Idea" and config.data.multi is (task == "multi")
-    done = cli("run", "ideas/new/idea.toml", "data.scale=0.005", "data.image_size=16", "train.rounds=2", "--out", "run")
+    done = cli(
+        "run",
+        "ideas/new/idea.toml",
+        "data.scale=0.005",
+        "data.image_size=16",
+        "train.rounds=2",
+        "--out",
+        "run",
+    )
     assert done.code == 0, done.err
     leaves = json.loads(Path("run/ledger.json").read_text())
     assert "centre" in json.dumps(leaves)
@@ -48,13 +60,26 @@ def test_the_config_runs_from_where_it_was_made(cli, task: str) -> None:
 
 def test_a_folder_with_odd_letters(cli) -> None:
     assert cli("new-method", "idea", "--folder", 'a "b" é').code == 0
-    assert tomllib.loads(Path('a "b" é/idea.toml').read_text(encoding="utf-8"))["method"]["name"] == 'a "b" é/idea.py:Idea'
+    assert (
+        tomllib.loads(Path('a "b" é/idea.toml').read_text(encoding="utf-8"))["method"]["name"]
+        == 'a "b" é/idea.py:Idea'
+    )
 
 
 @pytest.mark.slow
 def test_the_test_it_writes_passes(cli, tmp_path: Path) -> None:
     assert cli("new-method", "fed_tail").code == 0
-    command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "test_fed_tail.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-W",
+        "error",
+        "-p",
+        "no:cacheprovider",
+        "test_fed_tail.py",
+    ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     assert "19 passed" in done.stdout  # seventeen rules that apply, and the formula in two rounds
@@ -65,7 +90,17 @@ def test_the_test_it_writes_sees_another_loss(cli, tmp_path: Path) -> None:
     assert cli("new-method", "fed_tail").code == 0
     source = Path("fed_tail.py").read_text()
     Path("fed_tail.py").write_text(source.replace(".square().mean()", ".square().sum()"))
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_fed_tail.py", "-k", "formula"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "test_fed_tail.py",
+        "-k",
+        "formula",
+    ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1 and "1 failed, 1 passed" in done.stdout
 
@@ -73,9 +108,16 @@ def test_the_test_it_writes_sees_another_loss(cli, tmp_path: Path) -> None:
 @pytest.mark.parametrize("words", [(), ("--task", "single"), ("--task", "multi")])
 def test_what_it_writes_is_in_house_style(cli, words: tuple[str, ...]) -> None:
     assert cli("new-method", "fed_tail", *words).code == 0
-    ours = ["--config", str(ROOT / "pyproject.toml"), "--config", "lint.isort.known-first-party=['equipoise']"]
+    ours = [
+        "--config",
+        str(ROOT / "pyproject.toml"),
+        "--config",
+        "lint.isort.known-first-party=['equipoise']",
+    ]
     for check in (["check"], ["format", "--check"]):
-        done = subprocess.run([sys.executable, "-m", "ruff", *check, *ours, "--no-cache", "."], capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *check, *ours, "--no-cache", "."], capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stdout
 
 
@@ -102,7 +144,9 @@ def test_nothing_is_written_over(cli, there: str) -> None:
     Path(there).write_text("mine")
     done = cli("new-method", "idea")
     assert (
-        done.code == 2 and done.err == f"{there} is there already and stays as it is: take another name or another --folder\n"
+        done.code == 2
+        and done.err
+        == f"{there} is there already and stays as it is: take another name or another --folder\n"
     )
     assert [path.name for path in Path().iterdir()] == [there] and Path(there).read_text() == "mine"
 
@@ -110,4 +154,8 @@ def test_nothing_is_written_over(cli, there: str) -> None:
 def test_a_folder_that_cannot_be_is_one_sentence(cli) -> None:
     Path("file").write_text("")
     done = cli("new-method", "idea", "--folder", "file/inside")
-    assert done.code == 8 and done.err.startswith("file/inside/idea.py cannot be written") and done.err.count("\n") == 1
+    assert (
+        done.code == 8
+        and done.err.startswith("file/inside/idea.py cannot be written")
+        and done.err.count("\n") == 1
+    )

@@ -65,7 +65,9 @@ def test_several_runs_share_one_clock(now) -> None:
     assert clock.left == pytest.approx(30)
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(None, "–:––"), (5.4, "0:05"), (309, "5:09"), (3909, "1:05:09")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(None, "–:––"), (5.4, "0:05"), (309, "5:09"), (3909, "1:05:09")]
+)
 def test_duration(seconds: float | None, text: str) -> None:
     assert duration(seconds) == text
 
@@ -73,7 +75,10 @@ def test_duration(seconds: float | None, text: str) -> None:
 def test_line_names_what_is_known() -> None:
     row: dict[str, Any] = {"round": 3, "train.loss": 1.25}
     assert line(row, 9) == "round 3/9  loss 1.250"
-    row["test"] = {"generalisation": {"balanced_accuracy": 0.5}, "specialisation": {"balanced_accuracy": None}}
+    row["test"] = {
+        "generalisation": {"balanced_accuracy": 0.5},
+        "specialisation": {"balanced_accuracy": None},
+    }
     assert line(row, 9).endswith("balanced accuracy 50.0 % global, – own")
 
 
@@ -136,14 +141,22 @@ def test_an_answer_that_is_left_out_is_named_at_once(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().err == "round 3: site 'north' was left out of 'train': [why]\n"
 
 
-def test_a_submitted_run_names_sites_and_answers_that_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_submitted_run_names_sites_and_answers_that_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     look = _follow(tmp_path, 5, quiet=False)
     look()
     book = Journal(tmp_path / "journal.jsonl")
     book.write("left out", site="south", reason="site 'south' does not say in order what it holds")
     book.write("committed", round=1)
     look()
-    book.write("rejected", site="north", round=2, question="train", reason="site 'north' was left out of 'train': why")
+    book.write(
+        "rejected",
+        site="north",
+        round=2,
+        question="train",
+        reason="site 'north' was left out of 'train': why",
+    )
     look()
     look()
     book.close()

@@ -69,7 +69,10 @@ def test_a_comparison_and_a_table_of_a_paper(cli, tiny: Path) -> None:
     cli("report", "out")
     page = Path("out/report.html").read_text()
     assert page.index("Beside the paper: skin &lt;lesions&gt;") < page.index("<h2>Result</h2>")
-    assert '<td class="n">41.5</td><td class="n">40.0 ± 1.5</td><td class="n">+1.5</td>' in page and "fewer rounds." in page
+    assert (
+        '<td class="n">41.5</td><td class="n">40.0 ± 1.5</td><td class="n">+1.5</td>' in page
+        and "fewer rounds." in page
+    )
 
 
 def test_what_has_no_page(cli, tmp_path: Path) -> None:
@@ -118,7 +121,9 @@ def test_a_live_run_that_is_broken_off_leaves_a_page_that_waits_no_longer(
     assert "Round 0 of 2: not finished" in shown(Path("out")) and "data-live" not in shown(Path("out"))
 
 
-def test_a_page_that_cannot_be_written_does_not_end_the_run(cli, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_cannot_be_written_does_not_end_the_run(
+    cli, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(folder: Path, live: bool = False) -> Path:
         raise ValueError("no ink")
 
@@ -133,7 +138,10 @@ def test_a_run_elsewhere_is_followed_until_it_is_finished(
 ) -> None:
     monkeypatch.setattr(live, "LOOK", 0.01)
     copy = Path(shutil.copytree(done, tmp_path / "copy"))
-    rows, result = (copy / "metrics.jsonl").read_text().splitlines(keepends=True), (copy / "result.json").read_bytes()
+    rows, result = (
+        (copy / "metrics.jsonl").read_text().splitlines(keepends=True),
+        (copy / "result.json").read_bytes(),
+    )
     (copy / "result.json").unlink()
     (copy / "metrics.jsonl").write_text(rows[0])
     seen: list[str] = []

@@ -28,11 +28,14 @@ def test_the_list_for_people_and_for_programs(cli, monkeypatch: pytest.MonkeyPat
     assert "fca-table4" in told.out and "fed-isic2019" in told.out and "an estimate for one core" in told.out
     found = json.loads(cli("reproduce", "--list", "--json").out)
     assert {"table", "rows", "data", "estimated_seconds"} <= set(found[0]) and len(found) > 40
-    assert [one["table"] for one in json.loads(cli("reproduce", "fca-table4", "--list", "--json").out)] == ["fca-table4"]
+    assert [one["table"] for one in json.loads(cli("reproduce", "fca-table4", "--list", "--json").out)] == [
+        "fca-table4"
+    ]
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(7, "7 s"), (150, "2.5 min"), (3500, "58 min"), (4.2 * 3600, "4.2 h"), (86400 * 1234, "1,200 days")]
+    ("seconds", "text"),
+    [(7, "7 s"), (150, "2.5 min"), (3500, "58 min"), (4.2 * 3600, "4.2 h"), (86400 * 1234, "1,200 days")],
 )
 def test_an_estimate_has_two_digits(seconds: float, text: str) -> None:
     assert _rough(seconds) == text
@@ -40,7 +43,17 @@ def test_an_estimate_has_two_digits(seconds: float, text: str) -> None:
 
 @pytest.mark.slow
 def test_a_table_for_people_and_for_programs(cli, phantom: Path) -> None:
-    words = ("reproduce", "fedsdc-table2", "train.rounds=1", "--data", phantom, "--scale", "small", "--rows", "M3 shuffle")
+    words = (
+        "reproduce",
+        "fedsdc-table2",
+        "train.rounds=1",
+        "--data",
+        phantom,
+        "--scale",
+        "small",
+        "--rows",
+        "M3 shuffle",
+    )
     done = cli(*words)
     assert done.code == 0, done.err
     assert "Small scale" in done.out and "(66.3)" in done.out

@@ -1,4 +1,5 @@
-"""`equipoise version --sbom` names what is installed here, and the container's lock file agrees with the tested set."""
+"""`equipoise version --sbom` names what is installed here, and the container's lock file agrees with the
+tested set."""
 
 from __future__ import annotations
 
@@ -34,12 +35,20 @@ def test_the_bill_names_every_package_with_its_version(capsys: pytest.CaptureFix
 
 
 def test_the_lock_file_has_a_hash_per_package_and_the_tested_versions() -> None:
-    lines = [line for line in (ROOT / "deploy/requirements.lock").read_text().splitlines() if not line.startswith("#")]
+    lines = [
+        line
+        for line in (ROOT / "deploy/requirements.lock").read_text().splitlines()
+        if not line.startswith("#")
+    ]
     found = {match["name"]: match["version"] for line in lines if (match := LINE.fullmatch(line))}
     assert len(found) == len(lines), "a line without a version or a hash"
-    pinned = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    pinned = dict(
+        line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line
+    )
     tested = {normal(name): number.partition(";")[0].strip() for name, number in pinned.items()}
-    differ = {name for name, number in found.items() if name in tested and number.partition("+")[0] != tested[name]}
+    differ = {
+        name for name, number in found.items() if name in tested and number.partition("+")[0] != tested[name]
+    }
     assert not differ, "run `python deploy/lock.py`"
     assert {"torch", "flwr", "cryptography", "hatchling"} <= set(found)
 
@@ -49,6 +58,13 @@ def test_nothing_enters_the_build_context_by_default() -> None:
     rules = [line for line in lines if line and not line.startswith("#")]
     assert rules[0] == "**"
     allowed = {rule[1:] for rule in rules if rule.startswith("!")}
-    assert allowed == {"pyproject.toml", "README.md", "LICENSE", "src/equipoise", "deploy/requirements.lock", "deploy/wheels"}
+    assert allowed == {
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "src/equipoise",
+        "deploy/requirements.lock",
+        "deploy/wheels",
+    }
     copied = re.findall(r"^COPY (.+) \S+$", (ROOT / "deploy/Dockerfile").read_text(), re.M)
     assert {word.rstrip("*") for line in copied for word in line.split()} <= allowed | {"src"}

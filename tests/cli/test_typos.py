@@ -112,7 +112,11 @@ def test_the_word_that_was_meant_is_named(name: str) -> None:
     ],
 )
 def test_nothing_is_done_before_the_config_is_right(cli, tiny, override: str, meant: str) -> None:
-    for verb in (["run", tiny, override, "--out", "out"], ["check", tiny, override], ["data", "inspect", tiny, override]):
+    for verb in (
+        ["run", tiny, override, "--out", "out"],
+        ["check", tiny, override],
+        ["data", "inspect", tiny, override],
+    ):
         done = cli(*verb)
         assert done.code == 2
         assert f"did you mean '{meant}'?" in done.err

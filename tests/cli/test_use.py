@@ -52,7 +52,9 @@ def test_predict_prints_a_table(cli: Callable[..., Any], trained: Path, images: 
     assert told["failed"] == []
 
 
-def test_a_site_has_answers_of_its_own(cli: Callable[..., Any], trained: Path, images: Path, tmp_path: Path) -> None:
+def test_a_site_has_answers_of_its_own(
+    cli: Callable[..., Any], trained: Path, images: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "new" / "answers.csv"
     done = cli("predict", trained, images, "--site", "bcn", "--out", out)
     assert done.code == 0 and done.out == f"2 images classified, in {out}\n"
@@ -61,12 +63,20 @@ def test_a_site_has_answers_of_its_own(cli: Callable[..., Any], trained: Path, i
     assert done.code == 2 and "unknown site 'bnc': did you mean 'bcn'?" in done.err
 
 
-def test_a_bad_image_is_named_and_the_others_go_on(cli: Callable[..., Any], trained: Path, images: Path) -> None:
+def test_a_bad_image_is_named_and_the_others_go_on(
+    cli: Callable[..., Any], trained: Path, images: Path
+) -> None:
     (images / "aa.png").write_bytes(b"broken")
     done = cli("predict", trained, images)
     assert done.code == 3
-    assert [row["file"] for row in csv.DictReader(io.StringIO(done.out))] == [f"{images}/a.png", f"{images}/b.png"]
-    assert f"{images}/aa.png cannot be read: not an image" in done.err and "1 of 3 images cannot be read" in done.err
+    assert [row["file"] for row in csv.DictReader(io.StringIO(done.out))] == [
+        f"{images}/a.png",
+        f"{images}/b.png",
+    ]
+    assert (
+        f"{images}/aa.png cannot be read: not an image" in done.err
+        and "1 of 3 images cannot be read" in done.err
+    )
     done = cli("predict", trained, images, "--json")
     assert done.code == 3 and done.err == ""
     assert json.loads(done.out)["failed"] == [{"file": f"{images}/aa.png", "error": "not an image"}]
@@ -84,8 +94,12 @@ def test_evaluate_shows_the_new_data(cli: Callable[..., Any], trained: Path, tmp
     assert all(name in done.out for name in (*CLASSES, *told["sites"]))
 
 
-def test_export_writes_what_predict_reads(cli: Callable[..., Any], trained: Path, images: Path, tmp_path: Path) -> None:
-    done = cli("export", trained, "--to", "safetensors", "--site", "bcn", "--out", tmp_path / "bcn.safetensors")
+def test_export_writes_what_predict_reads(
+    cli: Callable[..., Any], trained: Path, images: Path, tmp_path: Path
+) -> None:
+    done = cli(
+        "export", trained, "--to", "safetensors", "--site", "bcn", "--out", tmp_path / "bcn.safetensors"
+    )
     assert done.code == 0 and "largest difference of a probability 0.0e+00" in done.out
     expected = cli("predict", trained, images, "--site", "bcn").out
     assert cli("predict", tmp_path / "bcn.safetensors", images).out == expected

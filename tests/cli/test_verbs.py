@@ -23,7 +23,9 @@ def python(code: str) -> str:
     """What a fresh interpreter prints."""
     source = str(Path(equipoise.__file__).parents[1])
     environment = os.environ | {"PYTHONPATH": source}
-    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    ).stdout
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -38,7 +40,18 @@ except SystemExit as ended:
 """
     text = python(code)
     assert "ended 0 []" in text
-    for verb in ("demo", "run", "resume", "check", "methods", "ledger", "compare", "report", "data", "version"):
+    for verb in (
+        "demo",
+        "run",
+        "resume",
+        "check",
+        "methods",
+        "ledger",
+        "compare",
+        "report",
+        "data",
+        "version",
+    ):
         assert f" {verb} " in text
 
 
@@ -71,7 +84,9 @@ def test_run_writes_a_report_and_prints_the_same_result_again(cli, tiny) -> None
 
 
 def test_run_takes_overrides_and_is_quiet_when_asked(cli, tiny) -> None:
-    done = cli("run", tiny, "method.name=fedprox", "method.mu=0.5", "train.seed=3", "train.rounds=1", "--quiet")
+    done = cli(
+        "run", tiny, "method.name=fedprox", "method.mu=0.5", "train.seed=3", "train.rounds=1", "--quiet"
+    )
     assert (done.code, done.err) == (0, "")
     config = Path("runs/tiny-fedprox-3/config.toml").read_text()
     assert "mu = 0.5" in config and "rounds = 1" in config
@@ -151,7 +166,9 @@ def test_data_inspect_counts_every_image(cli, tiny) -> None:
     assert set(facts["sites"]) == SITES
     images = sum(site[split]["images"] for site in facts["sites"].values() for split in facts["splits"])
     assert images == facts["images"]
-    assert all(sum(part["counts"]) == part["images"] for site in facts["sites"].values() for part in site.values())
+    assert all(
+        sum(part["counts"]) == part["images"] for site in facts["sites"].values() for part in site.values()
+    )
     assert facts["imbalance"] == max(facts["train"]) / min(facts["train"])
     assert facts["skipped"] == []
 

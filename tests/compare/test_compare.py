@@ -48,7 +48,9 @@ class Watched:
 
 
 @pytest.fixture(scope="module")
-def made(table_of_tests: Table, tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path, dict[str, Any], Watched]:
+def made(
+    table_of_tests: Table, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Plan, Path, dict[str, Any], Watched]:
     """FedAvg, training alone and an arm that must fail, with two seeds, in two processes."""
     folder, watched = tmp_path_factory.mktemp("compared"), Watched()
     failing = arm_from("too few: exchange.min_sites=7")
@@ -71,11 +73,18 @@ def test_a_failing_run_is_named_and_the_others_go_on(made) -> None:
     _, folder, facts, watched = made
     assert watched.runs("done") == {"fedavg/0", "fedavg/1", "local/0", "local/1"}
     assert watched.runs("failed") == {"too-few/0", "too-few/1"}
-    assert [(one["run"], one["exit_code"]) for one in facts["failures"]] == [("too-few/0", 7), ("too-few/1", 7)]
+    assert [(one["run"], one["exit_code"]) for one in facts["failures"]] == [
+        ("too-few/0", 7),
+        ("too-few/1", 7),
+    ]
     assert "3 of 3 sites" in facts["failures"][0]["error"]
     assert "Failed: too-few/0: round 0" in (folder / "table.md").read_text()
     assert facts["arms"]["too few"]["figures"]["generalisation"]["balanced_accuracy"] is None
-    row = next(row for row in csv.DictReader(io.StringIO((folder / "table.csv").read_text())) if row["method"] == "too few")
+    row = next(
+        row
+        for row in csv.DictReader(io.StringIO((folder / "table.csv").read_text()))
+        if row["method"] == "too few"
+    )
     assert (row["runs"], row["G bACC mean"]) == ("0 of 2", "")
     assert "too few" not in facts["versus"]
 
@@ -92,13 +101,23 @@ def test_where_file_and_method_differ_the_table_says_so(table: Table, tmp_path: 
 def test_the_figures_are_those_of_the_runs(made) -> None:
     _, folder, facts, _ = made
     values = [
-        json.loads((folder / f"local/{seed}/result.json").read_text())["metrics"]["test"]["generalisation"]["balanced_accuracy"]
+        json.loads((folder / f"local/{seed}/result.json").read_text())["metrics"]["test"]["generalisation"][
+            "balanced_accuracy"
+        ]
         for seed in (0, 1)
     ]
     figure = facts["arms"]["local"]["figures"]["generalisation"]["balanced_accuracy"]
     assert figure["mean"] == pytest.approx(sum(values) / 2)
     assert figure["std"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
-    assert table_of(facts).columns == ("G bACC", "S bACC", "A bACC", "G AUC", "G ACC", "G F1", "G tail recall")
+    assert table_of(facts).columns == (
+        "G bACC",
+        "S bACC",
+        "A bACC",
+        "G AUC",
+        "G ACC",
+        "G F1",
+        "G tail recall",
+    )
 
 
 def test_scores_of_images_give_the_reported_figure(made) -> None:
@@ -118,7 +137,8 @@ def test_the_difference_and_its_tests(made) -> None:
     versus = facts["versus"]["local"]
     both = [facts["arms"][label]["runs"] for label in ("local", "fedavg")]
     gaps = [
-        a["metrics"]["generalisation"]["balanced_accuracy"] - b["metrics"]["generalisation"]["balanced_accuracy"]
+        a["metrics"]["generalisation"]["balanced_accuracy"]
+        - b["metrics"]["generalisation"]["balanced_accuracy"]
         for a, b in zip(*both, strict=True)
     ]
     assert versus["differences"] == pytest.approx(gaps)
@@ -173,22 +193,38 @@ def test_a_process_that_dies_is_a_failure_of_its_run_alone(table: Table, tmp_pat
 def test_an_arm_that_ends_as_another_is_named() -> None:
     def arm(*values: float) -> dict[str, Any]:
         runs = [
-            {"seed": n, "fold": None, "metrics": {"average": {"balanced_accuracy": value}}, "folder": f"{values}/{n}"}
+            {
+                "seed": n,
+                "fold": None,
+                "metrics": {"average": {"balanced_accuracy": value}},
+                "folder": f"{values}/{n}",
+            }
             for n, value in enumerate(values)
         ]
         return {"runs": runs}
 
-    arms = {"fedavg": arm(0.5, 0.25), "half": arm(0.5, 0.125), "idle": arm(0.5, 0.25), "failed": arm(), "too": arm()}
+    arms = {
+        "fedavg": arm(0.5, 0.25),
+        "half": arm(0.5, 0.125),
+        "idle": arm(0.5, 0.25),
+        "failed": arm(),
+        "too": arm(),
+    }
     (said,) = twins(arms)
     assert said.startswith("idle ended exactly as fedavg")
 
 
-# The command -----------------------------------------------------------------------------------------------------------
+# The command
+# -----------------------------------------------------------------------------------------------------------
 
 
 def children(pid: int) -> list[int]:
     """Every thread has children of its own."""
-    return [int(word) for path in Path(f"/proc/{pid}/task").glob("*/children") for word in path.read_text().split()]
+    return [
+        int(word)
+        for path in Path(f"/proc/{pid}/task").glob("*/children")
+        for word in path.read_text().split()
+    ]
 
 
 def gone(pid: int) -> bool:
@@ -213,8 +249,22 @@ def test_killed_and_started_again_it_ends_with_the_same_tables(table: Table, tmp
     file.write_text(tomli_w.dumps(table))
     plan = make_plan(table, ["fedavg", "fca"], seeds=(0, 1))
     compare(plan, straight, 2)
-    words = ["compare", str(file), "--methods", "fedavg,fca", "--seeds", "0..1", "--jobs", "2", "--out", str(out), "--quiet"]
-    killed = subprocess.Popen([sys.executable, "-m", "equipoise", *words], cwd=tmp_path, start_new_session=True)
+    words = [
+        "compare",
+        str(file),
+        "--methods",
+        "fedavg,fca",
+        "--seeds",
+        "0..1",
+        "--jobs",
+        "2",
+        "--out",
+        str(out),
+        "--quiet",
+    ]
+    killed = subprocess.Popen(
+        [sys.executable, "-m", "equipoise", *words], cwd=tmp_path, start_new_session=True
+    )
     until(lambda: sum(len(path.read_bytes().splitlines()) for path in out.glob("*/*/metrics.jsonl")) >= 14)
     workers = children(killed.pid)
     os.killpg(killed.pid, signal.SIGKILL)

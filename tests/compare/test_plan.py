@@ -59,12 +59,17 @@ def test_a_grid_multiplies_the_methods_that_have_the_option(table: Table) -> Non
     ]
     assert plan.jobs[-1].config.method.lambda_own == 2.5 and plan.jobs[-1].config.train.lr == 0.01  # type: ignore[attr-defined]
     words = make_plan(table, ["fedavg"], grid=["train.objective=cross_entropy,balanced_softmax"])
-    assert labels(words) == ["fedavg train.objective=cross_entropy", "fedavg train.objective=balanced_softmax"]
+    assert labels(words) == [
+        "fedavg train.objective=cross_entropy",
+        "fedavg train.objective=balanced_softmax",
+    ]
 
 
 def test_an_arm_in_words(table: Table) -> None:
     arm = arm_from("FedAvg + BSM: method.name=fedavg train.objective='{ name = \"focal\", gamma = 1.0 }'")
-    assert arm == Arm("FedAvg + BSM", (("method.name", "fedavg"), ("train.objective", {"name": "focal", "gamma": 1.0})))
+    assert arm == Arm(
+        "FedAvg + BSM", (("method.name", "fedavg"), ("train.objective", {"name": "focal", "gamma": 1.0}))
+    )
     plan = make_plan(table, ["fca"], arms=[arm], reference="FedAvg + BSM")
     assert plan.jobs[1].name == "FedAvg-+-BSM/0"
     assert plan.reference == plan.arms[1]
@@ -80,13 +85,16 @@ def test_all_takes_every_method_that_fits(table: Table) -> None:
 
 
 def test_a_method_of_ones_own(table: Table, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("from equipoise import Method\n\n\nclass Mine(Method):\n    presets = {'bold': {}}\n")
+    (tmp_path / "mine.py").write_text(
+        "from equipoise import Method\n\n\nclass Mine(Method):\n    presets = {'bold': {}}\n"
+    )
     plan = make_plan(table, ["mine.py:Mine", "mine.py:Mine:bold"], base=tmp_path)
     assert [job.name for job in plan.jobs] == ["mine.py-Mine/0", "mine.py-Mine-bold/0"]
     assert plan.jobs[1].config.method_name == "mine.py:Mine"
 
 
-# What defines a method ------------------------------------------------------------------------------------------------
+# What defines a method
+# ------------------------------------------------------------------------------------------------
 
 NEGATIVE = {"name": "bce", "missing": "negative"}
 WEIGHTED = '{ name = "bce", pos_weight = true }'
@@ -95,7 +103,8 @@ SAID = '{ name = "bce", missing = "negative" }'
 
 @pytest.fixture
 def findings(table: Table) -> Table:
-    """Several labels per image, of which every site misses one; the file counts what is missing as negative."""
+    """Several labels per image, of which every site misses one; the file counts what is missing as
+    negative."""
     table["data"]["task"] = "multi"
     table["partition"]["missing"] = 1
     table["train"]["objective"] = NEGATIVE
@@ -170,7 +179,8 @@ def test_a_recommended_objective_is_for_data_that_it_fits(table: Table) -> None:
 
 
 def test_the_recipe_of_findings_lets_every_method_be_itself() -> None:
-    """What is missing counts as negative unless a method says otherwise: FedRS and FedAvg-PL differ from FedAvg by that."""
+    """What is missing counts as negative unless a method says otherwise: FedRS and FedAvg-PL differ from
+    FedAvg by that."""
     recipe = load(Path(__file__).parents[2] / "recipes" / "phantom-findings.toml")
 
     def base_loss(name: str) -> Any:
@@ -190,7 +200,8 @@ def test_a_file_that_agrees_needs_no_words(table: Table) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "found"), [("0..4", (0, 1, 2, 3, 4)), ("0,3, 7", (0, 3, 7)), ("5", (5,)), ("1..2,2,9", (1, 2, 9))]
+    ("text", "found"),
+    [("0..4", (0, 1, 2, 3, 4)), ("0,3, 7", (0, 3, 7)), ("5", (5,)), ("1..2,2,9", (1, 2, 9))],
 )
 def test_numbers(text: str, found: tuple[int, ...]) -> None:
     assert numbers(text) == found
@@ -209,7 +220,12 @@ REFUSED: dict[str, tuple[list[str], dict[str, Any], type[Exception], str]] = {
     "the same twice": (["fca", "fca"], {}, ConfigError, "a name of its own"),
     "unknown reference": (["fedavg", "fca"], {"reference": "fac"}, ConfigError, "did you mean 'fca'"),
     "grid of nothing": (["fca"], {"grid": ["method.lambda_own"]}, ConfigError, "section.key=value,value"),
-    "grid of an unknown option": (["fca"], {"grid": ["method.lambda_onw=1"]}, ConfigError, "did you mean 'lambda_own'"),
+    "grid of an unknown option": (
+        ["fca"],
+        {"grid": ["method.lambda_onw=1"]},
+        ConfigError,
+        "did you mean 'lambda_own'",
+    ),
     "grid with a bad value": (["fca"], {"grid": ["train.lr=1,-1"]}, ConfigError, "train.lr"),
     "wrong task": (["fedmlp"], {}, MethodError, "fedmlp"),
 }

@@ -17,7 +17,8 @@ def pairs_of(chosen: Mapping[str, int]) -> Iterator[Pair]:
 
 
 def covering(options: Mapping[str, Sequence[Any]], seed: int = 0) -> list[Cell]:
-    """Combinations that cover all pairs: each starts from a pair not met yet and takes the values that meet most others."""
+    """Combinations that cover all pairs: each starts from a pair not met yet and takes the values that meet
+    most others."""
     draw = random.Random(seed)
     sizes = {name: len(values) for name, values in options.items()}
     every = (
@@ -35,7 +36,9 @@ def covering(options: Mapping[str, Sequence[Any]], seed: int = 0) -> list[Cell]:
         for name in names:
             values = list(range(sizes[name]))
             draw.shuffle(values)
-            chosen[name] = max(values, key=lambda value, name=name: len(left.intersection(pairs_of({**chosen, name: value}))))
+            chosen[name] = max(
+                values, key=lambda value, name=name: len(left.intersection(pairs_of({**chosen, name: value})))
+            )
         left -= set(pairs_of(chosen))
         cells.append({name: options[name][value] for name, value in chosen.items()})
     return cells

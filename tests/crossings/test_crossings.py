@@ -1,8 +1,10 @@
-"""Where parts meet: method × objective × missing labels × selection × participation × views × head × re-training.
+"""Where parts meet: method × objective × missing labels × selection × participation × views × head ×
+re-training.
 
-Every two values of two options meet in at least one tiny run. A cell is either refused before the first round, in one sentence, or
-what must always hold holds: its numbers are finite, a second run gives the same bits, the row that is reported is the row that was
-selected, the model that is loaded scores what was reported, no answer was turned away, and a method at its neutral settings is FedAvg.
+Every two values of two options meet in at least one tiny run. A cell is either refused before the first
+round, in one sentence, or what must always hold holds: its numbers are finite, a second run gives the same
+bits, the row that is reported is the row that was selected, the model that is loaded scores what was
+reported, no answer was turned away, and a method at its neutral settings is FedAvg.
 """
 
 from __future__ import annotations
@@ -87,16 +89,27 @@ MULTI = COMMON | {
 
 def key(cell: Cell) -> str:
     """A name for a cell."""
-    words = [cell["method"], cell["objective"], f"missing{cell['missing']}", cell["select"], cell["own"], cell["participation"]]
+    words = [
+        cell["method"],
+        cell["objective"],
+        f"missing{cell['missing']}",
+        cell["select"],
+        cell["own"],
+        cell["participation"],
+    ]
     words += ["views" + str(len(cell["views"] or ())), cell["head"], f"crt{cell['crt']}"]
     return "-".join(word if isinstance(word, str) else json.dumps(word) for word in words)
 
 
 def few(options: dict[str, list[Any]]) -> list[Cell]:
-    """All pairs of the other options, the methods dealt to them in turn; every method is there at least once."""
+    """All pairs of the other options, the methods dealt to them in turn; every method is there at least
+    once."""
     rest = covering({name: values for name, values in options.items() if name != "method"})
     methods = options["method"]
-    return [rest[i % len(rest)] | {"method": methods[i % len(methods)]} for i in range(max(len(rest), len(methods)))]
+    return [
+        rest[i % len(rest)] | {"method": methods[i % len(methods)]}
+        for i in range(max(len(rest), len(methods)))
+    ]
 
 
 def cells() -> Iterator[object]:
@@ -111,7 +124,12 @@ def cells() -> Iterator[object]:
 def table(cell: Cell, **method: Any) -> dict[str, Any]:
     """The config of a cell."""
     name = method.get("name", cell["method"])
-    train = {"rounds": ROUNDS, "batch_size": 8, "participation": cell["participation"], **cell.get("train", {})}
+    train = {
+        "rounds": ROUNDS,
+        "batch_size": 8,
+        "participation": cell["participation"],
+        **cell.get("train", {}),
+    }
     given = {"objective": cell["objective"], "views": cell["views"]}
     return {
         "data": {"kind": "phantom", "scale": 0.004, "image_size": 16, "task": cell["task"]},
@@ -137,7 +155,8 @@ def numbers(value: Any) -> Iterator[float]:
 
 
 def attempt(cell: Cell, folder: Path, **method: Any) -> Result | None:
-    """The run of a cell, or None where it is refused, which must be before the first round and in one sentence."""
+    """The run of a cell, or None where it is refused, which must be before the first round and in one
+    sentence."""
     try:
         return run(resolve(table(cell, **method)), folder)
     except (ConfigError, MethodError) as error:
@@ -160,7 +179,9 @@ def test_what_must_always_hold_holds_where_these_meet(cell: Cell, tmp_path: Path
     assert result.metrics == again.metrics
     assert all(torch.isfinite(tensor).all() for tensor in flatten(result.server).values())
     assert all(math.isfinite(number) for number in numbers(result.metrics))
-    assert not [line for line in read_journal(tmp_path / "one" / "journal.jsonl")[0] if line["event"] == "rejected"]
+    assert not [
+        line for line in read_journal(tmp_path / "one" / "journal.jsonl")[0] if line["event"] == "rejected"
+    ]
     _reported_is_selected(result, cell)
     _loaded_scores_what_was_reported(result, cell)
     _neutral_is_fedavg(cell, tmp_path)
@@ -200,7 +221,8 @@ def _loaded_scores_what_was_reported(result: Result, cell: Cell) -> None:
 
 
 def _neutral_is_fedavg(cell: Cell, folder: Path) -> None:
-    """With the same base loss, views and local training, the neutral settings of a method give FedAvg's weights."""
+    """With the same base loss, views and local training, the neutral settings of a method give FedAvg's
+    weights."""
     cls = METHODS[cell["method"]]
     if cls.neutral is None:
         return

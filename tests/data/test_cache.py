@@ -155,7 +155,9 @@ def test_two_processes_build_it_once(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text().split() == ["0", "256", "512", "768", "1024"]
 
 
-@pytest.mark.parametrize("damage", ["short", "long", "no header", "torn header", "strange header", "no pixels"])
+@pytest.mark.parametrize(
+    "damage", ["short", "long", "no header", "torn header", "strange header", "no pixels"]
+)
 def test_a_damaged_cache_is_built_again(tmp_path: Path, damage: str) -> None:
     build(tmp_path)
     raw, header = only(tmp_path, ".raw"), only(tmp_path, ".json")
@@ -211,7 +213,8 @@ def test_a_whole_cache_is_read_once_per_process(tmp_path: Path, monkeypatch: pyt
 
 
 def test_pixels_other_than_recorded_are_begun_again(tmp_path: Path) -> None:
-    """What a power cut can leave: a file as long as it should be, with zeros where the disk had not yet written."""
+    """What a power cut can leave: a file as long as it should be, with zeros where the disk had not yet
+    written."""
     with pytest.raises(KeyboardInterrupt):
         build(tmp_path, Maker(stop_at=2 * CHUNK))
     with only(tmp_path, ".part").open("rb+") as file:
@@ -255,7 +258,9 @@ def test_a_full_disk_is_one_sentence_and_keeps_what_was_built(
 
     with monkeypatch.context() as patch:
         patch.setattr(cache, "_write", full)
-        with pytest.raises(StorageError, match=rf"No space left.*free some space.*{done} of 1034 images") as refusal:
+        with pytest.raises(
+            StorageError, match=rf"No space left.*free some space.*{done} of 1034 images"
+        ) as refusal:
             build(tmp_path)
     assert "\n" not in str(refusal.value)
     rest = Maker()

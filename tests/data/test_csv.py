@@ -32,7 +32,12 @@ def clinic(tmp_path: Path, encode: Any) -> Path:
 
 
 def load(clinic: Path, **options: Any) -> Samples:
-    given: dict[str, Any] = {"path": "labels.csv", "images": "images", "label": "label", "image_size": 8} | options
+    given: dict[str, Any] = {
+        "path": "labels.csv",
+        "images": "images",
+        "label": "label",
+        "image_size": 8,
+    } | options
     return CsvData(**given).load(cache=clinic / "cache", base=clinic)
 
 
@@ -195,7 +200,9 @@ def test_a_multi_label_value_that_is_neither_zero_nor_one(clinic: Path) -> None:
 
 def test_one_empty_word_among_several_labels(clinic: Path) -> None:
     (clinic / "labels.csv").write_text("file,label\na.jpg,Mass|\nb.jpg,Edema\nc.jpg,\n")
-    with pytest.raises(DataError, match=r"(?s)2 of 3 rows.*row 2: the label is empty.*row 4: the label is empty"):
+    with pytest.raises(
+        DataError, match=r"(?s)2 of 3 rows.*row 2: the label is empty.*row 4: the label is empty"
+    ):
         load(clinic, label_separator="|")
 
 
@@ -223,7 +230,9 @@ def test_nothing_left_after_skipping(clinic: Path) -> None:
         load(clinic, bad_rows="skip")
 
 
-@pytest.mark.parametrize(("key", "value"), [("path", "none.csv"), ("images", "none.zip"), ("images", "labels.csv")])
+@pytest.mark.parametrize(
+    ("key", "value"), [("path", "none.csv"), ("images", "none.zip"), ("images", "labels.csv")]
+)
 def test_files_that_are_not_there_or_not_what_they_should_be(clinic: Path, key: str, value: str) -> None:
     with pytest.raises(DataError, match=r"does not exist|cannot be opened as a folder or a zip file"):
         load(clinic, **{key: value})

@@ -1,4 +1,5 @@
-"""Folders and zip files as sources of images: what would fill memory, is damaged or locked is refused with a sentence."""
+"""Folders and zip files as sources of images: what would fill memory, is damaged or locked is refused with a
+sentence."""
 
 from __future__ import annotations
 

@@ -67,7 +67,11 @@ def test_a_zip_with_a_folder_around_everything(tmp_path: Path, plain: dict[str, 
 def test_bad_files_are_refused_or_skipped(tmp_path: Path, plain: dict[str, bytes], noise_jpeg: bytes) -> None:
     bad = {"stray.jpg": plain["nv/b.jpg"], "nevus/e.jpg": plain["nv/b.jpg"], "nv/torn.jpg": noise_jpeg[:900]}
     plant(tmp_path / "set", plain | bad)
-    reasons = ["nevus/e.jpg: unknown label 'nevus'", "nv/torn.jpg: image 'nv/torn.jpg' is broken", "stray.jpg: lies"]
+    reasons = [
+        "nevus/e.jpg: unknown label 'nevus'",
+        "nv/torn.jpg: image 'nv/torn.jpg' is broken",
+        "stray.jpg: lies",
+    ]
     with pytest.raises(DataError, match="3 of 6 rows") as refusal:
         load(tmp_path, classes=["mel", "nv"])
     samples = load(tmp_path, classes=["mel", "nv"], bad_rows="skip")

@@ -68,7 +68,9 @@ def test_fractions_are_refused() -> None:
 
 
 def test_a_photograph_held_sideways_is_turned() -> None:
-    image = Image.fromarray(np.repeat([[[255], [0]]], 8, axis=0).repeat(4, axis=1).reshape(8, 8).astype(np.uint8))
+    image = Image.fromarray(
+        np.repeat([[[255], [0]]], 8, axis=0).repeat(4, axis=1).reshape(8, 8).astype(np.uint8)
+    )
     file, exif = BytesIO(), Image.Exif()
     exif[0x0112] = 6  # turn 90° clockwise to view
     image.save(file, "PNG", exif=exif)

@@ -1,4 +1,5 @@
-"""Several data sets as one: whose classes become which of ours, which rows stay, and where their pixels come from."""
+"""Several data sets as one: whose classes become which of ours, which rows stay, and where their pixels come
+from."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ def part(name: str, **keys: Any) -> dict[str, Any]:
 @pytest.fixture
 def load(tmp_path: Path) -> Callable[..., Samples]:
     def joined(*parts: dict[str, Any], **keys: Any) -> Samples:
-        config = resolve({"data": {"kind": "joined", "image_size": 8, "parts": list(parts), **keys}}, tmp_path)
+        config = resolve(
+            {"data": {"kind": "joined", "image_size": 8, "parts": list(parts), **keys}}, tmp_path
+        )
         assert resolve(config.table()).digest == config.digest
         return config.data.load(cache=tmp_path / "cache", base=tmp_path)
 
@@ -50,9 +53,21 @@ def load(tmp_path: Path) -> Callable[..., Samples]:
 def two(make: Made) -> None:
     make(
         "a",
-        [("1", "BAS", "x", "p1", 10), ("2", "EOS", "y", "p1", 20), ("3", "KSC", "x", "p2", 30), ("4", "BAS", "z", "p5", 40)],
+        [
+            ("1", "BAS", "x", "p1", 10),
+            ("2", "EOS", "y", "p1", 20),
+            ("3", "KSC", "x", "p2", 30),
+            ("4", "BAS", "z", "p5", 40),
+        ],
     )
-    make("b", [("1", "eosinophil", "u", "p1", 110), ("2", "platelet", "u", "p3", 120), ("9", "basophil", "u", "p3", 130)])
+    make(
+        "b",
+        [
+            ("1", "eosinophil", "u", "p1", 110),
+            ("2", "platelet", "u", "p3", 120),
+            ("9", "basophil", "u", "p3", 130),
+        ],
+    )
 
 
 TAKE = {"BAS": "basophil", "EOS": "eosinophil"}
@@ -68,7 +83,14 @@ def test_classes_sites_groups_and_pixels_of_the_whole(load: Callable[..., Sample
     assert found.site is not None and found.site.tolist() == ["a", "a", "a", "b", "b", "b"]
     assert found.attributes["source"].tolist() == found.site.tolist()
     assert found.ids.tolist() == ["a/1", "a/2", "a/4", "b/1", "b/2", "b/9"]
-    assert found.group is not None and found.group.tolist() == ["a/p1", "a/p1", "a/p5", "b/p1", "b/p3", "b/p3"]
+    assert found.group is not None and found.group.tolist() == [
+        "a/p1",
+        "a/p1",
+        "a/p5",
+        "b/p1",
+        "b/p3",
+        "b/p3",
+    ]
     assert found.images.shape == (6, 8, 8, 3) and found.split is None
     order = np.array([5, 0, 3, 3, 2])
     assert found.images[order][:, 0, 0, 0].tolist() == [130, 10, 110, 110, 40]
@@ -84,7 +106,9 @@ def test_own_sites_and_images_that_another_part_has(load: Callable[..., Samples]
     assert found.ids.tolist() == ["a/1", "a/3", "a/4", "b/9"]
     assert found.site is not None and found.site.tolist() == ["north"] * 3 + ["b"]
     assert found.labels.tolist() == [1, 0, 1, 3]
-    assert found.group is not None and set(found.group.tolist()) == {""}  # nobody knows of patients: every row stands alone
+    assert found.group is not None and set(found.group.tolist()) == {
+        ""
+    }  # nobody knows of patients: every row stands alone
 
 
 @pytest.mark.usefixtures("two")
@@ -100,7 +124,9 @@ def test_small_sites_from_every_source(load: Callable[..., Samples], make: Made)
         make(name, [(str(i), f"c{i % 3}", "s", "", shift + i) for i in range(60)])
     config = resolve({"partition": {"kind": "limited", "sites": 2, "classes": [1, 2], "rows": [3, 5]}})
     samples = load(part("a"), part("b"))
-    holdings = divide(samples, config.partition, resolve({"data": {"split": {"validation": 0.0}}}).data.split, 0)
+    holdings = divide(
+        samples, config.partition, resolve({"data": {"split": {"validation": 0.0}}}).data.split, 0
+    )
     assert [holding.name.partition("-")[0] for holding in holdings] == ["a", "a", "b", "b"]
     for holding in holdings:
         assert set(samples.site[holding.train].tolist()) == {holding.name.partition("-")[0]}  # type: ignore[index]
@@ -111,7 +137,10 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
     "unknown kind": ([{"kind": "mattek19"}], r"parts\[0\]\.kind: .*did you mean 'matek19'"),
     "same name": ([part("a"), part("a")], r"parts\[1\] is called 'a' as another part"),
     "but of nobody": ([part("a", but=["b"])], r"parts\[0\]\.but"),
-    "size of one part": ([part("a", image_size=9)], r"parts\[0\]\.image_size is the same for all parts: set data\.image_size"),
+    "size of one part": (
+        [part("a", image_size=9)],
+        r"parts\[0\]\.image_size is the same for all parts: set data\.image_size",
+    ),
     "key of no kind": ([part("a", lable="x")], r"parts\[0\]\.lable"),
     "missing key": ([{"kind": "matek19"}], r"parts\[0\]\.path"),
     "multi-label": ([{"kind": "chestxray14", "path": "x"}], "multi-label"),
@@ -134,7 +163,9 @@ def test_parts_that_do_not_fit_are_refused(name: str) -> None:
         ({"sites": {"x": "north"}}, "knows of no sites"),
     ],
 )
-def test_names_the_data_does_not_have(load: Callable[..., Samples], keys: dict[str, Any], pattern: str) -> None:
+def test_names_the_data_does_not_have(
+    load: Callable[..., Samples], keys: dict[str, Any], pattern: str
+) -> None:
     with pytest.raises(DataError, match=pattern):
         load(part("a", **keys), part("b"))
 

@@ -63,7 +63,9 @@ def test_grey_images_are_repeated_or_kept_and_resized(tmp_path: Path) -> None:
     given = arrays(28, 28)
     colour = load(tmp_path, given, classes=["a", "b", "c"])
     assert colour.classes == ("a", "b", "c")
-    np.testing.assert_array_equal(colour.images, np.repeat(np.asarray(load(tmp_path, given, channels=1).images), 3, 3))
+    np.testing.assert_array_equal(
+        colour.images, np.repeat(np.asarray(load(tmp_path, given, channels=1).images), 3, 3)
+    )
     small = load(tmp_path, given, channels=1, image_size=14)
     # Shrinking by two: the mean of the image stays (the filter is symmetric).
     assert small.images.shape == (7, 14, 14, 1)
@@ -81,7 +83,9 @@ def test_many_labels_per_image(tmp_path: Path) -> None:
 def test_bad_labels_are_refused_or_skipped(tmp_path: Path) -> None:
     given = arrays(28, 28)
     given["test_labels"] = np.array([[7], [1]], np.uint8)
-    with pytest.raises(DataError, match=r"(?s)1 of 7 rows.*test_labels\[0\]: label 7 is not a number from 0 to 2"):
+    with pytest.raises(
+        DataError, match=r"(?s)1 of 7 rows.*test_labels\[0\]: label 7 is not a number from 0 to 2"
+    ):
         load(tmp_path, given, classes=["a", "b", "c"])
     samples = load(tmp_path, given, classes=["a", "b", "c"], bad_rows="skip")
     np.testing.assert_array_equal(samples.images[5, ..., 0], given["test_images"][1])
@@ -134,7 +138,9 @@ def bomb(path: Path, arrays: dict[str, tuple[tuple[int, ...], str]], claim: int 
     with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
         for name, (shape, kind) in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-                np.lib.format.write_array_header_1_0(file, {"descr": kind, "fortran_order": False, "shape": shape})
+                np.lib.format.write_array_header_1_0(
+                    file, {"descr": kind, "fortran_order": False, "shape": shape}
+                )
                 left = int(np.prod(shape)) * np.dtype(kind).itemsize if claim is None else claim
                 while left > 0:
                     file.write(bytes(min(left, 2**24)))
@@ -144,10 +150,26 @@ def bomb(path: Path, arrays: dict[str, tuple[tuple[int, ...], str]], claim: int 
 @pytest.mark.parametrize(
     ("arrays", "claim", "sentence"),
     [
-        ({"train_images": ((2, 8, 8), "|u1"), "train_labels": ((2**25, 8), "<i8")}, 2**28, "which no images do"),
-        ({"train_images": ((2, 2**14, 2**14), "|u1"), "train_labels": ((2, 1), "|u1")}, None, "which no images do"),
-        ({"train_images": ((2, 8, 8), "|u1"), "train_labels": ((2**40, 1), "|u1")}, 64, "does not hold what it says"),
-        ({"train_images": ((2**40, 8, 8), "|u1"), "train_labels": ((2, 1), "|u1")}, 2, "does not hold what it says"),
+        (
+            {"train_images": ((2, 8, 8), "|u1"), "train_labels": ((2**25, 8), "<i8")},
+            2**28,
+            "which no images do",
+        ),
+        (
+            {"train_images": ((2, 2**14, 2**14), "|u1"), "train_labels": ((2, 1), "|u1")},
+            None,
+            "which no images do",
+        ),
+        (
+            {"train_images": ((2, 8, 8), "|u1"), "train_labels": ((2**40, 1), "|u1")},
+            64,
+            "does not hold what it says",
+        ),
+        (
+            {"train_images": ((2**40, 8, 8), "|u1"), "train_labels": ((2, 1), "|u1")},
+            2,
+            "does not hold what it says",
+        ),
     ],
 )
 def test_an_archive_that_would_fill_memory_is_refused_before_it_is_unpacked(

@@ -7,7 +7,9 @@ from equipoise.data import KINDS, SETS, CsvData, FolderData, PhantomData, Split
 
 
 def test_every_kind_knows_its_name() -> None:
-    assert {name: options.model_fields["kind"].default for name, options in KINDS.items()} == {n: n for n in KINDS}
+    assert {name: options.model_fields["kind"].default for name, options in KINDS.items()} == {
+        n: n for n in KINDS
+    }
     assert set(KINDS) == {"csv", "folder", "npz", "phantom", "joined", *SETS}
 
 

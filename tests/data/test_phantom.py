@@ -18,7 +18,9 @@ def counts(samples: Samples, split: str) -> np.ndarray:
     table = np.zeros((len(SITES), len(CLASSES)), int)
     assert samples.site is not None
     assert samples.split is not None
-    for site, label, part in zip(samples.site.tolist(), samples.labels.tolist(), samples.split.tolist(), strict=True):
+    for site, label, part in zip(
+        samples.site.tolist(), samples.labels.tolist(), samples.split.tolist(), strict=True
+    ):
         table[SITES.index(site), label] += part == split
     return table
 
@@ -29,7 +31,8 @@ def test_the_published_totals() -> None:
 
 
 def test_scaling_by_largest_remainder() -> None:
-    # x 0.1: 1.7, 0.6 and 0.4 of 2.7 make 3. The floors are 1, 0, 0; cells that are not zero stay at least one.
+    # x 0.1: 1.7, 0.6 and 0.4 of 2.7 make 3. The floors are 1, 0, 0; cells that are not zero stay at least
+    # one.
     assert scaled(np.array([[17, 6], [4, 0]]), 0.1).tolist() == [[1, 1], [1, 0]]
     # x 0.5: floors 7, 3, 5 of 16.5 -> 16 leave one, for the largest remainder (the first of two halves).
     assert scaled(np.array([15, 7, 11]), 0.5).tolist() == [8, 3, 5]
@@ -98,14 +101,16 @@ def test_images_look_like_skin_with_something_darker_in_the_middle(tmp_path: Pat
 
 def test_batches_do_not_repeat_each_other(tmp_path: Path) -> None:
     first, second = np.diff(np.asarray(load(tmp_path).images[: 2 * BATCH], np.float32), axis=2).reshape(2, -1)
-    # Lesions in the middle and dark corners are a little alike in all images; the same draws would be much more so.
+    # Lesions in the middle and dark corners are a little alike in all images; the same draws would be much
+    # more so.
     assert abs(first @ second) / np.linalg.norm(first) / np.linalg.norm(second) < 0.2
 
 
 def test_hospitals_differ_in_colour(tmp_path: Path) -> None:
     samples = load(tmp_path)
     warm, cool = (
-        np.asarray(samples.images[samples.site == name], np.float32).mean((0, 1, 2)) for name in ("vienna_dias", "msk4")
+        np.asarray(samples.images[samples.site == name], np.float32).mean((0, 1, 2))
+        for name in ("vienna_dias", "msk4")
     )
     assert warm[0] / warm[2] > 1.15 * cool[0] / cool[2]
 
@@ -137,6 +142,8 @@ def test_findings_have_their_prevalences_and_come_together(tmp_path: Path) -> No
 
 def test_a_finding_shows_in_its_images(tmp_path: Path) -> None:
     samples = load(tmp_path, task="multi", image_size=32, scale=0.05)
-    detail = np.abs(np.diff(np.asarray(samples.images[:, 8:24, 8:24], np.float32).mean(-1), axis=2)).mean((1, 2))
+    detail = np.abs(np.diff(np.asarray(samples.images[:, 8:24, 8:24], np.float32).mean(-1), axis=2)).mean(
+        (1, 2)
+    )
     network = samples.labels[:, samples.classes.index("pigment_network")] == 1
     assert detail[network].mean() > 1.15 * detail[~network].mean()

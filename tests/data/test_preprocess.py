@@ -29,7 +29,8 @@ def shown(pixels: np.ndarray, **look: Any) -> np.ndarray:
     return np.asarray(toned(Image.fromarray(pixels), Look(**look)))
 
 
-# Colour constancy -------------------------------------------------------------------------------------------------------
+# Colour constancy
+# -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("p", [1, 6, 2.5])
@@ -80,7 +81,25 @@ def test_a_channel_without_light_stays_black_and_the_rest_is_cut_at_white() -> N
     assert shown(pixels, constancy=1)[0, 0, 1] == 255
 
 
-# Brightness -------------------------------------------------------------------------------------------------------------
+# Brightness
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_brightness_becomes_what_was_asked() -> None:
@@ -100,7 +119,8 @@ def test_brightness_is_measured_after_colour_constancy() -> None:
     assert light == pytest.approx([np.mean(light)] * 3, abs=0.3)
 
 
-# The way to a square ----------------------------------------------------------------------------------------------------
+# The way to a square
+# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("height", "width"), [(20, 40), (40, 20)])
@@ -112,7 +132,9 @@ def test_pad_keeps_all_of_the_image_between_black_bars(height: int, width: int) 
     assert (across[:10] == 0).all()
     assert (across[30:] == 0).all()
     small = np.asarray(squared(Image.fromarray(pixels), 20, "pad", 1.0))
-    expected = np.asarray(Image.fromarray(pixels).resize((width // 2, height // 2), Image.Resampling.BILINEAR))
+    expected = np.asarray(
+        Image.fromarray(pixels).resize((width // 2, height // 2), Image.Resampling.BILINEAR)
+    )
     np.testing.assert_array_equal(small[5:15] if height < width else small[:, 5:15], expected)
 
 
@@ -138,7 +160,25 @@ def test_colours_are_measured_on_the_whole_image_before_it_is_cut() -> None:
     assert cropped[5, 5].tolist() == np.rint(100 * even / means).tolist()
 
 
-# The cache --------------------------------------------------------------------------------------------------------------
+# The cache
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

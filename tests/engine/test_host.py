@@ -1,4 +1,5 @@
-"""The host: every error names site, round and question; what a question depends on is set anew; the global generator is left."""
+"""The host: every error names site, round and question; what a question depends on is set anew; the global
+generator is left."""
 
 from __future__ import annotations
 
@@ -66,7 +67,10 @@ def test_the_header_says_whose_answer_it_is_and_whether_something_was_kept(host:
         "wrote": True,
     }
     assert not any(
-        "head.own" in name for leaf in upload.values() if isinstance(leaf.value, dict) for name in flatten(leaf.value)
+        "head.own" in name
+        for leaf in upload.values()
+        if isinstance(leaf.value, dict)
+        for name in flatten(leaf.value)
     )
     assert decode_upload(ask(host, "train", "site-01"))[0]["wrote"] is False
     assert all(name.startswith("head.own.") for name in host.private)
@@ -80,7 +84,11 @@ def test_a_site_goes_on_from_the_version_it_is_told_to_read(host: Host) -> None:
     ask(host, "train", "site-02", round=1, read={"site-02": "0.0"}, write="1.0")
     again = host.store.read("site-02", "1.0")
     assert all(torch.equal(once[name], again[name]) for name in once)
-    assert any(not torch.equal(once[name], value) for name, value in host.store.read("site-02", "0.0").items() if "own" in name)
+    assert any(
+        not torch.equal(once[name], value)
+        for name, value in host.store.read("site-02", "0.0").items()
+        if "own" in name
+    )
 
 
 def test_a_version_that_is_not_there_is_a_storage_error(host: Host) -> None:
@@ -126,7 +134,10 @@ def test_a_method_s_error_names_site_round_and_question(kind: str, tiny: MakeCon
     config = tiny("failing.py:Failing", base=tmp_path, engine={"kind": kind})
     with pytest.raises(SiteError) as caught:
         run(config, tmp_path / "run")
-    assert str(caught.value) == "site 'site-01' failed in round 1 at 'train': ZeroDivisionError: nothing to divide by"
+    assert (
+        str(caught.value)
+        == "site 'site-01' failed in round 1 at 'train': ZeroDivisionError: nothing to divide by"
+    )
 
 
 def test_a_question_outside_the_ledger_is_refused(tiny: MakeConfig, tmp_path: Path) -> None:

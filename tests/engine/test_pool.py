@@ -1,4 +1,5 @@
-"""The pool against a stand-in worker that starts in no time, and (slow) against real ones: same bits as serial, whatever dies."""
+"""The pool against a stand-in worker that starts in no time, and (slow) against real ones: same bits as
+serial, whatever dies."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ from equipoise.tree import digest, unflatten
 MakeConfig = Callable[..., Config]
 Rows = Callable[[Path], list[dict[str, Any]]]
 
-# Speaks the frames of `engine.frames`, imports nothing heavy; answers with what it was told. `setup` is a folder for its diary.
+# Speaks the frames of `engine.frames`, imports nothing heavy; answers with what it was told. `setup` is a
+# folder for its diary.
 STAND_IN = r"""
 import json, os, struct, sys, pathlib, time
 def read():
@@ -74,22 +76,40 @@ def pids(pool: Pool) -> list[int]:
 @pytest.fixture
 def pool(tmp_path: Path) -> Iterator[Pool]:
     made = Pool(
-        [sys.executable, "-S", "-c", STAND_IN], json.dumps({"diary": str(tmp_path)}).encode(), 2, {"a": 1, "b": 3, "c": 2}
+        [sys.executable, "-S", "-c", STAND_IN],
+        json.dumps({"diary": str(tmp_path)}).encode(),
+        2,
+        {"a": 1, "b": 3, "c": 2},
     )
     yield made
     made.close()
 
 
 def diary(folder: Path) -> list[list[Any]]:
-    return [json.loads(line) for path in folder.iterdir() if path.name.isdigit() for line in path.read_text().splitlines()]
+    return [
+        json.loads(line)
+        for path in folder.iterdir()
+        if path.name.isdigit()
+        for line in path.read_text().splitlines()
+    ]
 
 
 def test_every_site_is_asked_once_and_told_its_own(pool: Pool) -> None:
-    question = Question("train", 4, b"x" * 10, {"b": b"only b"}, {"a": "3.0"}, "4.0", {"a": ("2.0",)}, tuned=True)
+    question = Question(
+        "train", 4, b"x" * 10, {"b": b"only b"}, {"a": "3.0"}, "4.0", {"a": ("2.0",)}, tuned=True
+    )
     answers = {site: json.loads(data) for site, data in pool.ask(question, ("a", "b", "c"))}
     assert sorted(answers) == ["a", "b", "c"]
     call, _, extra = answers["a"]
-    expected = {"question": "train", "round": 4, "site": "a", "read": "3.0", "write": "4.0", "keep": ["2.0"], "tuned": True}
+    expected = {
+        "question": "train",
+        "round": 4,
+        "site": "a",
+        "read": "3.0",
+        "write": "4.0",
+        "keep": ["2.0"],
+        "tuned": True,
+    }
     assert {key: call[key] for key in expected} == expected
     assert extra == ""
     assert answers["b"][2] == "only b"
@@ -109,7 +129,10 @@ def test_the_broadcast_goes_to_each_worker_once(pool: Pool, tmp_path: Path) -> N
 
 def test_the_longest_site_starts_first(tmp_path: Path) -> None:
     one = Pool(
-        [sys.executable, "-S", "-c", STAND_IN], json.dumps({"diary": str(tmp_path)}).encode(), 1, {"a": 1, "b": 3, "c": 2}
+        [sys.executable, "-S", "-c", STAND_IN],
+        json.dumps({"diary": str(tmp_path)}).encode(),
+        1,
+        {"a": 1, "b": 3, "c": 2},
     )
     try:
         assert [site for site, _ in one.ask(Question("train", 0, b"x"), ("a", "b", "c"))] == ["b", "c", "a"]
@@ -129,7 +152,9 @@ def test_a_worker_that_dies_is_started_again_and_told_everything_anew(pool: Pool
 
 
 def test_a_worker_that_dies_twice_is_an_error_that_names_site_round_and_question(pool: Pool) -> None:
-    with pytest.raises(SiteError, match=r"died twice while site 'a' answered 'always die' in round 3 .*fewer workers"):
+    with pytest.raises(
+        SiteError, match=r"died twice while site 'a' answered 'always die' in round 3 .*fewer workers"
+    ):
         list(pool.ask(Question("always die", 3, b"x"), ("a",)))
 
 
@@ -148,7 +173,8 @@ def test_no_process_is_left_after_close(pool: Pool) -> None:
     pool.close()
 
 
-# Real workers --------------------------------------------------------------------------------------------------------
+# Real workers
+# --------------------------------------------------------------------------------------------------------
 
 
 class Around:
@@ -221,7 +247,8 @@ def test_the_order_of_answers_does_not_matter(
 @pytest.mark.slow
 @pytest.mark.real_workers
 def test_serial_and_pool_give_the_same_bits(tiny: MakeConfig, rows: Rows, tmp_path: Path) -> None:
-    """As `tests/methods/test_conformance.py` has it for every method, with workers started as a user's run starts them."""
+    """As `tests/methods/test_conformance.py` has it for every method, with workers started as a user's run
+    starts them."""
     serial = run(tiny("fca"), tmp_path / "serial")
     folder = tmp_path / "pool"
     pooled = run(tiny("fca", engine={"kind": "pool", "workers": 2}), folder)
@@ -247,7 +274,9 @@ def test_killed_workers_change_nothing_and_none_is_left(tiny: MakeConfig, rows: 
     def watch(event: str, facts: dict[str, Any]) -> None:
         ids.update(pids(engines[0]) if engines and isinstance(engines[0], Pool) else [])
 
-    pooled = run(tiny("fca", engine={"kind": "pool", "workers": 2}), tmp_path / "pool", wrap=wrap, watch=watch)
+    pooled = run(
+        tiny("fca", engine={"kind": "pool", "workers": 2}), tmp_path / "pool", wrap=wrap, watch=watch
+    )
     assert killers[0].killed == 3
     assert len(ids) >= 4
     assert not any(alive(pid) for pid in ids)
@@ -286,11 +315,14 @@ run(Path(sys.argv[1]), sys.argv[2], wrap=wrap)
 def test_workers_end_when_the_run_is_killed_even_in_the_middle_of_an_answer(tmp_path: Path) -> None:
     (tmp_path / "sleeper.py").write_text(SLEEPER)
     (tmp_path / "config.toml").write_text(
-        f'base = "{tmp_path}"\n[data]\nkind = "phantom"\nscale = 0.004\nimage_size = 16\n[partition]\nkind = "iid"\nsites = 3\n'
+        f'base = "{tmp_path}"\n[data]\nkind = "phantom"\nscale = 0.004\nimage_size = 16\n[partition]\nkind '
+        f'= "iid"\nsites = 3\n'
         '[method]\nname = "sleeper.py:Sleeper"\n[engine]\nkind = "pool"\nworkers = 2\ndevice = "cpu"\n'
     )
     parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, str(tmp_path / "config.toml"), str(tmp_path / "run")], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", PARENT, str(tmp_path / "config.toml"), str(tmp_path / "run")],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         assert parent.stdout is not None

@@ -34,7 +34,9 @@ class Tap:
 
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("method", ["fedavg", "fca", "local"])
-def test_every_real_answer_is_in_the_ledger(method: str, exact: bool, tiny: MakeConfig, tmp_path: Path) -> None:
+def test_every_real_answer_is_in_the_ledger(
+    method: str, exact: bool, tiny: MakeConfig, tmp_path: Path
+) -> None:
     config = tiny(method, evaluate={"exact": exact})
     stuff = material(config)
     ledger = make_ledger(config, make_host(config, stuff, tmp_path / "private"), stuff)

@@ -21,7 +21,9 @@ def test_every_number_has_a_path() -> None:
         "round": 3,
         "sites": ["a", "b"],
         "train.loss": 0.5,
-        "test": {"generalisation": {"accuracy": 0.25, "tail": None, "recall": [1.0, None], "support": [4, 0]}},
+        "test": {
+            "generalisation": {"accuracy": 0.25, "tail": None, "recall": [1.0, None], "support": [4, 0]}
+        },
     }
     assert dict(numbers(row, ("x", "y"))) == {
         "train.loss": 0.5,
@@ -44,7 +46,9 @@ def test_without_the_package_the_fix_is_told(
     tiny: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ConfigError, match=r"evaluate\.tensorboard needs .*pip install 'equipoise\[tensorboard\]'"):
+    with pytest.raises(
+        ConfigError, match=r"evaluate\.tensorboard needs .*pip install 'equipoise\[tensorboard\]'"
+    ):
         run(tiny(evaluate={"tensorboard": True}), tmp_path)
     assert not (tmp_path / "checkpoints" / "HEAD.json").exists()
 

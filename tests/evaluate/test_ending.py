@@ -39,7 +39,12 @@ MakeConfig = Callable[..., Config]
 
 
 def config_of(
-    tiny: MakeConfig, method: dict[str, Any], select: str, own: str = "tuned", participation: float = 0.7, **engine: Any
+    tiny: MakeConfig,
+    method: dict[str, Any],
+    select: str,
+    own: str = "tuned",
+    participation: float = 0.7,
+    **engine: Any,
 ) -> Config:
     table = tiny(
         train={"rounds": ROUNDS, "lr": 0.02, "participation": participation},
@@ -71,7 +76,8 @@ def reported(result: Result) -> list[dict[str, Any]]:
 
 
 def check_reported(result: Result, rule: str) -> None:
-    """Every row of one kind, its mean the result, its scores kept, its state and private versions the ones that are loaded."""
+    """Every row of one kind, its mean the result, its scores kept, its state and private versions the ones
+    that are loaded."""
     rows = reported(result)
     assert [row["round"] for row in rows] == result.rounds
     for view in ("generalisation", "specialisation"):
@@ -81,7 +87,9 @@ def check_reported(result: Result, rule: str) -> None:
     assert kept == [f"round-{number:06d}.safetensors" for number in result.rounds]
     scores = read_scores(result.folder / "scores", result.rounds)
     assert scores is not None
-    assert near(result.metrics["test"]["generalisation"]["balanced_accuracy"], judge(scores).balanced_accuracy())
+    assert near(
+        result.metrics["test"]["generalisation"]["balanced_accuracy"], judge(scores).balanced_accuracy()
+    )
     told = json.loads((result.folder / "result.json").read_text())
     assert (told["selected_rounds"], told["ending_of"]) == (result.rounds, result.ending_of)
     stuff = material(read(result.folder / "config.toml"))
@@ -95,12 +103,16 @@ def check_reported(result: Result, rule: str) -> None:
             shots=torch.tensor(model.facts.shots),
         )
         wanted = rows[-1]["test"]["sites"][holding.name]
-        assert near(found["balanced_accuracy"], wanted["balanced_accuracy"]) and near(found["ece"], wanted["ece"])
+        assert near(found["balanced_accuracy"], wanted["balanced_accuracy"]) and near(
+            found["ece"], wanted["ece"]
+        )
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_the_ending_of_what_was_chosen_is_reported(ending: str, rule: str, tiny: MakeConfig, tmp_path: Path) -> None:
+def test_the_ending_of_what_was_chosen_is_reported(
+    ending: str, rule: str, tiny: MakeConfig, tmp_path: Path
+) -> None:
     method, own = ENDINGS[ending]
     result = run(config_of(tiny, method, rule, own), tmp_path)
     ordinary = [row for row in result.history if "ending_of" not in row]
@@ -113,7 +125,9 @@ def test_the_ending_of_what_was_chosen_is_reported(ending: str, rule: str, tiny:
         before = ordinary[row["ending_of"] - 1]
         assert row["test"]["sites"] != before["test"]["sites"]
         same = row["test"]["generalisation"] == before["test"]["generalisation"]
-        assert same == (method["name"] == "fedbabu")  # fine-tuning is the sites' alone, and starts from the chosen body
+        assert same == (
+            method["name"] == "fedbabu"
+        )  # fine-tuning is the sites' alone, and starts from the chosen body
     assert Checkpoints(tmp_path / "checkpoints").load(result.rounds[-1])[1].state == digest(result.server)
     check_reported(result, rule)
 
@@ -124,7 +138,9 @@ def test_the_settings_above_choose_another_round_than_the_last(tiny: MakeConfig,
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_method_without_an_ending_is_reported_as_it_was(rule: str, tiny: MakeConfig, tmp_path: Path) -> None:
+def test_a_method_without_an_ending_is_reported_as_it_was(
+    rule: str, tiny: MakeConfig, tmp_path: Path
+) -> None:
     result = run(config_of(tiny, {"name": "fedbabu", "tune_epochs": 0}, rule, participation=1.0), tmp_path)
     assert len(result.history) == ROUNDS and not any("ending_of" in row for row in result.history)
     assert (result.rounds, result.ending_of) == (chosen(rule, result.history), [])
@@ -166,7 +182,11 @@ def test_stopping_at_every_ending_changes_nothing(
         with pytest.raises(Stop):
             run(config, tmp_path / "stopped", watch=watch)
     stopped = run(config, tmp_path / "stopped", watch=watch)
-    assert (stopped.state_hash, stopped.rounds, stopped.metrics) == (straight.state_hash, straight.rounds, straight.metrics)
+    assert (stopped.state_hash, stopped.rounds, stopped.metrics) == (
+        straight.state_hash,
+        straight.rounds,
+        straight.metrics,
+    )
     assert rows(tmp_path / "stopped") == rows(tmp_path / "straight")
     assert asked.count("train") == 2 * ROUNDS  # two of three sites a round: no round is trained again
     check_reported(stopped, rule)
@@ -193,13 +213,19 @@ def test_a_disk_that_fills_up_while_an_ending_is_committed_changes_nothing(
             run(config, tmp_path / "full")
         monkeypatch.setattr(os, "replace", real)
     again = run(config, tmp_path / "full")
-    assert (again.state_hash, again.rounds, again.metrics) == (straight.state_hash, straight.rounds, straight.metrics)
+    assert (again.state_hash, again.rounds, again.metrics) == (
+        straight.state_hash,
+        straight.rounds,
+        straight.metrics,
+    )
     check_reported(again, rule)
 
 
 def test_a_mean_is_over_rows_of_one_kind() -> None:
     history = [{"round": i, "test": {"balanced_accuracy": i / 100}} for i in range(1, 8)]
-    ended = [{"round": 8 + i, "ending_of": 3 + i, "test": {"balanced_accuracy": 0.5 + i / 10}} for i in range(5)]
+    ended = [
+        {"round": 8 + i, "ending_of": 3 + i, "test": {"balanced_accuracy": 0.5 + i / 10}} for i in range(5)
+    ]
     assert select(history, "mean_last_5")[0] == [3, 4, 5, 6, 7]
     rounds, metrics = select(history + ended, "mean_last_5")
     assert rounds == [8, 9, 10, 11, 12]
@@ -207,7 +233,9 @@ def test_a_mean_is_over_rows_of_one_kind() -> None:
 
 
 def test_validation_chooses_the_round_and_never_between_a_round_and_its_ending() -> None:
-    history = [{"round": i, "validation": {"balanced_accuracy": v}} for i, v in ((1, 0.5), (2, 0.8), (3, 0.6))]
+    history = [
+        {"round": i, "validation": {"balanced_accuracy": v}} for i, v in ((1, 0.5), (2, 0.8), (3, 0.6))
+    ]
     for v in (0.1, 0.8, 0.9):
         ended = {"round": 4, "ending_of": 2, "validation": {"balanced_accuracy": v}, "test": {"accuracy": v}}
         assert select([*history, ended], "best_validation") == (

@@ -18,7 +18,8 @@ def test_wilson_is_scipys(hits: int, count: int) -> None:
 
 
 def scores(right: list[np.ndarray]) -> Scores:
-    """One class per array; an image is given its own class where the array says so, otherwise the next one."""
+    """One class per array; an image is given its own class where the array says so, otherwise the next
+    one."""
     labels = np.concatenate([np.full(len(part), i) for i, part in enumerate(right)])
     guess = np.where(np.concatenate(right), labels, (labels + 1) % len(right))
     logits = torch.nn.functional.one_hot(torch.from_numpy(guess), len(right)).float()
@@ -31,11 +32,16 @@ def test_the_bootstrap_has_the_spread_of_a_mean_of_recalls() -> None:
     low, high = interval(found, np.random.default_rng(0), draws=20_000)
     deviation = np.sqrt(0.24 / 399 + 0.09 / 49) / 2
     reach = norm.ppf(0.975) * deviation
-    assert high - low == pytest.approx(2 * reach, rel=0.03)  # a little skewed, as the recall of 0.9 is, so not around 0.75
+    assert high - low == pytest.approx(
+        2 * reach, rel=0.03
+    )  # a little skewed, as the recall of 0.9 is, so not around 0.75
 
 
 def test_a_model_that_is_always_right_has_no_spread() -> None:
-    assert interval(judge(scores([np.ones(5, bool), np.ones(9, bool)])), np.random.default_rng(0)) == (1.0, 1.0)
+    assert interval(judge(scores([np.ones(5, bool), np.ones(9, bool)])), np.random.default_rng(0)) == (
+        1.0,
+        1.0,
+    )
 
 
 def test_chunks_do_not_change_the_draws(monkeypatch: pytest.MonkeyPatch) -> None:

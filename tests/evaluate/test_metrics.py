@@ -37,8 +37,11 @@ COUNTED = (
 )
 
 
-def batch(task: Task, seed: int, rows: int, *, levels: int | None = None, spread: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Scores that know something of the labels; `levels` rounds them to make ties; the last class is always absent."""
+def batch(
+    task: Task, seed: int, rows: int, *, levels: int | None = None, spread: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Scores that know something of the labels; `levels` rounds them to make ties; the last class is always
+    absent."""
     rng = np.random.default_rng(seed)
     prior = np.array([0.6, 0.25, 0.1, 0.05, 0.0])
     if task == "single":
@@ -62,7 +65,9 @@ def oracle(logits: Tensor, labels: Tensor, task: Task) -> dict[str, float | None
         onehot = target[:, None] == np.arange(chance.shape[1])
         found: dict[str, float | None] = {
             "accuracy": accuracy_score(target, guess),
-            "balanced_accuracy": recall_score(target, guess, labels=present, average="macro", zero_division=0),
+            "balanced_accuracy": recall_score(
+                target, guess, labels=present, average="macro", zero_division=0
+            ),
             "macro_f1": f1_score(target, guess, labels=present, average="macro", zero_division=0),
         }
     else:
@@ -70,7 +75,10 @@ def oracle(logits: Tensor, labels: Tensor, task: Task) -> dict[str, float | None
         guesses = chance > 0.5
         present = [c for c in range(onehot.shape[1]) if onehot[:, c].any()]
         f1s = [f1_score(onehot[:, c], guesses[:, c], zero_division=0) for c in present]
-        found = {"accuracy": float((guesses == onehot).mean()), "macro_f1": float(np.mean(f1s)) if f1s else None}
+        found = {
+            "accuracy": float((guesses == onehot).mean()),
+            "macro_f1": float(np.mean(f1s)) if f1s else None,
+        }
         found["balanced_accuracy"] = mean(
             [balanced_accuracy_score(onehot[:, c], guesses[:, c]) for c in present if not onehot[:, c].all()]
         )
@@ -100,12 +108,15 @@ def test_scores_agree_with_scikit_learn(task: Task, seed: int, rows: int, levels
 @pytest.mark.parametrize("task", ["single", "multi"])
 @pytest.mark.parametrize(("spread", "near"), [(0.1, 5e-3), (1.0, 2e-3), (6.0, 2e-3)])
 def test_statistics_agree_with_scores(task: Task, spread: float, near: float) -> None:
-    """Counts exactly, curves to the bin width: also for a timid network (spread 0.1) and an overconfident one (6)."""
+    """Counts exactly, curves to the bin width: also for a timid network (spread 0.1) and an overconfident one
+    (6)."""
     logits, labels = batch(task, 11, 6000, spread=spread)
     shots = shot_groups(torch.tensor([600, 250, 100, 50, 0]))
     exact = from_scores(logits, labels, task=task, shots=shots)
     parts = [measure(logits[i::4], labels[i::4], task=task) for i in range(4)]
-    summed = {name: sum((part[name] for part in parts), torch.zeros_like(parts[0][name])) for name in parts[0]}
+    summed = {
+        name: sum((part[name] for part in parts), torch.zeros_like(parts[0][name])) for name in parts[0]
+    }
     binned = from_statistics(summed, shots=shots)
     assert list(binned) == list(exact)
     for name in COUNTED:
@@ -118,7 +129,8 @@ def test_statistics_agree_with_scores(task: Task, spread: float, near: float) ->
 
 @pytest.mark.parametrize(("rows", "auc", "precision"), [(35, 0.05, 0.35), (200, 0.005, 0.06)])
 def test_coarse_statistics_agree_as_well_as_they_say(rows: int, auc: float, precision: float) -> None:
-    """What is told for one site alone: decisions exactly, curves to the bins, which hold five images or more."""
+    """What is told for one site alone: decisions exactly, curves to the bins, which hold five images or
+    more."""
     for seed in range(10):
         rng = torch.Generator().manual_seed(seed)
         labels = torch.multinomial(torch.tensor([0.5, 0.25, 0.15, 0.07, 0.03]), rows, True, generator=rng)
@@ -155,7 +167,8 @@ def test_average_precision_of_bins_is_not_biased_against_a_rare_class() -> None:
 
 
 def test_average_precision_within_one_bin_by_hand() -> None:
-    """Two positives and a negative in one bin: expected at ranks 4/3 and 8/3, so (1 / (4/3) + 2 / (8/3)) / 2."""
+    """Two positives and a negative in one bin: expected at ranks 4/3 and 8/3, so (1 / (4/3) + 2 / (8/3)) /
+    2."""
     stats = measure(torch.zeros(3, 1), torch.tensor([[1.0], [1.0], [0.0]]), task="multi")
     assert from_statistics(stats)["map"] == pytest.approx(0.75)
 
@@ -168,7 +181,8 @@ def test_calibration_error_by_hand() -> None:
 
 
 def test_multi_label_calibration_by_hand() -> None:
-    """Confidence in the decision: 0.8 positive and right, 0.7 (p = 0.3) negative and wrong: (0.2 + 0.7) / 2."""
+    """Confidence in the decision: 0.8 positive and right, 0.7 (p = 0.3) negative and wrong: (0.2 + 0.7) /
+    2."""
     chance = torch.tensor([[0.8, 0.3]], dtype=torch.float64)
     found = from_scores(torch.logit(chance), torch.tensor([[1.0, 1.0]]), task="multi")
     assert found["ece"] == pytest.approx(0.45, abs=1e-6)
@@ -186,8 +200,9 @@ def test_single_label_by_hand() -> None:
     assert found["balanced_accuracy"] == pytest.approx(0.625)
     assert found["macro_f1"] == pytest.approx((6 / 7 + 1 / 2) / 2)
     assert (found["head"], found["medium"], found["tail"]) == (0.75, None, 0.5)
-    # Class 0: three of four positives outscore both negatives, one ties. Class 1: one positive outscores three of four
-    # negatives and ties with the fourth; the other is "2", where class 1 scores as low as in the rows of guess 0.
+    # Class 0: three of four positives outscore both negatives, one ties. Class 1: one positive outscores
+    # three of four negatives and ties with the fourth; the other is "2", where class 1 scores as low as in
+    # the rows of guess 0.
     assert found["macro_auc"] == pytest.approx(((3 + 0.5) / 4 + (0.5 * (3 + 0.5) / 4 + 0.5 * 1.5 / 4)) / 2)
 
 

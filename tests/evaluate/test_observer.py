@@ -25,7 +25,9 @@ def seconds(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("task", "decided"), [("single", "confusion"), ("multi", "binary")])
-def test_counted_rounds_keep_the_counts_of_all_sites(tiny: MakeConfig, tmp_path: Path, task: str, decided: str) -> None:
+def test_counted_rounds_keep_the_counts_of_all_sites(
+    tiny: MakeConfig, tmp_path: Path, task: str, decided: str
+) -> None:
     exact = run(tiny("fedavg", data={"task": task}), tmp_path / "exact")
     counted = run(tiny("fedavg", data={"task": task}, evaluate={"exact": False}), tmp_path / "counted")
     assert all("counts" not in row["test"] for row in exact.history)
@@ -41,12 +43,19 @@ def test_counted_rounds_keep_the_counts_of_all_sites(tiny: MakeConfig, tmp_path:
     assert from_statistics(flat)["ece"] == counted.metrics["test"]["generalisation"]["ece"]
 
 
-def test_every_round_is_timed_and_the_metrics_stay_free_of_clocks(tiny: MakeConfig, tmp_path: Path, monkeypatch) -> None:
+def test_every_round_is_timed_and_the_metrics_stay_free_of_clocks(
+    tiny: MakeConfig, tmp_path: Path, monkeypatch
+) -> None:
     clock = iter(range(0, 1000, 10))
-    monkeypatch.setattr("equipoise.evaluate.observer.time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
+    monkeypatch.setattr(
+        "equipoise.evaluate.observer.time", SimpleNamespace(perf_counter=lambda: float(next(clock)))
+    )
     result = run(tiny("fedavg"), tmp_path)
     # made at 0; each round is looked at once before and once after its evaluation
-    assert seconds(tmp_path) == [{"round": 1, "train": 10.0, "evaluate": 10.0}, {"round": 2, "train": 10.0, "evaluate": 10.0}]
+    assert seconds(tmp_path) == [
+        {"round": 1, "train": 10.0, "evaluate": 10.0},
+        {"round": 2, "train": 10.0, "evaluate": 10.0},
+    ]
     assert not {"train", "evaluate", "seconds"} & set(result.history[0])
 
 

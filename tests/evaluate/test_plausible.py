@@ -16,7 +16,9 @@ from equipoise.site.measure import coarse
 Stats = dict[str, Tensor]
 
 
-def honest(task: Task, n: int = 40, classes: int = 3, scale: float = 2.0, bins: int = 50) -> tuple[Stats, Held]:
+def honest(
+    task: Task, n: int = 40, classes: int = 3, scale: float = 2.0, bins: int = 50
+) -> tuple[Stats, Held]:
     draw = torch.Generator().manual_seed(n + classes)
     logits = scale * torch.randn(n, classes, generator=draw)
     if task == "single":
@@ -69,7 +71,11 @@ IMPOSSIBLE: dict[str, tuple[Task, Callable[[Stats], Stats], str]] = {
     "huge histogram": ("single", put("scores", 2**40), "more than the 40 images"),
     "huge calibration": ("multi", put("calibration", 2**52), "more than the 40 images"),
     "one image too many": ("single", moved("confusion", ((0, 0), 1)), "about 41 images"),
-    "one image too few": ("single", lambda s: s | {"confusion": torch.tensor([[39, 0, 0], [0, 0, 0], [0, 0, 0]])}, "39 images"),
+    "one image too few": (
+        "single",
+        lambda s: s | {"confusion": torch.tensor([[39, 0, 0], [0, 0, 0], [0, 0, 0]])},
+        "39 images",
+    ),
     "nothing": ("single", lambda s: {name: torch.zeros_like(x) for name, x in s.items()}, "about 0 images"),
     "other classes": ("single", lambda s: s | {"confusion": s["confusion"].roll(1, 0)}, "other classes"),
     "other histogram": ("single", lambda s: s | {"scores": s["scores"].roll(1, 0)}, "histograms"),

@@ -12,11 +12,35 @@ from equipoise.evaluate import EvaluateOptions, select, summarise
 
 
 def test_summary_by_hand() -> None:
-    pooled = {"balanced_accuracy": 0.6, "macro_auc": 0.8, "map": None, "recall": [0.5, 0.7], "support": [3, 4]}
+    pooled = {
+        "balanced_accuracy": 0.6,
+        "macro_auc": 0.8,
+        "map": None,
+        "recall": [0.5, 0.7],
+        "support": [3, 4],
+    }
     sites: dict[str, dict[str, Any]] = {
-        "north": {"balanced_accuracy": 0.9, "macro_auc": None, "map": 0.5, "recall": [0.9, None], "support": [1, 0]},
-        "south": {"balanced_accuracy": 0.5, "macro_auc": 0.6, "map": None, "recall": [0.4, 0.6], "support": [1, 2]},
-        "tiny": {"balanced_accuracy": None, "macro_auc": None, "map": None, "recall": [None, None], "support": [0, 0]},
+        "north": {
+            "balanced_accuracy": 0.9,
+            "macro_auc": None,
+            "map": 0.5,
+            "recall": [0.9, None],
+            "support": [1, 0],
+        },
+        "south": {
+            "balanced_accuracy": 0.5,
+            "macro_auc": 0.6,
+            "map": None,
+            "recall": [0.4, 0.6],
+            "support": [1, 2],
+        },
+        "tiny": {
+            "balanced_accuracy": None,
+            "macro_auc": None,
+            "map": None,
+            "recall": [None, None],
+            "support": [0, 0],
+        },
     }
     found = summarise(pooled, sites)
     assert found["generalisation"] == pooled
@@ -50,21 +74,29 @@ def rows(validation: list[float | None]) -> list[dict[str, Any]]:
 
 def test_last() -> None:
     history = rows([0.3, 0.9, 0.5])
-    assert select(list(reversed(history)), "last") == ([3], {k: v for k, v in history[2].items() if k != "round"})
+    assert select(list(reversed(history)), "last") == (
+        [3],
+        {k: v for k, v in history[2].items() if k != "round"},
+    )
 
 
 def test_best_validation_takes_the_earliest_of_equals_and_ignores_the_test_set() -> None:
     chosen, metrics = select(rows([0.3, None, 0.8, 0.8, 0.5]), "best_validation")
     assert chosen == [3]
     assert metrics["test"]["balanced_accuracy"] == pytest.approx(0.97)
-    history = [{"round": i, "validation": {"generalisation": {"map": m}}} for i, m in enumerate([0.1, 0.4, 0.2])]
+    history = [
+        {"round": i, "validation": {"generalisation": {"map": m}}} for i, m in enumerate([0.1, 0.4, 0.2])
+    ]
     assert select(history, "best_validation", "generalisation.map")[0] == [1]
 
 
 def test_mean_of_the_last_five() -> None:
     history = rows([0.9, 0.1, 0.2, 0.3, 0.4, None])
     for i, row in enumerate(history):
-        row["test"] |= {"recall": [i / 10, None, 0.5 if i == 5 else None], "worst_site": {"name": "ab"[i // 5]}}
+        row["test"] |= {
+            "recall": [i / 10, None, 0.5 if i == 5 else None],
+            "worst_site": {"name": "ab"[i // 5]},
+        }
         row["test"]["kind"] = "pooled"
     chosen, metrics = select(history, "mean_last_5")
     assert chosen == [2, 3, 4, 5, 6]

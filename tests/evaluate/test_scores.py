@@ -21,12 +21,15 @@ class Stop(Exception):
 
 
 @pytest.mark.parametrize(
-    ("select", "task", "rounds"), [("last", "multi", 2), ("best_validation", "single", 4), ("mean_last_5", "single", 7)]
+    ("select", "task", "rounds"),
+    [("last", "multi", 2), ("best_validation", "single", 4), ("mean_last_5", "single", 7)],
 )
 def test_the_reported_rounds_are_kept_also_after_a_break(
     tiny: MakeConfig, tmp_path: Path, select: str, task: str, rounds: int
 ) -> None:
-    config = tiny("fedavg", data={"task": task}, train={"rounds": rounds, "lr": 0.01}, evaluate={"select": select})
+    config = tiny(
+        "fedavg", data={"task": task}, train={"rounds": rounds, "lr": 0.01}, evaluate={"select": select}
+    )
 
     def watch(event: str, facts: dict[str, Any]) -> None:
         if event == "round" and facts["round"] == rounds - 1:
@@ -37,7 +40,9 @@ def test_the_reported_rounds_are_kept_also_after_a_break(
     for name in ("broken", "straight"):
         result = run(config, tmp_path / name)
         folder = tmp_path / name / "scores"
-        assert sorted(path.name for path in folder.iterdir()) == [f"round-{i:06d}.safetensors" for i in result.rounds]
+        assert sorted(path.name for path in folder.iterdir()) == [
+            f"round-{i:06d}.safetensors" for i in result.rounds
+        ]
         scores = read_scores(folder, result.rounds)
         assert scores is not None and scores.task == task
         assert len(scores.logits) == len(result.rounds)

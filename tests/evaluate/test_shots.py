@@ -1,4 +1,5 @@
-"""Head, medium and tail classes: their thresholds are options, and reach the metrics of a run and of its model."""
+"""Head, medium and tail classes: their thresholds are options, and reach the metrics of a run and of its
+model."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ from equipoise.use import load
 
 
 @pytest.mark.parametrize("exact", [True, False])
-def test_thresholds_reach_the_metrics_and_the_model(tiny: Callable[..., Config], tmp_path: Path, exact: bool) -> None:
+def test_thresholds_reach_the_metrics_and_the_model(
+    tiny: Callable[..., Config], tmp_path: Path, exact: bool
+) -> None:
     plain = tiny("fedavg", evaluate={"shots": "absolute", "exact": exact})
     counts = material(plain).counts()
     middle = sorted(counts.tolist())[len(counts) // 2]
@@ -27,19 +30,29 @@ def test_thresholds_reach_the_metrics_and_the_model(tiny: Callable[..., Config],
     result = run(tiny("fedavg", evaluate=evaluate), tmp_path / "run")
     found = result.metrics["test"]["generalisation"]
     expected = {}
-    for group, members in (("head", counts > middle), ("medium", counts == middle), ("tail", counts < middle)):
-        known = [r for r, member in zip(found["recall"], members.tolist(), strict=True) if member and r is not None]
+    for group, members in (
+        ("head", counts > middle),
+        ("medium", counts == middle),
+        ("tail", counts < middle),
+    ):
+        known = [
+            r for r, member in zip(found["recall"], members.tolist(), strict=True) if member and r is not None
+        ]
         expected[group] = pytest.approx(sum(known) / len(known)) if known else None
     assert {group: found[group] for group in expected} == expected
     model = load(tmp_path / "run")
     assert list(model.facts.shots) == [0 if n > middle else 2 if n < middle else 1 for n in counts.tolist()]
-    with_the_papers = run(plain, tmp_path / "papers").metrics["test"]["generalisation"]  # all are tail classes here
+    with_the_papers = run(plain, tmp_path / "papers").metrics["test"][
+        "generalisation"
+    ]  # all are tail classes here
     assert with_the_papers["head"] is None and found["head"] is not None
 
 
 def test_thresholds_that_overlap_are_refused() -> None:
     assert resolve({"evaluate": {"head_over": 5, "tail_under": 6}}).evaluate.tail_under == 6
-    with pytest.raises(ConfigError, match="tail_under = 7 is above head_over = 5, so a class could be both: lower it"):
+    with pytest.raises(
+        ConfigError, match="tail_under = 7 is above head_over = 5, so a class could be both: lower it"
+    ):
         resolve({"evaluate": {"head_over": 5, "tail_under": 7}})
 
 

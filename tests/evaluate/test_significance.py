@@ -1,4 +1,5 @@
-"""Tests and corrections against scipy and hand-made cases; and under the null one in twenty is called different."""
+"""Tests and corrections against scipy and hand-made cases; and under the null one in twenty is called
+different."""
 
 from __future__ import annotations
 
@@ -13,7 +14,15 @@ from sklearn.metrics import balanced_accuracy_score
 from equipoise.errors import StorageError
 from equipoise.evaluate.metrics import from_scores
 from equipoise.evaluate.scores import Scores, keep_scores, read_scores, write_scores
-from equipoise.evaluate.significance import Judged, bootstrap, holm, incomplete_beta, judge, paired_t, sign_flip
+from equipoise.evaluate.significance import (
+    Judged,
+    bootstrap,
+    holm,
+    incomplete_beta,
+    judge,
+    paired_t,
+    sign_flip,
+)
 
 RNG = np.random.default_rng
 
@@ -24,7 +33,8 @@ def single(logits: np.ndarray, labels: np.ndarray, ids: list[str] | None = None)
     return Scores("single", names, torch.from_numpy(labels), torch.from_numpy(pages).float())
 
 
-# Student's t ------------------------------------------------------------------------------------------------------------
+# Student's t
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("a", [0.5, 1, 2, 7.5, 50, 500])
@@ -54,12 +64,16 @@ def test_folds_that_share_training_rows_count_for_less() -> None:
     assert paired_t(values, overlap=1 / 4) > paired_t(values)  # type: ignore[operator]
 
 
-# Sign flips and Holm ----------------------------------------------------------------------------------------------------
+# Sign flips and Holm
+# ----------------------------------------------------------------------------------------------------
 
 
 def test_sign_flip_tries_every_sign() -> None:
     values = [0.3, -0.1, 0.4, 0.2, 0.05]
-    sums = [abs(sum(s * v for s, v in zip(signs, values, strict=True))) for signs in itertools.product((1, -1), repeat=5)]
+    sums = [
+        abs(sum(s * v for s, v in zip(signs, values, strict=True)))
+        for signs in itertools.product((1, -1), repeat=5)
+    ]
     assert sign_flip(values, RNG(0)) == sum(s >= abs(sum(values)) - 1e-12 for s in sums) / 32
     assert sign_flip([0.1, 0.2, 0.3], RNG(0)) == 2 / 8
     assert sign_flip([0.0, 0.0], RNG(0)) == 1.0
@@ -80,12 +94,18 @@ def test_many_sign_flips_are_drawn() -> None:
 
 
 def test_holm_by_hand() -> None:
-    assert holm([0.01, 0.04, None, 0.03]) == [pytest.approx(0.03), pytest.approx(0.06), None, pytest.approx(0.06)]
+    assert holm([0.01, 0.04, None, 0.03]) == [
+        pytest.approx(0.03),
+        pytest.approx(0.06),
+        None,
+        pytest.approx(0.06),
+    ]
     assert holm([0.6, 0.7]) == [1.0, 1.0]
     assert holm([]) == []
 
 
-# Bootstrap over images --------------------------------------------------------------------------------------------------
+# Bootstrap over images
+# --------------------------------------------------------------------------------------------------
 
 
 def test_judged_is_the_balanced_accuracy_of_the_metrics() -> None:
@@ -107,7 +127,11 @@ def test_judged_with_several_labels_leaves_out_a_class_without_positives() -> No
 
 
 def test_images_are_paired_by_id_whatever_their_order() -> None:
-    labels, first, second = RNG(0).integers(0, 3, 90), RNG(1).normal(size=(90, 3)), RNG(2).normal(size=(90, 3))
+    labels, first, second = (
+        RNG(0).integers(0, 3, 90),
+        RNG(1).normal(size=(90, 3)),
+        RNG(2).normal(size=(90, 3)),
+    )
     ids = [f"i{i}" for i in range(90)]
     order = RNG(3).permutation(90)
     straight = bootstrap([judge(single(first, labels))], [judge(single(second, labels))], RNG(0))
@@ -150,11 +174,13 @@ def test_an_image_counts_as_one_however_many_seeds_tested_it() -> None:
     assert (five.difference, five.p) == (pytest.approx(one.difference), one.p)
 
 
-# Under the null ---------------------------------------------------------------------------------------------------------
+# Under the null
+# ---------------------------------------------------------------------------------------------------------
 
 
 def trained(difficulty: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> Judged:
-    """A simulated run: each image is decided rightly with a chance of its own, so runs of one method agree and differ."""
+    """A simulated run: each image is decided rightly with a chance of its own, so runs of one method agree
+    and differ."""
     right = rng.random(len(labels)) < difficulty
     decided = np.where(right, labels, (labels + 1) % 5)
     return judge(single(np.eye(5)[decided], labels))
@@ -178,7 +204,25 @@ def test_the_same_method_with_other_seeds_is_called_different_once_in_twenty() -
         assert 3 <= count <= 19, f"{name} calls {count} of {draws} different"  # 10 ± 3 standard deviations
 
 
-# The file ---------------------------------------------------------------------------------------------------------------
+# The file
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_scores_come_back_and_old_rounds_go(tmp_path) -> None:
@@ -187,7 +231,10 @@ def test_scores_come_back_and_old_rounds_go(tmp_path) -> None:
     for round in (1, 2, 3):
         write_scores(folder, round, single(logits[round - 1], labels, [f"ü{i}" for i in range(10)]))
     keep_scores(folder, {2, 3})
-    assert sorted(path.name for path in folder.iterdir()) == ["round-000002.safetensors", "round-000003.safetensors"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "round-000002.safetensors",
+        "round-000003.safetensors",
+    ]
     found = read_scores(folder, [2, 3])
     assert found is not None
     assert found.ids.tolist() == [f"ü{i}" for i in range(10)]

@@ -1,4 +1,5 @@
-"""Codec: what is packed comes back, bit for bit and in order; anything else is a CodecError and nothing worse."""
+"""Codec: what is packed comes back, bit for bit and in order; anything else is a CodecError and nothing
+worse."""
 
 from __future__ import annotations
 
@@ -18,7 +19,16 @@ from equipoise.exchange.codec import HEADER, CodecError, shown
 from equipoise.leaves import Each, Mean, Sum
 from equipoise.tree import digest, flatten, unflatten
 
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool]
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+]
 
 
 @st.composite
@@ -33,10 +43,12 @@ def tensors(draw: st.DrawFn) -> Tensor:
     return x[::2] if x.dim() and draw(st.booleans()) else x
 
 
-names = st.text(st.characters(blacklist_characters="/@", blacklist_categories=["Cs"]), min_size=1, max_size=6).filter(
-    lambda name: name != "__metadata__"
+names = st.text(
+    st.characters(blacklist_characters="/@", blacklist_categories=["Cs"]), min_size=1, max_size=6
+).filter(lambda name: name != "__metadata__")
+trees = st.recursive(
+    tensors(), lambda inner: st.dictionaries(names, inner, min_size=1, max_size=3), max_leaves=6
 )
-trees = st.recursive(tensors(), lambda inner: st.dictionaries(names, inner, min_size=1, max_size=3), max_leaves=6)
 branches = st.dictionaries(names, trees, min_size=1, max_size=4)
 
 
@@ -94,7 +106,9 @@ def test_a_per_class_weight_is_kept_as_float64() -> None:
     assert torch.equal(leaf.weight, weight)
 
 
-GOOD = encode_upload({"delta": Mean({"w": torch.ones(3, 2), "b": torch.zeros(2)}, 5.0), "count": Sum(torch.tensor([1, 2]))})
+GOOD = encode_upload(
+    {"delta": Mean({"w": torch.ones(3, 2), "b": torch.zeros(2)}, 5.0), "count": Sum(torch.tensor([1, 2]))}
+)
 
 
 @given(st.binary(max_size=300))
@@ -195,12 +209,17 @@ KINDS = json.dumps(json.dumps({"leaves": {"x": "each"}}))
         table_of(f'{{"__metadata__":{{"equipoise":{KINDS}}},"x/{"/" * 40}":{{{ONE}}}}}', bytes(4)),
         table_of(f'{{"__metadata__":{{"equipoise":{KINDS}}},"x":{{{ONE}}},"x":{{{ONE}}}}}', bytes(4)),
         table_of(
-            f'{{"__metadata__":{{"equipoise":{KINDS}}},"x":{{"dtype":"F32","shape":[{"1," * 99}1],"data_offsets":[0,4]}}}}',
+            f'{{"__metadata__":{{"equipoise":{KINDS}}},'
+            f'"x":{{"dtype":"F32","shape":[{"1," * 99}1],"data_offsets":[0,4]}}}}',
             bytes(4),
         ),
         save(
             X,
-            metadata={HEADER: json.dumps({"leaves": {"x": "sum"}, "more": [[[[]]]]}).replace("[[[[]]]]", "[" * 50 + "]" * 50)},
+            metadata={
+                HEADER: json.dumps({"leaves": {"x": "sum"}, "more": [[[[]]]]}).replace(
+                    "[[[[]]]]", "[" * 50 + "]" * 50
+                )
+            },
         ),
         save(X, metadata={HEADER: '{"leaves": {"x": "sum"}, "more": NaN}'}),
         save(X, metadata={HEADER: '{"leaves": {"x": "sum"}, "leaves": {"x": "each"}}'}),
@@ -232,9 +251,11 @@ def test_a_name_from_elsewhere_cannot_move_the_cursor() -> None:
 
 
 def test_a_pickle_is_only_bytes_that_are_no_message() -> None:
-    # protocol-4 pickle of an object whose loading would run code; written out, so that no test needs the module
+    # protocol-4 pickle of an object whose loading would run code; written out, so that no test needs the
+    # module
     bomb = (
-        b"\x80\x04\x95\x20\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix\x94\x8c\x06system\x94\x93\x94\x8c\x04true\x94\x85\x94R\x94."
+        b"\x80\x04\x95\x20\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix\x94"
+        b"\x8c\x06system\x94\x93\x94\x8c\x04true\x94\x85\x94R\x94."
     )
     with pytest.raises(CodecError):
         unpack(bomb)
@@ -245,11 +266,15 @@ def test_a_pickle_is_only_bytes_that_are_no_message() -> None:
 def test_the_format_is_that_of_the_safetensors_library(tree: dict[str, Any]) -> None:
     flat = flatten(tree)
     theirs = load(bytes(pack({"round": 3}, flat)))
-    assert {name: digest({"x": x}) for name, x in theirs.items()} == {name: digest({"x": x}) for name, x in flat.items()}
+    assert {name: digest({"x": x}) for name, x in theirs.items()} == {
+        name: digest({"x": x}) for name, x in flat.items()
+    }
     plain = {name: x.contiguous().clone() for name, x in flat.items()}
     header, back = unpack(save(plain, metadata={HEADER: json.dumps({"round": 4})}))
     assert header == {"round": 4}
-    assert {name: digest({"x": x}) for name, x in back.items()} == {name: digest({"x": x}) for name, x in flat.items()}
+    assert {name: digest({"x": x}) for name, x in back.items()} == {
+        name: digest({"x": x}) for name, x in flat.items()
+    }
 
 
 @pytest.mark.parametrize(

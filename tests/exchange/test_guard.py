@@ -56,7 +56,10 @@ def test_a_good_answer_passes_unchanged() -> None:
 
 @pytest.mark.parametrize("rows", [0, 1, 50])
 def test_an_open_length_may_vary(rows: int) -> None:
-    assert len(judge(good() | {"scores": Each({"test": torch.ones(rows, 3)})})[1]["scores"].value["test"]) == rows
+    assert (
+        len(judge(good() | {"scores": Each({"test": torch.ones(rows, 3)})})[1]["scores"].value["test"])
+        == rows
+    )
 
 
 def delta(weight: Any = 20.0, **changes: torch.Tensor) -> Upload:
@@ -86,11 +89,20 @@ BAD: dict[str, tuple[Callable[[], Upload], str]] = {
     "broadcastable": (lambda: delta(w=torch.ones(1, 4)), "tensor 'delta/w' has shape (1, 4), not (3, 4)"),
     "scalar for vector": (lambda: delta(b=torch.tensor(1.0)), "tensor 'delta/b' has shape (), not (3,)"),
     "more dimensions": (lambda: delta(b=torch.zeros(1, 3)), "tensor 'delta/b' has shape (1, 3), not (3,)"),
-    "dtype": (lambda: delta(w=torch.ones(3, 4, dtype=torch.float64)), "tensor 'delta/w' has dtype float64, not float32"),
-    "whole numbers": (lambda: delta(w=torch.ones(3, 4, dtype=torch.int64)), "tensor 'delta/w' has dtype int64, not float32"),
+    "dtype": (
+        lambda: delta(w=torch.ones(3, 4, dtype=torch.float64)),
+        "tensor 'delta/w' has dtype float64, not float32",
+    ),
+    "whole numbers": (
+        lambda: delta(w=torch.ones(3, 4, dtype=torch.int64)),
+        "tensor 'delta/w' has dtype int64, not float32",
+    ),
     "extra tensor": (lambda: delta(v=torch.ones(1)), "extra tensor 'delta/v'"),
     "extra leaf": (lambda: good() | {"images": Each(torch.ones(2))}, "extra tensor 'images'"),
-    "missing tensor": (lambda: good() | {"delta": Mean({"w": torch.ones(3, 4)}, 20.0)}, "missing tensor 'delta/b'"),
+    "missing tensor": (
+        lambda: good() | {"delta": Mean({"w": torch.ones(3, 4)}, 20.0)},
+        "missing tensor 'delta/b'",
+    ),
     "missing leaf": (lambda: {k: v for k, v in good().items() if k != "loss"}, "missing tensor 'loss'"),
     "nothing": (lambda: {}, "missing tensor"),
     "negative weight": (lambda: delta(-1.0), "the weight of 'delta' is negative"),
@@ -106,9 +118,15 @@ BAD: dict[str, tuple[Callable[[], Upload], str]] = {
         lambda: good() | {"loss": Mean(torch.tensor(0.5, dtype=torch.float64), 1.0)},
         "tensor 'loss' is a 'mean' leaf, not 'sum'",
     ),
-    "sum as each": (lambda: good() | {"count": Each(torch.tensor([1, 2, 3]))}, "tensor 'count' is a 'each' leaf, not 'sum'"),
+    "sum as each": (
+        lambda: good() | {"count": Each(torch.tensor([1, 2, 3]))},
+        "tensor 'count' is a 'each' leaf, not 'sum'",
+    ),
     "huge norm": (lambda: delta(1.0, w=torch.full((3, 4), 1e5)), "leaf 'delta' has norm"),
-    "beyond fixed point": (lambda: delta(1e6, w=spoiled(100.0)), "leaf 'delta' times its weight reaches 1e+08"),
+    "beyond fixed point": (
+        lambda: delta(1e6, w=spoiled(100.0)),
+        "leaf 'delta' times its weight reaches 1e+08",
+    ),
     "beyond fixed point, one class": (
         lambda: good() | {"proto": Mean(torch.full((2, 5), 100.0), torch.tensor([0.0, 1e6]))},
         "leaf 'proto' times its weight reaches 1e+08",
@@ -121,8 +139,14 @@ BAD: dict[str, tuple[Callable[[], Upload], str]] = {
         lambda: good() | {"count": Sum(torch.tensor([1, 2, -(2**63)]))},
         "'count' has a whole number above 2^52",
     ),
-    "whole-number mean overflow": (lambda: good() | {"votes": Mean(torch.tensor([2**50, 1]), 1.0)}, "'votes' times its weight"),
-    "too many rows": (lambda: good() | {"scores": Each({"test": torch.ones(51, 3)})}, "has shape (51, 3), not (None, 3)"),
+    "whole-number mean overflow": (
+        lambda: good() | {"votes": Mean(torch.tensor([2**50, 1]), 1.0)},
+        "'votes' times its weight",
+    ),
+    "too many rows": (
+        lambda: good() | {"scores": Each({"test": torch.ones(51, 3)})},
+        "has shape (51, 3), not (None, 3)",
+    ),
     "leaf that poses as a tensor": (
         lambda: {k: v for k, v in good().items() if k != "scores"} | {"scores/test": Each(torch.ones(6, 3))},
         "extra tensor 'scores/test'",
@@ -174,5 +198,7 @@ def test_any_flipped_bit_passes_whole_or_is_rejected(data: st.DataObject) -> Non
     except Rejected:
         return
     assert all(
-        torch.isfinite(x).all() for leaf in upload.values() for x in ([leaf.value] if torch.is_tensor(leaf.value) else [])
+        torch.isfinite(x).all()
+        for leaf in upload.values()
+        for x in ([leaf.value] if torch.is_tensor(leaf.value) else [])
     )

@@ -12,7 +12,9 @@ from equipoise.leaves import Each, Mean, Sum
 
 
 def test_entries_say_kind_dtype_shape_and_weight() -> None:
-    found = entries({"d": Mean({"w": torch.ones(2, 3), "b": {"c": torch.ones(3)}}, 4.0), "n": Sum(torch.tensor([1, 2]))})
+    found = entries(
+        {"d": Mean({"w": torch.ones(2, 3), "b": {"c": torch.ones(3)}}, 4.0), "n": Sum(torch.tensor([1, 2]))}
+    )
     assert found == (
         Entry("d", "b/c", "mean", "float32", (3,), ()),
         Entry("d", "w", "mean", "float32", (2, 3)),
@@ -28,14 +30,19 @@ def test_a_length_that_differs_from_site_to_site_is_open() -> None:
     assert merged[0].bytes(rows=100) == 100 * 3 * 4
 
 
-@pytest.mark.parametrize("other", [Sum(torch.ones(4, 3)), Each(torch.ones(4, 3, dtype=torch.float64)), Each(torch.ones(4))])
+@pytest.mark.parametrize(
+    "other", [Sum(torch.ones(4, 3)), Each(torch.ones(4, 3, dtype=torch.float64)), Each(torch.ones(4))]
+)
 def test_sites_must_give_the_same_leaves(other: Sum | Each) -> None:
     with pytest.raises(MethodError, match="'s' is not the same at every site"):
         merge([entries({"s": Each(torch.ones(4, 3))}), entries({"s": other})])
 
 
 def test_sites_must_give_as_many_leaves() -> None:
-    one, two = entries({"s": Each(torch.ones(4))}), entries({"s": Each(torch.ones(4)), "t": Sum(torch.ones(1))})
+    one, two = (
+        entries({"s": Each(torch.ones(4))}),
+        entries({"s": Each(torch.ones(4)), "t": Sum(torch.ones(1))}),
+    )
     for pair in ([one, two], [two, one]):
         with pytest.raises(MethodError, match="different leaves"):
             merge(pair)
@@ -51,7 +58,12 @@ def test_the_newest_line_of_a_question_is_in_force() -> None:
 
 def test_rows_count_the_tensors_of_a_leaf_together() -> None:
     up = merge(
-        [entries({"d": Mean({"w": torch.ones(2, 3), "b": torch.ones(3)}, 4.0), "s": Each(torch.ones(n, 3))}) for n in (4, 5)]
+        [
+            entries(
+                {"d": Mean({"w": torch.ones(2, 3), "b": torch.ones(3)}, 4.0), "s": Each(torch.ones(n, 3))}
+            )
+            for n in (4, 5)
+        ]
     )
     delta, scores = Ledger((Line("train", 0, up, 10),)).rows()
     assert (delta["leaf"], delta["kind"], delta["shape"], delta["bytes"], delta["varies"]) == (

@@ -30,8 +30,13 @@ def made_up(seed: int = 0) -> dict[str, Upload]:
     draw = torch.Generator().manual_seed(seed)
     return {
         site: {
-            "delta": Mean({"w": torch.randn(4, 3, generator=draw), "b": {"c": torch.randn(3, generator=draw)}}, 10.0 * i + 1),
-            "class": Mean(torch.randn(5, 2, generator=draw), torch.rand(5, generator=draw, dtype=torch.float64)),
+            "delta": Mean(
+                {"w": torch.randn(4, 3, generator=draw), "b": {"c": torch.randn(3, generator=draw)}},
+                10.0 * i + 1,
+            ),
+            "class": Mean(
+                torch.randn(5, 2, generator=draw), torch.rand(5, generator=draw, dtype=torch.float64)
+            ),
             "loss": Sum(torch.randn(6, generator=draw, dtype=torch.float64)),
             "count": Sum(torch.randint(0, 2**40, (6,), generator=draw)),
             "head": Each({"v": torch.randn(2, generator=draw)}),
@@ -58,7 +63,9 @@ def test_weights_along_the_first_dimension_count_row_by_row() -> None:
     answers = reduce(uploads)
     x = np.stack([u["class"].value.numpy().astype(np.float64) for u in uploads.values()])
     w = np.stack([u["class"].weight.numpy() for u in uploads.values()])
-    np.testing.assert_allclose(answers["class"].numpy(), (w[..., None] * x).sum(0) / w.sum(0)[:, None], rtol=0, atol=1e-7)
+    np.testing.assert_allclose(
+        answers["class"].numpy(), (w[..., None] * x).sum(0) / w.sum(0)[:, None], rtol=0, atol=1e-7
+    )
     np.testing.assert_allclose(answers.weight["class"].numpy(), w.sum(0), rtol=0, atol=1e-7)
 
 
@@ -68,7 +75,10 @@ def test_a_mean_does_not_depend_on_the_unit_of_its_weights(unit: float) -> None:
     values = [torch.randn(50, generator=draw, dtype=torch.float64) * 1e-3 for _ in SITES]
     shares = [0.7, 0.1, 2.5, 0.0, 1.3, 0.02, 0.9]
     uploads: dict[str, Upload] = {
-        site: {"delta": Mean(x, share * unit), "class": Mean(x.reshape(5, 10), torch.full((5,), share * unit).double())}
+        site: {
+            "delta": Mean(x, share * unit),
+            "class": Mean(x.reshape(5, 10), torch.full((5,), share * unit).double()),
+        }
         for site, x, share in zip(SITES, values, shares, strict=True)
     }
     answers = reduce(uploads)
@@ -88,18 +98,26 @@ def test_small_weights_beside_large_ones_and_values_at_the_limit() -> None:
             "b": {"x": Mean(torch.tensor([5.0, 0.0], dtype=torch.float64), 1000)},
         }
     )
-    assert answers["x"].tolist() == pytest.approx([(3e-9 + 5000) / (1000 + 1e-9), LARGEST * 1e-9 / (1000 + 1e-9)], rel=1e-12)
+    assert answers["x"].tolist() == pytest.approx(
+        [(3e-9 + 5000) / (1000 + 1e-9), LARGEST * 1e-9 / (1000 + 1e-9)], rel=1e-12
+    )
     reduction = Reduction()
     for i in range(MOST_SITES):
-        reduction.add(str(i), {"x": Mean(torch.tensor([LARGEST * 2, -0.75 / SCALE], dtype=torch.float64), 0.5)})
+        reduction.add(
+            str(i), {"x": Mean(torch.tensor([LARGEST * 2, -0.75 / SCALE], dtype=torch.float64), 0.5)}
+        )
     assert reduction.result(())["x"].tolist() == [LARGEST * 2, -0.75 / SCALE]
 
 
 def test_by_hand() -> None:
     answers = reduce(
         {
-            "a": {"p": Mean(torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), torch.tensor([1.0, 0.0, 0.0]))},
-            "b": {"p": Mean(torch.tensor([[3.0, 4.0], [7.0, 8.0], [9.0, 9.0]]), torch.tensor([3.0, 2.0, 0.0]))},
+            "a": {
+                "p": Mean(torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), torch.tensor([1.0, 0.0, 0.0]))
+            },
+            "b": {
+                "p": Mean(torch.tensor([[3.0, 4.0], [7.0, 8.0], [9.0, 9.0]]), torch.tensor([3.0, 2.0, 0.0]))
+            },
         }
     )
     assert answers["p"].tolist() == [[2.5, 3.5], [7.0, 8.0], [0.0, 0.0]]
@@ -108,7 +126,10 @@ def test_by_hand() -> None:
 
 def test_no_weight_at_all_gives_zero_not_nan() -> None:
     answers = reduce(
-        {"a": {"delta": Mean({"w": torch.tensor([5.0])}, 0.0)}, "b": {"delta": Mean({"w": torch.tensor([7.0])}, 0)}}
+        {
+            "a": {"delta": Mean({"w": torch.tensor([5.0])}, 0.0)},
+            "b": {"delta": Mean({"w": torch.tensor([7.0])}, 0)},
+        }
     )
     assert answers["delta"]["w"].tolist() == [0.0]
     assert float(answers.weight["delta"]) == 0
@@ -154,7 +175,11 @@ def test_the_largest_allowed_values_of_the_most_sites_do_not_overflow() -> None:
         reduction = Reduction()
         for i in range(MOST_SITES):
             reduction.add(
-                str(i), {"x": Sum(torch.tensor([sign * LARGEST], dtype=torch.float64)), "n": Sum(torch.tensor([2**52]))}
+                str(i),
+                {
+                    "x": Sum(torch.tensor([sign * LARGEST], dtype=torch.float64)),
+                    "n": Sum(torch.tensor([2**52])),
+                },
             )
         answers = reduction.result(())
         assert answers["x"].tolist() == [sign * LARGEST * MOST_SITES]
@@ -167,7 +192,9 @@ def test_a_mean_keeps_its_dtype(dtype: torch.dtype) -> None:
 
 
 def test_a_mean_of_whole_numbers_is_a_fraction() -> None:
-    answers = reduce({"a": {"x": Mean(torch.tensor([1, 2]), 1.0)}, "b": {"x": Mean(torch.tensor([2, 2]), 1.0)}})
+    answers = reduce(
+        {"a": {"x": Mean(torch.tensor([1, 2]), 1.0)}, "b": {"x": Mean(torch.tensor([2, 2]), 1.0)}}
+    )
     assert answers["x"].tolist() == [1.5, 2.0]
 
 

@@ -22,7 +22,8 @@ def delta(norm: float) -> Upload:
 
 
 def left_out(norms: dict[str, float], known: float = 0.0) -> set[str]:
-    """Who is left out; the same in every order of arrival, and nobody is said to pass at once who would not in the end."""
+    """Who is left out; the same in every order of arrival, and nobody is said to pass at once who would not
+    in the end."""
     found = []
     for order in itertools.islice(itertools.permutations(norms), 24):
         sizes = Sizes(LINE, Bounds(), RATIO, {"train.delta": known} if known else {}, SENT)
@@ -42,7 +43,10 @@ def left_out(norms: dict[str, float], known: float = 0.0) -> set[str]:
         ({"a": 2, "b": 3, "c": 4, "d": 91}, {"d"}),
         ({"a": 2, "b": 3, "c": 1e5, "d": 1e4}, {"c", "d"}),
         ({"a": 2, "b": 2, "c": 2, "d": 1e5, "e": 1e4}, {"d", "e"}),
-        ({"a": 0.5, "b": 1e-6, "c": 1e-6, "d": 1e-6}, set()),  # harmless, however much larger than the others'
+        (
+            {"a": 0.5, "b": 1e-6, "c": 1e-6, "d": 1e-6},
+            set(),
+        ),  # harmless, however much larger than the others'
         ({"a": 2, "b": 1e-6, "c": 1e-6, "d": 1e-6}, {"a"}),
         ({"a": 2, "b": 0, "c": 0, "d": 0}, set()),  # nothing to compare with but the model itself
         ({"a": 2, "b": 299}, set()),  # of two nobody can say which, unless one is 30 times the model
@@ -80,12 +84,23 @@ def test_one_site_cannot_move_what_is_remembered() -> None:
 
 
 def test_what_runs_ahead_is_slowed_to_a_third_of_what_is_left_out() -> None:
-    """The median of the others is 3: up to 10 times that is taken as it is, up to 30 times made 10 times, more left out."""
+    """The median of the others is 3: up to 10 times that is taken as it is, up to 30 times made 10 times,
+    more left out."""
     line = Line("train", 0, (*LINE.up, Entry("delta", "n.running_mean", "mean", "float32", (2,))), 0)
     sizes = Sizes(line, Bounds(), RATIO, {}, SENT | {"n.running_mean": torch.ones(2)})
-    for site, norm, mean in (("a", 3, 5), ("b", 3, 5), ("c", 29, 5), ("d", 60, 5), ("e", 60, 100), ("f", 3, 5), ("g", 3, 5)):
+    for site, norm, mean in (
+        ("a", 3, 5),
+        ("b", 3, 5),
+        ("c", 29, 5),
+        ("d", 60, 5),
+        ("e", 60, 100),
+        ("f", 3, 5),
+        ("g", 3, 5),
+    ):
         upload: Upload = {
-            "delta": Mean({"w": delta(norm)["delta"].value["w"], "n.running_mean": torch.tensor([mean, 0.0])}, 2.0)
+            "delta": Mean(
+                {"w": delta(norm)["delta"].value["w"], "n.running_mean": torch.tensor([mean, 0.0])}, 2.0
+            )
         }
         sizes.measure(site, upload)
     assert not any(sizes.problem(site) for site in "abcdefg")
@@ -123,7 +138,9 @@ def test_only_real_numbers_that_no_limit_bounds_are_judged() -> None:
         }
 
     def reasons(**scales: float) -> str | None:
-        sizes = Sizes(Line("train", 0, entries, 0), Bounds({"train.bounded": Limit(plain=1e9)}), RATIO, {}, SENT)
+        sizes = Sizes(
+            Line("train", 0, entries, 0), Bounds({"train.bounded": Limit(plain=1e9)}), RATIO, {}, SENT
+        )
         for site, scale in scales.items():
             sizes.measure(site, upload(scale))
         return sizes.problem("d")

@@ -1,7 +1,9 @@
-"""A site that does not behave: `python -m tests.flower.actor FOLDER PART` joins as `equipoise site join` does, but plays a part.
+"""A site that does not behave: `python -m tests.flower.actor FOLDER PART` joins as `equipoise site join`
+does, but plays a part.
 
     rogue                     in round r, answer `train` with the r-th of `PARTS`; behave in the others
-    before | during | after   as in a power cut, be gone before, during or after the answer to `train` in round 1, once
+    before | during | after   as in a power cut, be gone before, during or after the answer to `train` in
+    round 1, once
 
 Also what the tests in one process use to play the same parts.
 """
@@ -36,13 +38,20 @@ PARTS = (*KINDS, "replayed", *ECHOES)
 
 
 def named(run: Path, site: str) -> None:
-    """Hold a run's journal against the parts: each was turned away by the site's name and with its reason, and nothing else was."""
-    lines = [line for line in read_journal(run / "journal.jsonl")[0] if line["event"] in ("rejected", "ignored")]
+    """Hold a run's journal against the parts: each was turned away by the site's name and with its reason,
+    and nothing else was."""
+    lines = [
+        line for line in read_journal(run / "journal.jsonl")[0] if line["event"] in ("rejected", "ignored")
+    ]
     assert [(line["site"], line["round"], line["question"]) for line in lines] == [
         (site, r, "train") for r in range(len(PARTS))
     ]
     for line, part in zip(lines, PARTS, strict=True):
-        told = ("rejected", KINDS[part][1]) if part in KINDS else ("ignored", "replayed, stale or of another run")
+        told = (
+            ("rejected", KINDS[part][1])
+            if part in KINDS
+            else ("ignored", "replayed, stale or of another run")
+        )
         assert line["event"] == told[0] and told[1] in line["reason"], f"{part}: {line}"
 
 

@@ -1,4 +1,5 @@
-"""Flower without its servers: real messages, taken apart into Flower's wire objects and put together again, in one process."""
+"""Flower without its servers: real messages, taken apart into Flower's wire objects and put together again,
+in one process."""
 
 from __future__ import annotations
 
@@ -115,7 +116,8 @@ def write_site(folder: Path, name: str, config: Config, policy: dict[str, Any]) 
 
 @pytest.fixture(scope="module")
 def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Town]]:
-    """town(config, policy={…}) → sites and a coordinator, not yet begun. Sums over one site will do, unless it says otherwise."""
+    """town(config, policy={…}) → sites and a coordinator, not yet begun. Sums over one site will do, unless
+    it says otherwise."""
     made: list[Town] = []
     root = tmp_path_factory.mktemp("towns")
 
@@ -127,13 +129,27 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Tow
         stuff = material(config)
         names = sorted(holding.name for holding in stuff.holdings)
         ledger = make_ledger(config, make_host(config, stuff, place / "unused"), stuff)
-        each = {f"{row['question']}.{row['leaf']}" for row in ledger.rows() if row["kind"] == "each"} | {COUNTS, "evaluate.own"}
-        usual = {"small_cell": 0, "min_sites": 1, "batch_size": 1, "each": sorted(each), "methods": approved()}
-        sites = {name: write_site(place / name, name, config, usual | (policy or {}).get(name, {})) for name in names}
+        each = {f"{row['question']}.{row['leaf']}" for row in ledger.rows() if row["kind"] == "each"} | {
+            COUNTS,
+            "evaluate.own",
+        }
+        usual = {
+            "small_cell": 0,
+            "min_sites": 1,
+            "batch_size": 1,
+            "each": sorted(each),
+            "methods": approved(),
+        }
+        sites = {
+            name: write_site(place / name, name, config, usual | (policy or {}).get(name, {}))
+            for name in names
+        }
         nodes = [Node(i + 2, name.encode(), "then", folder) for i, (name, folder) in enumerate(sites.items())]
         # The coordinator has no data, and its config says nothing of any.
         table = {key: value for key, value in config.table().items() if key not in OURS}
-        config = resolve(table).with_engine(**({"device": "cpu", "deadline": 30.0, "retries": 1, "patience": 5.0} | engine))
+        config = resolve(table).with_engine(
+            **({"device": "cpu", "deadline": 30.0, "retries": 1, "patience": 5.0} | engine)
+        )
         config = plan(config, place / "run", {name: name.encode() for name in names})
         made.append(Town(config, place / "run", Wire(nodes), sites))
         return made[-1]

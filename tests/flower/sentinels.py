@@ -21,7 +21,8 @@ LABELS = (0, 1, 2, 0, 1, 2, 1, 1, 0, 2, 2)
 
 
 def write_hospitals(folder: Path, sites: Sequence[str]) -> dict[str, Any]:
-    """The `data` and `partition` tables of a federation whose folder, image ids and patients carry the word."""
+    """The `data` and `partition` tables of a federation whose folder, image ids and patients carry the
+    word."""
     tables = write_federation(folder / WORD, dict.fromkeys(sites, LABELS), dict.fromkeys(sites, (0, 1, 2)))
     path = Path(tables["data"]["path"])
     with open(path, newline="") as file:
@@ -36,7 +37,8 @@ def write_hospitals(folder: Path, sites: Sequence[str]) -> dict[str, Any]:
 
 
 def at_home(site: Path) -> dict[str, bytes]:
-    """Bytes that nobody but this site may have, by what they are. Tensors row by row: a database breaks what is longer."""
+    """Bytes that nobody but this site may have, by what they are. Tensors row by row: a database breaks what
+    is longer."""
     options = read_site(site)
     config = next(site.glob("runs/*/config.json"))
     stuff = own_material(options, own_config(options, site, doctored.table(config), nothing))

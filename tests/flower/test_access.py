@@ -1,4 +1,5 @@
-"""Who may speak to the coordinator's server: listed sites by a fresh signature, and whoever has the secret file."""
+"""Who may speak to the coordinator's server: listed sites by a fresh signature, and whoever has the secret
+file."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def said(
     known: Known = listed,
     **more: Any,
 ) -> tuple[int, bool]:
-    """What is said to a request, and whether its body was read; behind it is an app that reads and says 200."""
+    """What is said to a request, and whether its body was read; behind it is an app that reads and says
+    200."""
     events, read = list[dict[str, Any]](), []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:

@@ -1,4 +1,5 @@
-"""Files of a federated run that were spoiled: one sentence with the file and the way out, before anything runs."""
+"""Files of a federated run that were spoiled: one sentence with the file and the way out, before anything
+runs."""
 
 from __future__ import annotations
 
@@ -63,7 +64,10 @@ def test_a_roster_that_is_whole_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", SPOILED)
 def test_a_damaged_server_file_says_how_to_start_one(how: str, tmp_path: Path) -> None:
     (tmp_path / "server.json").write_bytes(SPOILED[how])
-    with pytest.raises(StorageError, match=r"server\.json is damaged.*start the server again"), link.control(tmp_path):
+    with (
+        pytest.raises(StorageError, match=r"server\.json is damaged.*start the server again"),
+        link.control(tmp_path),
+    ):
         raise AssertionError
 
 

@@ -1,4 +1,5 @@
-"""The site's end: only a question in order, of this run, to this site and newer than all before is answered."""
+"""The site's end: only a question in order, of this run, to this site and newer than all before is
+answered."""
 
 from __future__ import annotations
 
@@ -91,7 +92,9 @@ def test_a_newer_ticket_gives_the_same_answer(asked: Asked) -> None:
         ({"ticket": "12"}, "'ticket'"),
     ],
 )
-def test_a_question_out_of_order_is_refused_and_journalled(change: dict[str, Any], reason: str, asked: Asked) -> None:
+def test_a_question_out_of_order_is_refused_and_journalled(
+    change: dict[str, Any], reason: str, asked: Asked
+) -> None:
     desk = asked.desk
     table = asked.newer(**change) if change else asked.table
     echo, answer = desk.reply("train.train", table, asked.data)
@@ -107,7 +110,9 @@ def test_only_questions_are_answered(question: str, asked: Asked) -> None:
 def test_images_are_never_scored_one_by_one_for_the_coordinator(asked: Asked) -> None:
     """A coordinator that asks for exact evaluation, as a simulation does, gets a refusal."""
     model = unflatten(unpack(asked.data["payload"])[1])["model"]
-    payload = pack({}, flatten({"server": {"model": model}, "own": torch.tensor(True), "exact": torch.tensor(True)}))
+    payload = pack(
+        {}, flatten({"server": {"model": model}, "own": torch.tensor(True), "exact": torch.tensor(True)})
+    )
     call = asked.newer(question="evaluate", write=None)
     echo, answer = asked.desk.reply("query.evaluate", call, {"payload": payload})
     assert answer is None and "'evaluate.scores'" in echo["refused"]
@@ -119,7 +124,9 @@ def test_what_failed_stays_here(asked: Asked, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(asked.desk._run(asked.table["run"]).host, "answer", fail)
     echo, answer = asked.desk.reply("train.train", asked.newer(), asked.data)
-    assert answer is None and echo["failed"].startswith("OSError") and "4711" not in str(echo | {"journal": ""})
+    assert (
+        answer is None and echo["failed"].startswith("OSError") and "4711" not in str(echo | {"journal": ""})
+    )
     assert "patient-4711.png" in last(asked.desk)["reason"]
 
 
@@ -157,7 +164,8 @@ def test_private_state_is_for_our_eyes_only(asked: Asked) -> None:
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-# The site's own file -------------------------------------------------------------------------------------------------
+# The site's own file
+# -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,9 @@ def says(**changes: Any) -> Callable[[Message], Message]:
     """An answer whose echo is changed."""
 
     def reply(message: Message) -> Message:
-        return Message(wrap(echo(unwrap(message.content)[0], **changes), {"answer": array(b"x")}), reply_to=message)
+        return Message(
+            wrap(echo(unwrap(message.content)[0], **changes), {"answer": array(b"x")}), reply_to=message
+        )
 
     return reply
 
@@ -105,7 +107,9 @@ class Told:
 
 
 def fleet(desks: Desks, told: Told, deadline: float = 0.3, retries: int = 1) -> Fleet:
-    return Fleet(desks, RUN, {"a": b"key a", "b": b"key b"}, told, deadline=deadline, retries=retries, poll=0.01)
+    return Fleet(
+        desks, RUN, {"a": b"key a", "b": b"key b"}, told, deadline=deadline, retries=retries, poll=0.01
+    )
 
 
 def ask(desks: Desks, told: Told, **options: Any) -> dict[str, bytes]:
@@ -116,7 +120,11 @@ def test_each_site_gets_what_is_for_it() -> None:
     told, desks = Told(), Desks({11: [good], 12: [good]})
     assert ask(desks, told) == {"a": b"payload", "b": b"only b|payload"}
     assert not told.lines
-    assert {message.metadata.message_type for message in desks.asked} == {"train.look"} == {message_type(QUESTION)}
+    assert (
+        {message.metadata.message_type for message in desks.asked}
+        == {"train.look"}
+        == {message_type(QUESTION)}
+    )
     tables = [unwrap(message.content)[0] for message in desks.asked]
     assert [table["site"] for table in tables] == ["a", "b"] and {table["run"] for table in tables} == {RUN}
     assert tables[0]["ticket"] < tables[1]["ticket"]
@@ -126,10 +134,15 @@ def test_a_question_that_changes_nothing_is_a_query() -> None:
     assert message_type(Question("look", 0, b"")) == "query.look"
 
 
-@pytest.mark.parametrize("first", [silence, broken, strange, says(ticket=1), says(run="other"), says(site="b"), says(round=2)])
+@pytest.mark.parametrize(
+    "first", [silence, broken, strange, says(ticket=1), says(run="other"), says(site="b"), says(round=2)]
+)
 def test_what_is_no_answer_is_asked_again(first: Callable[[Message], Message | None]) -> None:
     told, desks = Told(), Desks({11: [first, good], 12: [good]})
-    assert ask(desks, told, deadline=0.3 if first is silence else 5.0) == {"a": b"payload", "b": b"only b|payload"}
+    assert ask(desks, told, deadline=0.3 if first is silence else 5.0) == {
+        "a": b"payload",
+        "b": b"only b|payload",
+    }
     assert told.of("a")[-1] == "asked again" and not told.of("b")
     assert "secret" not in json.dumps(told.lines)
 
@@ -145,7 +158,9 @@ def test_a_site_that_never_answers_is_left_out(bad: Callable[[Message], Message 
 def test_a_refusal_is_not_asked_again() -> None:
     told, desks = Told(), Desks({11: [says(refused="policy rule 'each': no"), good], 12: [good]})
     assert ask(desks, told) == {"b": b"only b|payload"}
-    assert told.lines == [{"event": "refused", "site": "a", "round": 3, "question": "look", "reason": "policy rule 'each': no"}]
+    assert told.lines == [
+        {"event": "refused", "site": "a", "round": 3, "question": "look", "reason": "policy rule 'each': no"}
+    ]
 
 
 def test_a_failure_is_asked_again_as_often_as_retries_say() -> None:

@@ -59,7 +59,9 @@ def test_a_coordinator_whose_clock_was_set_back_goes_on(
     assert not [line for line in read_lines(there.run / "journal.jsonl")[0] if line["event"] == "refused"]
 
 
-def test_tickets_grow_over_restarts_and_with_any_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tickets_grow_over_restarts_and_with_any_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, last = tmp_path / "tickets.json", 0
     for clock in (5000 * MINUTE, 4990 * MINUTE, 0, 4999 * MINUTE, 6000 * MINUTE):
         monkeypatch.setattr(time, "time_ns", lambda now=clock: now)
@@ -106,9 +108,13 @@ def test_each_side_writes_down_the_heads_of_the_other(played: Any) -> None:
         theirs = read_lines(folder / "journal.jsonl")[0]
         received = [line["journal"] for line in ours if line["event"] == "received" and line["site"] == name]
         answered = [line for line in theirs if line["event"] in ("joined", "answered")]
-        assert received == [line["hash"] for line in answered] and len(received) == 3  # joined, trained, evaluated
+        assert (
+            received == [line["hash"] for line in answered] and len(received) == 3
+        )  # joined, trained, evaluated
         places = [heads.index(line["coordinator"]) for line in answered[1:]]
-        assert places == sorted(places) and answered[0]["coordinator"] == "0" * 64  # the invitation came before all lines
+        assert (
+            places == sorted(places) and answered[0]["coordinator"] == "0" * 64
+        )  # the invitation came before all lines
 
 
 def test_a_head_tells_nothing_of_the_line(played: Any) -> None:
@@ -162,7 +168,9 @@ def test_a_coordinator_cannot_change_its_journal_alone(how: str, copies: tuple[P
     run, site = copies
     lines = read_lines(run / "journal.jsonl")[0]
     if how == "cut at its end":  # what came after its last message no site can know
-        known = [line["coordinator"] for line in read_lines(site / "journal.jsonl")[0] if line.get("coordinator")]
+        known = [
+            line["coordinator"] for line in read_lines(site / "journal.jsonl")[0] if line.get("coordinator")
+        ]
         lines = lines[: [line["hash"] for line in lines].index(known[-1]) + 2]
     lines = CHANGES[how](lines)
     put(run / "journal.jsonl", lines)
@@ -231,11 +239,17 @@ def test_a_site_whose_data_changed_does_not_go_on_with_the_run(asked: Any) -> No
     folder, ask = asked
     assert "refused" not in ask() and "failed" not in ask()
     site = (folder / "site.toml").read_text()
-    (folder / "site.toml").write_text(site.replace("[data]\n", "[data]\nseed = 5\n").replace("\nseed = 0\n", "\n", 1))
+    (folder / "site.toml").write_text(
+        site.replace("[data]\n", "[data]\nseed = 5\n").replace("\nseed = 0\n", "\n", 1)
+    )
     assert "this site's data are not those it joined the run with" in ask()["refused"]
     (folder / "site.toml").write_text(site)
     assert "refused" not in ask()
-    changes = [line["files"]["site.toml"] for line in read_lines(folder / "journal.jsonl")[0] if line["event"] == "settings"]
+    changes = [
+        line["files"]["site.toml"]
+        for line in read_lines(folder / "journal.jsonl")[0]
+        if line["event"] == "settings"
+    ]
     assert len(changes) == 3 and changes[0] == changes[2] != changes[1]
 
 

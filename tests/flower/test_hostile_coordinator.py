@@ -36,7 +36,10 @@ from equipoise.tree import Tree, flatten
 
 MakeConfig = Callable[..., Config]
 SITE, THREE, RUN = "site-00", ("site-00", "site-01", "site-02"), "0123456789abcdef"
-MINE = "from pathlib import Path\nfrom equipoise import Method\nPath({mark!r}).touch()\nclass Mine(Method):\n    '''Mine.'''\n"
+MINE = (
+    "from pathlib import Path\nfrom equipoise import Method\nPath({mark!r}).touch()\nclass "
+    "Mine(Method):\n    '''Mine.'''\n"
+)
 tickets = count(1)
 
 
@@ -70,13 +73,37 @@ def reasons(desk: Desk) -> str:
     return json.dumps(read_journal(desk.folder / "journal.jsonl")[0])
 
 
-# Code ----------------------------------------------------------------------------------------------------------------
+# Code
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_code_that_the_coordinator_names_is_not_run(home: Any, tiny: MakeConfig, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE.format(mark=str(tmp_path / "ran")))
     desk = home()
-    for name in (f"{tmp_path}/mine.py:Mine", "../mine.py:Mine", "antigravity:Mine", "this:Mine", "/nowhere/at/all.py:Mine"):
+    for name in (
+        f"{tmp_path}/mine.py:Mine",
+        "../mine.py:Mine",
+        "antigravity:Mine",
+        "this:Mine",
+        "/nowhere/at/all.py:Mine",
+    ):
         told = invite(desk, tiny(), method={"name": name})
         assert told["refused"] == f"policy rule 'methods': '{name}' is not approved at this site"
     assert not (tmp_path / "ran").exists() and not {"antigravity", "this"} & set(sys.modules)
@@ -123,7 +150,8 @@ def test_a_restarted_site_asks_its_policy_again(home: Any, tiny: MakeConfig, tmp
 
 
 def test_check_does_not_run_code_that_is_not_approved(home: Any, tmp_path: Path) -> None:
-    """The file that the coordinator sends for `site check` names code, too; it says what there would be to approve."""
+    """The file that the coordinator sends for `site check` names code, too; it says what there would be to
+    approve."""
     path = tmp_path / "mine.py"
     path.write_text(MINE.format(mark=str(tmp_path / "ran")))
     name = f"{path}:Mine"
@@ -135,7 +163,8 @@ def test_check_does_not_run_code_that_is_not_approved(home: Any, tmp_path: Path)
     found = check_site(folder, tmp_path / "run.toml")
     assert not (tmp_path / "ran").exists() and found.ledger is None
     assert found.refused == [
-        f"policy rule 'methods': '{name}' is not approved at this site; its fingerprint is {Code(name, tmp_path, 'x').approval}"
+        f"policy rule 'methods': '{name}' is not approved at this site; its fingerprint is "
+        f"{Code(name, tmp_path, 'x').approval}"
     ]
 
 
@@ -145,12 +174,22 @@ def authority(folder: Path) -> None:
     shutil.copy(folder.parent / "coordinator" / "keys" / "ca.crt", folder / "keys" / "ca.crt")
 
 
-# Who is asked --------------------------------------------------------------------------------------------------------
+# Who is asked
+# --------------------------------------------------------------------------------------------------------
 
 
-def ask(desk: Desk, question: str, tree: Tree, *, write: str | None = "0.0", **changes: Any) -> tuple[dict[str, Any], Any]:
+def ask(
+    desk: Desk, question: str, tree: Tree, *, write: str | None = "0.0", **changes: Any
+) -> tuple[dict[str, Any], Any]:
     """What a site says to a question of round 0."""
-    call = {"run": RUN, "ticket": next(tickets), "site": SITE, "round": 0, "question": question, "asked": list(THREE)}
+    call = {
+        "run": RUN,
+        "ticket": next(tickets),
+        "site": SITE,
+        "round": 0,
+        "question": question,
+        "asked": list(THREE),
+    }
     call |= {"read": None, "write": write, "keep": [], "tuned": False} | changes
     kind = f"{'query' if call['write'] is None else 'train'}.{question}"
     return desk.reply(kind, call, {"payload": pack({}, flatten(tree))})
@@ -170,8 +209,14 @@ def test_a_question_to_too_few_sites_is_not_answered(home: Any, tiny: MakeConfig
     for asked in ([SITE], [SITE, "site-01"], [SITE, "site-01", "site-01", SITE]):
         told, answer = ask(desk, "train", model, asked=asked)
         assert answer is None
-        assert "answers only when at least 3 sites are asked" in told["refused"] and "min_sites" in told["refused"]
-    assert "goes to other sites" in ask(desk, "train", model, asked=["site-01", "site-02", "site-03"])[0]["refused"]
+        assert (
+            "answers only when at least 3 sites are asked" in told["refused"]
+            and "min_sites" in told["refused"]
+        )
+    assert (
+        "goes to other sites"
+        in ask(desk, "train", model, asked=["site-01", "site-02", "site-03"])[0]["refused"]
+    )
     assert "'asked'" in ask(desk, "train", model, asked=[SITE, "../x", "\x1b[0m"])[0]["refused"]
     assert ask(desk, "train", model)[1] is not None
 
@@ -180,7 +225,10 @@ def test_the_coordinator_cannot_lower_it(home: Any, tiny: MakeConfig) -> None:
     """A run that would go on with fewer answers than the site allows is not joined."""
     desk = home()
     told = invite(desk, tiny(), exchange={"min_sites": 1})
-    assert told["refused"].startswith("policy rule 'min_sites'") and "set exchange.min_sites = 3" in told["refused"]
+    assert (
+        told["refused"].startswith("policy rule 'min_sites'")
+        and "set exchange.min_sites = 3" in told["refused"]
+    )
     assert "card" in invite(desk, tiny(), exchange={"min_sites": 3})
     assert "card" in invite(home(min_sites=2), tiny(), exchange={"min_sites": 2})
 
@@ -201,8 +249,12 @@ def test_a_federation_of_three_gives_no_sum_of_two(participation: float, tiny: M
     config = tiny(train={"participation": participation, "rounds": 1}, exchange={"min_sites": 3})
     there = town(config, {site: {"min_sites": 3} for site in THREE}, retries=0, deadline=1.0)
     if participation == 1.0:
-        there.wire.change = lambda asked, reply: None if asked.metadata.dst_node_id == 4 and "train" in kind(asked) else reply
-    with pytest.raises(SiteError, match="only 2 of 3 sites gave" if participation == 1.0 else "draws 2 of 3 sites"):
+        there.wire.change = lambda asked, reply: (
+            None if asked.metadata.dst_node_id == 4 and "train" in kind(asked) else reply
+        )
+    with pytest.raises(
+        SiteError, match="only 2 of 3 sites gave" if participation == 1.0 else "draws 2 of 3 sites"
+    ):
         there.go()
 
 
@@ -217,7 +269,8 @@ def test_federations_ask_for_three_unless_the_config_says_how_many(tiny: MakeCon
     assert federated(tiny(exchange={"min_sites": 1})).exchange.min_sites == 1
 
 
-# What a run may find out ---------------------------------------------------------------------------------------------
+# What a run may find out
+# ---------------------------------------------------------------------------------------------
 
 SGD = {"optimizer": "sgd", "lr": 1.0, "batch_size": 1000, "epochs": 1}
 
@@ -229,9 +282,11 @@ def class_counts(config: Config) -> list[int]:
 
 
 def test_one_step_of_plain_sgd_tells_the_class_counts(home: Any, tiny: MakeConfig) -> None:
-    """Why docs/privacy.md says that withheld counts can be found out: the head's bias moves by (share - 1/C) · lr.
+    """Why docs/privacy.md says that withheld counts can be found out: the head's bias moves by (share - 1/C)
+    · lr.
 
-    Neither `join.counts` withheld nor the small-cell rule prevents it. A policy that allows adaptive optimisers only does.
+    Neither `join.counts` withheld nor the small-cell rule prevents it. A policy that allows adaptive
+    optimisers only does.
     """
     config = tiny(train=SGD)
     zero = {name: x * 0 for name, x in model_of(config).items()}
@@ -255,7 +310,10 @@ def test_one_step_of_plain_sgd_tells_the_class_counts(home: Any, tiny: MakeConfi
 
 def test_small_batches_are_refused(home: Any, tiny: MakeConfig) -> None:
     told = invite(home(), tiny(train={"batch_size": 4}))
-    assert "policy rule 'batch_size': the run trains on 4 images at a time, this site on no fewer than 8" in told["refused"]
+    assert (
+        "policy rule 'batch_size': the run trains on 4 images at a time, this site on no fewer than 8"
+        in told["refused"]
+    )
     assert "card" in invite(home(batch_size=4), tiny(train={"batch_size": 4}))
 
 
@@ -264,18 +322,24 @@ def test_a_rule_of_training_that_becomes_stricter_counts_at_once(home: Any, tiny
     desk, model = home(), {"model": model_of(config)}
     assert "card" in invite(desk, config) and ask(desk, "train", model)[1] is not None
     for rule in ({"batch_size": 64}, {"optimizers": ["sgd"]}):
-        (desk.folder / "policy.toml").write_text(tomli_w.dumps({"small_cell": 0, "methods": approved(), **rule}))
+        (desk.folder / "policy.toml").write_text(
+            tomli_w.dumps({"small_cell": 0, "methods": approved(), **rule})
+        )
         assert f"policy rule '{next(iter(rule))}'" in ask(desk, "train", model)[0]["refused"]
 
 
 def test_questions_are_counted(home: Any, tiny: MakeConfig) -> None:
-    """In a round and in a run, also when the site was started anew in between; those that are refused do not count."""
+    """In a round and in a run, also when the site was started anew in between; those that are refused do not
+    count."""
     config = tiny()
     desk, model = home(questions_per_round=2, questions_per_run=3), {"model": model_of(config)}
     assert "card" in invite(desk, config)
     assert ask(desk, "train", model, asked=[SITE])[1] is None
     assert all(ask(desk, "train", model)[1] is not None for _ in range(2))
-    assert "policy rule 'questions_per_round': this site has answered 2" in ask(desk, "train", model)[0]["refused"]
+    assert (
+        "policy rule 'questions_per_round': this site has answered 2"
+        in ask(desk, "train", model)[0]["refused"]
+    )
     desk.close()
     again = Desk(desk.folder)
     assert "questions_per_round" in ask(again, "train", model)[0]["refused"]
@@ -295,7 +359,9 @@ def test_own_results_have_no_bin_with_few_images(small_cell: int, home: Any, tin
     assert "card" in invite(desk, config)
     (desk.folder / "policy.toml").write_text(tomli_w.dumps({"small_cell": small_cell, "methods": approved()}))
     joined = desk._run(RUN)
-    monkey = dict.fromkeys(joined.counts, torch.full_like(joined.counts["test"], 100))  # so that the small-cell rule is silent
+    monkey = dict.fromkeys(
+        joined.counts, torch.full_like(joined.counts["test"], 100)
+    )  # so that the small-cell rule is silent
     joined.__dict__["counts"] = monkey
     _, answer = ask(desk, "evaluate", server, write=None)
     leaf = decode_upload(answer)[1]["own"].value
@@ -306,7 +372,8 @@ def test_own_results_have_no_bin_with_few_images(small_cell: int, home: Any, tin
             assert bool(((rows >= least) | (rows == 0)).all()) and bool(((sure >= least) | (sure == 0)).all())
 
 
-# Paths and names -----------------------------------------------------------------------------------------------------
+# Paths and names
+# -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -336,14 +403,24 @@ def test_no_name_is_more_than_a_name(change: dict[str, Any], home: Any, tiny: Ma
 
 
 @pytest.mark.parametrize("target", ["/dev/zero", "fifo", "/etc/hostname", "../weights.safetensors"])
-def test_a_site_opens_no_file_that_the_coordinator_names(target: str, home: Any, tiny: MakeConfig, tmp_path: Path) -> None:
-    """Neither as the weights of the network nor as those that a method brings along; the answer says nothing of the file."""
+def test_a_site_opens_no_file_that_the_coordinator_names(
+    target: str, home: Any, tiny: MakeConfig, tmp_path: Path
+) -> None:
+    """Neither as the weights of the network nor as those that a method brings along; the answer says nothing
+    of the file."""
     os.mkfifo(tmp_path / "fifo")
     path = str(tmp_path / target) if target == "fifo" else target
     desk = home()
     for sections in (
         {"net": {"weights": path, "sha256": "0" * 64}},
-        {"method": {"name": "fedmas", "target": "small-cnn", "target_weights": path, "target_sha256": "0" * 64}},
+        {
+            "method": {
+                "name": "fedmas",
+                "target": "small-cnn",
+                "target_weights": path,
+                "target_sha256": "0" * 64,
+            }
+        },
     ):
         told = invite(desk, tiny(sections.get("method", {}).get("name", "fedavg")), **sections)
         assert told["refused"].startswith(f"this site has no weights '{path}'")
@@ -351,15 +428,20 @@ def test_a_site_opens_no_file_that_the_coordinator_names(target: str, home: Any,
 
 
 def test_weights_are_taken_from_where_the_site_says(home: Any, tiny: MakeConfig, tmp_path: Path) -> None:
-    """By their name or by their sha256, whatever path the coordinator has for them; and only if they are a regular file."""
+    """By their name or by their sha256, whatever path the coordinator has for them; and only if they are a
+    regular file."""
     config = tiny()
     net = make_host(config, material(config), tmp_path / "unused").net
-    save_file({name: torch.ones(x.shape) for name, x in state(net.body).items()}, tmp_path / "ours.safetensors")
+    save_file(
+        {name: torch.ones(x.shape) for name, x in state(net.body).items()}, tmp_path / "ours.safetensors"
+    )
     sha = hashlib.sha256((tmp_path / "ours.safetensors").read_bytes()).hexdigest()
     os.mkfifo(tmp_path / "fifo.safetensors")
     for key, named in ((sha, "/their/own/path.pth"), (sha.upper(), "any"), ("start", "start")):
         desk = home()
-        own = tomllib.loads((desk.folder / "site.toml").read_text()) | {"weights": {key: str(tmp_path / "ours.safetensors")}}
+        own = tomllib.loads((desk.folder / "site.toml").read_text()) | {
+            "weights": {key: str(tmp_path / "ours.safetensors")}
+        }
         (desk.folder / "site.toml").write_text(tomli_w.dumps(own))
         desk.options = read_site(desk.folder)
         assert "card" in invite(desk, config, net={"weights": named, "sha256": sha})

@@ -1,4 +1,5 @@
-"""A site's process beside its SuperNode: a question that never comes whole does not hold up those after it."""
+"""A site's process beside its SuperNode: a question that never comes whole does not hold up those after
+it."""
 
 from __future__ import annotations
 
@@ -27,10 +28,12 @@ from equipoise.deploy.processes import free_port
 LINES = (
     b"INFO :      Run ID 12 is not in `RUNNING` status. Ignoring message f1cc55d9.\n",
     b"ERROR :     Failed to receive message f1cc55d9: cut off\n",
-    b"ERROR :     Server error '500 Internal Server Error' for url 'https://127.0.0.1:8000/v1/fleet/pull-messages'\n",
+    b"ERROR :     Server error '500 Internal Server Error' for url "
+    b"'https://127.0.0.1:8000/v1/fleet/pull-messages'\n",
 )
 FINE = (
-    b"INFO :      Run ID 12 is not in `RUNNING` status. Ignoring reply message f1cc55d9.\nINFO :      Received successfully\n"
+    b"INFO :      Run ID 12 is not in `RUNNING` status. Ignoring reply message f1cc55d9.\nINFO :      "
+    b"Received successfully\n"
 )
 
 
@@ -49,7 +52,9 @@ class SuperNode:
         there = len(self.pulled) > self.looks
         if len(self.pulled) == self.drops:
             write(self.log, LINES[0])
-        return PullObjectResponse(object_found=True, object_available=there, object_content=b"whole" if there else b"")
+        return PullObjectResponse(
+            object_found=True, object_available=there, object_content=b"whole" if there else b""
+        )
 
     def close(self) -> None:
         self.closed = True
@@ -109,7 +114,8 @@ def test_a_question_that_never_comes_whole_is_given_up(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("when", [*DATED, "soon"])
 def test_why_a_server_is_not_trusted(when: str, tmp_path: Path) -> None:
-    """Its dates, if it is them; another authority otherwise. The server is asked: Flower's log has no date."""
+    """Its dates, if it is them; another authority otherwise. The server is asked: Flower's log has no
+    date."""
     new_keys(tmp_path, [], [])
     said = redate(tmp_path / "keys", "server", when)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -30,7 +30,11 @@ def test_all_is_there_and_private_parts_are_private(folder: Path) -> None:
     assert found == {
         *("keys/ca.key", "keys/ca.crt", "keys/server.key", "keys/server.crt"),
         *("keys/sites/north.pub", "keys/sites/south.pub"),
-        *(f"hand-out/{site}/{name}" for site in ("north", "south") for name in ("site", "site.pub", "ca.crt")),
+        *(
+            f"hand-out/{site}/{name}"
+            for site in ("north", "south")
+            for name in ("site", "site.pub", "ca.crt")
+        ),
     }
     private = [path for path in folder.rglob("*") if path.suffix == ".key" or path.name == "site"]
     assert len(private) == 4
@@ -74,7 +78,11 @@ def test_flower_reads_the_keys(folder: Path) -> None:
     key = serialization.load_ssh_private_key((folder / "hand-out" / "north" / "site").read_bytes(), None)
     assert isinstance(key, ec.EllipticCurvePrivateKey) and uses_nist_ec_curve(key.public_key())
     public = read_public(folder / "keys" / "sites" / "north.pub")
-    assert public == public_key_to_bytes(key.public_key()) == try_load_public_key(folder / "keys" / "sites" / "north.pub")
+    assert (
+        public
+        == public_key_to_bytes(key.public_key())
+        == try_load_public_key(folder / "keys" / "sites" / "north.pub")
+    )
     assert public != read_public(folder / "keys" / "sites" / "south.pub")
 
 

@@ -44,7 +44,9 @@ def test_a_call_that_is_missed_is_made_again(monkeypatch: pytest.MonkeyPatch, tm
     assert len(seen) == 3
 
 
-def test_a_server_that_is_gone_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_server_that_is_gone_is_not_waited_for_for_ever(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(link, "MUTE", 0.05)
     server(monkeypatch, ["running", None])
     with pytest.raises(SiteError, match="does not answer"):

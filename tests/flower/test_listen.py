@@ -96,7 +96,8 @@ def test_a_stranger_is_refused_before_its_body(secret: bytes) -> None:
             assert sent < MUCH // 2
         assert echo.read == 0
         owner = (
-            b"POST /v1/control/start-run HTTP/1.1\r\nhost: x\r\n%s: word\r\ncontent-length: 4\r\nconnection: close\r\n\r\nbody"
+            b"POST /v1/control/start-run HTTP/1.1\r\nhost: x\r\n%s: word\r\ncontent-length: "
+            b"4\r\nconnection: close\r\n\r\nbody"
         )
         assert b" 200 OK" in answer(dial(listener), owner % SECRET.encode())
         assert echo.read == 4
@@ -106,7 +107,8 @@ HALF = {
     "nothing at all": b"",
     "half a line": b"POST /x HT",
     "half the headers": b"POST /x HTTP/1.1\r\nhost: x\r\ncontent-le",
-    "a request, and half of the next": HONEST.replace(b"connection: close\r\n", b"") + b"GET /x HTTP/1.1\r\nho",
+    "a request, and half of the next": HONEST.replace(b"connection: close\r\n", b"")
+    + b"GET /x HTTP/1.1\r\nho",
     "half a body": b"POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\nhalf",
     "no body": b"POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n",
     "half a chunk": b"POST /x HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n64\r\nhalf",
@@ -269,7 +271,8 @@ def test_headers_without_end_and_web_sockets_lead_nowhere() -> None:
     with listening(Echo(), Limits(**PATIENT)) as listener:
         assert b" 400 " in answer(dial(listener), b"GET /x HTTP/1.1\r\nhost: " + b"x" * 2**18)
         upgrade = (
-            b"connection: close, upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: eA==\r\n"
+            b"connection: close, upgrade\r\nupgrade: websocket\r\nsec-websocket-version: "
+            b"13\r\nsec-websocket-key: eA==\r\n"
         )
         request = HONEST.replace(b"connection: close\r\n", upgrade)
         assert answer(dial(listener), request).endswith(b"http from 127.0.0.1")

@@ -31,8 +31,12 @@ QUICK = ("fca", "fediic", "fedsdc")
 """private state; two questions; leaves that are read site by site"""
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in METHODS])
-def test_a_method_over_flower_is_the_simulation(name: str, tiny: MakeConfig, rows: Rows, town: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in METHODS]
+)
+def test_a_method_over_flower_is_the_simulation(
+    name: str, tiny: MakeConfig, rows: Rows, town: Any, tmp_path: Path
+) -> None:
     same_as_simulated(tiny_for(tiny, name), rows, town, tmp_path)
 
 
@@ -45,12 +49,22 @@ def test_a_method_over_flower_is_the_simulation(name: str, tiny: MakeConfig, row
     ids=["a question to everyone", "an ending of every reported round"],
 )
 def test_questions_beyond_a_round_are_the_simulation(
-    name: str, options: dict[str, Any], sections: dict[str, Any], tiny: MakeConfig, rows: Rows, town: Any, tmp_path: Path
+    name: str,
+    options: dict[str, Any],
+    sections: dict[str, Any],
+    tiny: MakeConfig,
+    rows: Rows,
+    town: Any,
+    tmp_path: Path,
 ) -> None:
     config = replace(tiny(name, **sections), method=METHODS[name](**options))
     found = same_as_simulated(config, rows, town, tmp_path)
     assert found.ending_of == ([1, 2] if name == "fedbabu" else [])
-    assert not [line for line in read_journal(found.folder / "journal.jsonl")[0] if line["event"] in ("refused", "missing")]
+    assert not [
+        line
+        for line in read_journal(found.folder / "journal.jsonl")[0]
+        if line["event"] in ("refused", "missing")
+    ]
 
 
 def same_as_simulated(config: Config, rows: Rows, town: Any, tmp_path: Path) -> Result:

@@ -24,19 +24,28 @@ from equipoise.server.journal import read as read_journal
 
 MakeConfig = Callable[..., Config]
 CLASSES = ("a", "b", "c")
-COUNTS = {"train": torch.tensor([9, 4, 0]), "validation": torch.tensor([5, 5, 5]), "test": torch.tensor([5, 1, 5])}
+COUNTS = {
+    "train": torch.tensor([9, 4, 0]),
+    "validation": torch.tensor([5, 5, 5]),
+    "test": torch.tensor([5, 1, 5]),
+}
 PARAMETERS = ("body.conv.weight", "head.fed.weight", "head.fed.bias")
 
 
-def release(policy: Policy, question: str, upload: dict[str, Any], read: tuple[str, ...] = ("train",)) -> None:
-    policy.release(question, encode_upload(upload), classes=CLASSES, parameters=PARAMETERS, counts=COUNTS, read=read)
+def release(
+    policy: Policy, question: str, upload: dict[str, Any], read: tuple[str, ...] = ("train",)
+) -> None:
+    policy.release(
+        question, encode_upload(upload), classes=CLASSES, parameters=PARAMETERS, counts=COUNTS, read=read
+    )
 
 
 def events(folder: Path, event: str) -> list[dict[str, Any]]:
     return [line for line in read_journal(folder / "journal.jsonl")[0] if line["event"] == event]
 
 
-# The rules by themselves ---------------------------------------------------------------------------------------------
+# The rules by themselves
+# ---------------------------------------------------------------------------------------------
 
 
 def test_each_leaves_must_be_named() -> None:
@@ -56,17 +65,33 @@ def test_each_leaves_must_be_named() -> None:
         ({"loss": Sum(torch.ones(3))}, ("train", "validation"), True),
         ({"rank": Sum(torch.ones(7, 3, 3))}, ("train",), True),
         ({"prototypes": Mean(torch.ones(3, 16), torch.ones(3))}, ("train",), True),
-        ({"scaled": Mean(torch.ones(16), torch.ones(3))}, ("train",), True),  # a weight per class says as much
-        ({"delta": Mean({"head.fed.bias": torch.ones(3), "head.fed.weight": torch.ones(3, 8)}, 13)}, ("train",), False),
+        (
+            {"scaled": Mean(torch.ones(16), torch.ones(3))},
+            ("train",),
+            True,
+        ),  # a weight per class says as much
+        (
+            {"delta": Mean({"head.fed.bias": torch.ones(3), "head.fed.weight": torch.ones(3, 8)}, 13)},
+            ("train",),
+            False,
+        ),
         ({"delta": Mean({"head.fed.bias": torch.ones(3)}, torch.ones(3))}, ("train",), True),
-        ({"head": Mean({"bias": torch.ones(3)}, 13)}, ("train",), False),  # a head without its prefix is still a head
+        (
+            {"head": Mean({"bias": torch.ones(3)}, 13)},
+            ("train",),
+            False,
+        ),  # a head without its prefix is still a head
         ({"loss": Mean(torch.tensor(1.0), 13)}, ("train",), False),
         (
             {"pooled": Sum({"validation": {"global.fed": {"confusion": torch.ones(3, 3)}}})},
             ("train", "validation", "test"),
             False,
         ),
-        ({"pooled": Sum({"test": {"global.fed": {"confusion": torch.ones(3, 3)}}})}, ("train", "validation"), True),
+        (
+            {"pooled": Sum({"test": {"global.fed": {"confusion": torch.ones(3, 3)}}})},
+            ("train", "validation"),
+            True,
+        ),
     ],
 )
 def test_small_cells(upload: dict[str, Any], read: tuple[str, ...], refused: bool) -> None:
@@ -118,7 +143,9 @@ def test_a_method_is_approved_by_its_files(tmp_path: Path) -> None:
 def test_a_changed_base_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
     before = fingerprint(METHODS["fedsdc+"])
     real = Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda path: real(path) + (b"#" if path.name == "base.py" else b""))
+    monkeypatch.setattr(
+        Path, "read_bytes", lambda path: real(path) + (b"#" if path.name == "base.py" else b"")
+    )
     assert fingerprint(METHODS["fedsdc+"]) != before
 
 
@@ -138,7 +165,8 @@ def test_a_bad_policy_is_refused(text: str, sentence: str, tmp_path: Path) -> No
         read_policy(tmp_path / "none.toml")
 
 
-# In a run ------------------------------------------------------------------------------------------------------------
+# In a run
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -166,7 +194,9 @@ def test_an_unapproved_method_is_refused_at_the_door(tiny: MakeConfig, town: Any
     there = town(tiny("fca"), {"site-02": {"methods": {}}})
     there.go()
     assert "rule 'methods'" in events(there.run, "refused")[0]["reason"]
-    assert not (there.sites["site-02"] / "runs").exists() or not list(there.sites["site-02"].glob("runs/*/config.json"))
+    assert not (there.sites["site-02"] / "runs").exists() or not list(
+        there.sites["site-02"].glob("runs/*/config.json")
+    )
     assert not events(there.sites["site-02"], "answered")
 
 
@@ -177,16 +207,21 @@ def test_a_policy_that_changes_during_a_run_counts_at_once(tiny: MakeConfig, tow
     def change(asked: Any, reply: Any) -> Any:
         seen.append(asked.metadata.message_type)
         if seen.count("train.train") == 3:
-            (there.sites["site-01"] / "policy.toml").write_text(tomli_w.dumps({"methods": {}, "small_cell": 0}))
+            (there.sites["site-01"] / "policy.toml").write_text(
+                tomli_w.dumps({"methods": {}, "small_cell": 0})
+            )
         return reply
 
     there.wire.change = change
     there.go()
-    assert "site-01" not in (there.run / "metrics.jsonl").read_text().splitlines()[1].partition('"bytes_up"')[0]
+    assert (
+        "site-01" not in (there.run / "metrics.jsonl").read_text().splitlines()[1].partition('"bytes_up"')[0]
+    )
 
 
 def test_a_run_in_which_nobody_tells_what_it_has(tiny: MakeConfig, town: Any) -> None:
-    """Numbers of images are told, classes are not: to the same bits, and the coordinator's files have no counts."""
+    """Numbers of images are told, classes are not: to the same bits, and the coordinator's files have no
+    counts."""
     sites = ("site-00", "site-01", "site-02")
     there = town(tiny("fca"), {site: {"each": ["evaluate.own"]} for site in sites})
     assert there.go().state_hash == town(tiny("fca")).go().state_hash

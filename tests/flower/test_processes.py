@@ -1,6 +1,8 @@
-"""Real processes: SuperLink, SuperNodes, TLS, keys. Few and tiny, since Flower takes seconds for every question.
+"""Real processes: SuperLink, SuperNodes, TLS, keys. Few and tiny, since Flower takes seconds for every
+question.
 
-Each ends with no process left behind. `benchmarks/flower.py` has more of the same: all methods, ten kills, twenty sites.
+Each ends with no process left behind. `benchmarks/flower.py` has more of the same: all methods, ten kills,
+twenty sites.
 """
 
 from __future__ import annotations
@@ -41,13 +43,15 @@ MakeConfig = Callable[..., Config]
 Rows = Callable[[Path], list[dict[str, Any]]]
 MARK = "EQUIPOISE_TEST_OF"
 PATIENT: dict[str, Any] = {"deadline": 900.0, "patience": 900.0}
-"""on a busy machine Flower may take minutes for what takes seconds: nothing here shall depend on it but what is about deadlines"""
+"""on a busy machine Flower may take minutes for what takes seconds: nothing here shall depend on it but what
+is about deadlines"""
 NAMES = ("site-00", "site-01", "site-02")
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def ours(mark: str) -> set[int]:
-    """Processes whose environment has the mark, which is handed down to all that a test starts, and to nobody else."""
+    """Processes whose environment has the mark, which is handed down to all that a test starts, and to nobody
+    else."""
     found = set()
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
@@ -73,9 +77,17 @@ def events(folder: Path, event: str) -> list[dict[str, Any]]:
 
 
 def test_three_methods_give_the_bits_of_the_simulation(tiny: MakeConfig, rows: Rows, tmp_path: Path) -> None:
-    """Private state, two questions, leaves that are read site by site: one federation for all three, on every run of the tests."""
-    small: dict[str, Any] = {"partition": {"sites": 2}, "evaluate": {"every": 2}, "exchange": {"min_sites": 2}}
-    plays = {method: federated(tiny(method, **small)).with_engine(**PATIENT) for method in ("fca", "fediic", "fedsdc")}
+    """Private state, two questions, leaves that are read site by site: one federation for all three, on every
+    run of the tests."""
+    small: dict[str, Any] = {
+        "partition": {"sites": 2},
+        "evaluate": {"every": 2},
+        "exchange": {"min_sites": 2},
+    }
+    plays = {
+        method: federated(tiny(method, **small)).with_engine(**PATIENT)
+        for method in ("fca", "fediic", "fedsdc")
+    }
     each = sorted({leaf for config in plays.values() for leaf in allowed(config)})
     with stage(plays["fca"], tmp_path / "town", {"each": each, "methods": approved()}) as made:
         made.open()
@@ -86,7 +98,9 @@ def test_three_methods_give_the_bits_of_the_simulation(tiny: MakeConfig, rows: R
             assert rows(tmp_path / method) == rows(tmp_path / f"{method}-here")
         plain = http.client.HTTPConnection("127.0.0.1", made.port, timeout=300)
         plain.request("GET", "/v1/fleet/")
-        with pytest.raises((http.client.HTTPException, OSError)):  # nothing is said in plain text, on loopback or elsewhere
+        with pytest.raises(
+            (http.client.HTTPException, OSError)
+        ):  # nothing is said in plain text, on loopback or elsewhere
             plain.getresponse()
         assert len(link.standing(made.coordinator)["runs"]) == len(plays)
 
@@ -121,7 +135,9 @@ def until(out: Path, rounds: int) -> None:
 
 
 @pytest.mark.hospitals
-def test_a_site_that_is_killed_and_comes_back_and_a_coordinator_that_is(tiny: MakeConfig, tmp_path: Path) -> None:
+def test_a_site_that_is_killed_and_comes_back_and_a_coordinator_that_is(
+    tiny: MakeConfig, tmp_path: Path
+) -> None:
     config = federated(tiny("fca", train={"rounds": 4})).with_engine(**PATIENT, retries=2)
     expected, out = run(config, tmp_path / "here").state_hash, tmp_path / "run"
     with playing(config, tmp_path / "town", out) as (made, number):
@@ -136,9 +152,13 @@ def test_a_site_that_is_killed_and_comes_back_and_a_coordinator_that_is(tiny: Ma
         found = link.wait(made.coordinator, out, number, lambda: None)["state_hash"]
         assert not events(out, "silent")
         assert found == expected
-        assert [site["status"] for site in link.standing(made.coordinator)["sites"].values()] == ["online"] * 3
+        assert [site["status"] for site in link.standing(made.coordinator)["sites"].values()] == [
+            "online"
+        ] * 3
     assert len(events(out, "resumed")) == 1
-    assert [row["sites"] for row in map(json.loads, (out / "metrics.jsonl").read_text().splitlines())] == [list(NAMES)] * 4
+    assert [row["sites"] for row in map(json.loads, (out / "metrics.jsonl").read_text().splitlines())] == [
+        list(NAMES)
+    ] * 4
 
 
 @pytest.mark.hospitals
@@ -173,8 +193,10 @@ def test_a_site_that_hangs_is_left_out_and_named(tiny: MakeConfig, tmp_path: Pat
 
 @pytest.mark.hospitals
 def test_strangers_stay_outside_and_the_coordinator_has_nothing_of_the_data(tmp_path: Path) -> None:
-    """A site that trusts another authority, one whose key is not listed; the third goes on alone, and keeps to itself what it must."""
-    # Personal heads of their own from the start: as copies of the federated head they stay close to it in one round.
+    """A site that trusts another authority, one whose key is not listed; the third goes on alone, and keeps
+    to itself what it must."""
+    # Personal heads of their own from the start: as copies of the federated head they stay close to it in one
+    # round.
     wanted = {"method": {"name": "fca", "own_init": "draw"}, "train": {"rounds": 1, "batch_size": 4}}
     wanted |= {"engine": {"device": "cpu", **PATIENT, "patience": 90.0}, "exchange": {"min_sites": 1}}
     config, out = federated(resolve(write_hospitals(tmp_path, NAMES) | wanted)), tmp_path / "run"
@@ -213,7 +235,8 @@ def test_strangers_stay_outside_and_the_coordinator_has_nothing_of_the_data(tmp_
         assert secret not in there, what
 
 
-# Sites that do not behave --------------------------------------------------------------------------------------------
+# Sites that do not behave
+# --------------------------------------------------------------------------------------------
 
 
 def act(made: Stage, name: str, part: str) -> None:
@@ -230,9 +253,15 @@ def test_a_rogue_site_is_turned_away_whatever_it_sends(
     """The parts of test_wire, by a site with a key of its own: the bits of a run that lost those answers."""
     monkeypatch.chdir(ROOT)
     rounds = len(PARTS) + 1
-    config = federated(tiny("fedavg", train={"rounds": rounds}, evaluate={"every": rounds}, exchange={"min_sites": 2}))
+    config = federated(
+        tiny("fedavg", train={"rounds": rounds}, evaluate={"every": rounds}, exchange={"min_sites": 2})
+    )
     config, out = config.with_engine(**PATIENT, retries=0), tmp_path / "run"
-    lost = run(config, tmp_path / "here", wrap=lambda engine: Spoil(engine, "site-01", lambda data: None, range(len(PARTS))))
+    lost = run(
+        config,
+        tmp_path / "here",
+        wrap=lambda engine: Spoil(engine, "site-01", lambda data: None, range(len(PARTS))),
+    )
     with stage(config, tmp_path / "town", {"each": allowed(config)}) as made:
         made.open()
         made.join("site-00")
@@ -250,7 +279,10 @@ def test_sites_that_are_cut_off_before_during_and_after_their_answer(
 ) -> None:
     """All three in one round; each comes back, is asked again and gives the answer it would have given."""
     monkeypatch.chdir(ROOT)
-    config, out = federated(tiny("fca", train={"rounds": 3})).with_engine(**PATIENT, retries=2), tmp_path / "run"
+    config, out = (
+        federated(tiny("fca", train={"rounds": 3})).with_engine(**PATIENT, retries=2),
+        tmp_path / "run",
+    )
     expected = run(config, tmp_path / "here").state_hash
     with stage(config, tmp_path / "town", {"each": allowed(config)}) as made:
         made.open()
@@ -263,5 +295,10 @@ def test_sites_that_are_cut_off_before_during_and_after_their_answer(
             made.join(name)
         found = link.wait(made.coordinator, out, number, lambda: None)
     assert found["state_hash"] == expected
-    assert {(line["site"], line["round"]) for line in events(out, "asked again")} >= {("site-00", 1), ("site-01", 1)}
-    assert [row["sites"] for row in map(json.loads, (out / "metrics.jsonl").read_text().splitlines())] == [list(NAMES)] * 3
+    assert {(line["site"], line["round"]) for line in events(out, "asked again")} >= {
+        ("site-00", 1),
+        ("site-01", 1),
+    }
+    assert [row["sites"] for row in map(json.loads, (out / "metrics.jsonl").read_text().splitlines())] == [
+        list(NAMES)
+    ] * 3

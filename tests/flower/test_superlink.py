@@ -22,7 +22,8 @@ from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResultStatus
 
 from equipoise.deploy import access, inside, processes, superlink
 
-# The bell ------------------------------------------------------------------------------------------------------------
+# The bell
+# ------------------------------------------------------------------------------------------------------------
 
 
 class Server:
@@ -44,7 +45,9 @@ class Server:
         await send({"type": "http.response.start", "status": self.status})
         await send({"type": "http.response.body", "body": body})
 
-    async def call(self, path: str, body: bytes = b"me", gone: asyncio.Event | None = None) -> tuple[int, bytes] | None:
+    async def call(
+        self, path: str, body: bytes = b"me", gone: asyncio.Event | None = None
+    ) -> tuple[int, bytes] | None:
         said, given = list[dict[str, Any]](), [{"type": "http.request", "body": body, "more_body": False}]
 
         async def receive() -> dict[str, Any]:
@@ -153,7 +156,9 @@ def test_the_coordinator_is_not_handed_half_an_answer() -> None:
     assert scene(play()) == ["push-messages", "push-object", "pull-messages", "pull-messages"]
 
 
-@pytest.mark.parametrize("call", ["fleet/pull-messages", "fleet/push-object", "runtime/pull-messages", "runtime/get-nodes"])
+@pytest.mark.parametrize(
+    "call", ["fleet/pull-messages", "fleet/push-object", "runtime/pull-messages", "runtime/get-nodes"]
+)
 def test_flower_that_trips_says_come_again(call: str) -> None:
     """Its programs give up at a 500 and come again after a 503."""
     assert scene(Server(500).call(f"/v1/{call}")) == (503, b"")
@@ -244,8 +249,14 @@ def test_what_sites_send_is_not_written_to_disk(tmp_path: Path) -> None:
 
 def test_a_process_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
     """A child that ignores SIGTERM in a session of its own, as Flower's apps are."""
-    grandchild = "import os, signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(os.getpid(), flush=True); time.sleep(60)"
-    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {grandchild!r}], start_new_session=True)"
+    grandchild = (
+        "import os, signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        "print(os.getpid(), flush=True); time.sleep(60)"
+    )
+    child = (
+        f"import subprocess, sys; subprocess.run([sys.executable, '-c', {grandchild!r}], "
+        f"start_new_session=True)"
+    )
     process = processes.start([sys.executable, "-c", child], tmp_path, tmp_path / "log")
     end = time.monotonic() + 30
     while not (tmp_path / "log").read_text().strip() and time.monotonic() < end:

@@ -16,7 +16,9 @@ import pytest
 import tomli_w
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # typer imports names that the newest click wants to drop
+    warnings.simplefilter(
+        "ignore", DeprecationWarning
+    )  # typer imports names that the newest click wants to drop
     import typer
 
     from equipoise.cli.app import app, main
@@ -50,7 +52,16 @@ def site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     """A site's folder, filled in."""
     folder = tmp_path / "hospital"
     code, out, _ = equipoise(
-        capsys, "site", "init", folder, "--name", "north", "--superlink", "fl.example.org:8000", "--method", "fca"
+        capsys,
+        "site",
+        "init",
+        folder,
+        "--name",
+        "north",
+        "--superlink",
+        "fl.example.org:8000",
+        "--method",
+        "fca",
     )
     assert code == 0 and "site.pub" in out
     tables = write_federation(tmp_path / "data", {"north": (0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 2)})
@@ -64,9 +75,16 @@ def site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
 
 def test_init_makes_a_site_that_allows_little(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "hospital"
-    code, out, _ = equipoise(capsys, "site", "init", folder, "--name", "north", "--superlink", "a.org:1", "--json")
+    code, out, _ = equipoise(
+        capsys, "site", "init", folder, "--name", "north", "--superlink", "a.org:1", "--json"
+    )
     assert code == 0
-    assert {Path(text).name for text in json.loads(out)["made"]} == {"site.toml", "policy.toml", "site", "site.pub"}
+    assert {Path(text).name for text in json.loads(out)["made"]} == {
+        "site.toml",
+        "policy.toml",
+        "site",
+        "site.pub",
+    }
     assert read_site(folder).name == "north" and read_policy(folder / "policy.toml").small_cell == 5
     assert read_policy(folder / "policy.toml").methods == {}
     code, _, err = equipoise(capsys, "site", "init", folder, "--name", "north", "--superlink", "a.org:1")
@@ -81,18 +99,26 @@ def test_init_makes_a_site_that_allows_little(tmp_path: Path, capsys: pytest.Cap
         (("--name", "north", "--superlink", "a.org:1", "--method", "fac"), "did you mean 'fca'"),
     ],
 )
-def test_init_refuses(words: tuple[str, ...], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_refuses(
+    words: tuple[str, ...], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, _, err = equipoise(capsys, "site", "init", tmp_path / "hospital", *words)
     assert code == 2 and sentence in err
     assert not (tmp_path / "hospital" / "site.toml").exists()
 
 
-def test_check_shows_data_and_what_a_run_would_take(site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_shows_data_and_what_a_run_would_take(
+    site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, out, _ = equipoise(capsys, "site", "check", site)
     assert code == 0 and "c0 5, c1 5, c2 3" in out and "approved: fca" in out
     runs = {
         "fca": ["policy rule 'small_cell': 'evaluate.pooled'", "policy rule 'small_cell': 'evaluate.own'"],
-        "fedsdc": ["'fedsdc' is not approved", "does not tell 'train.head'", "policy rule 'small_cell': 'evaluate.pooled'"],
+        "fedsdc": [
+            "'fedsdc' is not approved",
+            "does not tell 'train.head'",
+            "policy rule 'small_cell': 'evaluate.pooled'",
+        ],
         "fediic": ["policy rule 'small_cell': 'class_loss.loss'"],
     }
     for method, sentences in runs.items():
@@ -123,7 +149,9 @@ def test_check_refuses_a_key_others_can_read(site: Path, capsys: pytest.CaptureF
 
 
 def test_keys_new_says_what_it_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = equipoise(capsys, "keys", "new", tmp_path / "federation", "--host", "a.org", "--site", "north", "--json")
+    code, out, _ = equipoise(
+        capsys, "keys", "new", tmp_path / "federation", "--host", "a.org", "--site", "north", "--json"
+    )
     assert code == 0 and len(json.loads(out)["made"]) == 8
     code, out, _ = equipoise(capsys, "keys", "new", tmp_path / "federation", "--site", "north")
     assert code == 0 and "already" in out
@@ -187,10 +215,14 @@ def test_without_a_server_it_says_how_to_start_one(
     assert code == 7 and "does not answer at 127.0.0.1:9" in err
 
 
-def test_submit_refuses_what_only_a_simulation_can_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_submit_refuses_what_only_a_simulation_can_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     equipoise(capsys, "keys", "new", tmp_path, "--site", "north")
     (tmp_path / "a.toml").write_text('[train.augment]\nnormalise = "data"\n')
-    code, _, err = equipoise(capsys, "submit", tmp_path / "a.toml", "--to", tmp_path, "--out", tmp_path / "run")
+    code, _, err = equipoise(
+        capsys, "submit", tmp_path / "a.toml", "--to", tmp_path, "--out", tmp_path / "run"
+    )
     assert code == 2 and "needs all images in one place" in err
 
 
@@ -211,13 +243,16 @@ def test_without_flower_it_names_the_extra(tmp_path: Path) -> None:
         "    try: main(words)\n"
         "    except SystemExit as end: print('ended with', end.code, file=sys.stderr)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program, json.dumps(words)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program, json.dumps(words)], capture_output=True, text=True, check=True
+    )
     version, *others = done.stderr.split("ended with ")
     assert version == "" and [int(text.split()[0]) for text in others] == [0, 2, 2, 2, 2]
     assert done.stderr.count('pip install "equipoise[flower]"') == 4
 
 
-# The page ------------------------------------------------------------------------------------------------------------
+# The page
+# ------------------------------------------------------------------------------------------------------------
 
 
 def verbs(group: typer.Typer, before: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
@@ -236,5 +271,17 @@ def test_every_command_on_the_page_exists() -> None:
     for line in lines:
         words = shlex.split(line, comments=True)
         assert (words[0],) in known or (words[0], words[1]) in known, line
-    for verb in ("keys new", "server start", "submit", "status", "stop", "site init", "site check", "site join", "rehearse"):
-        assert any(line.startswith(verb) for line in lines), f"docs/hospitals.md does not show `equipoise {verb}`"
+    for verb in (
+        "keys new",
+        "server start",
+        "submit",
+        "status",
+        "stop",
+        "site init",
+        "site check",
+        "site join",
+        "rehearse",
+    ):
+        assert any(line.startswith(verb) for line in lines), (
+            f"docs/hospitals.md does not show `equipoise {verb}`"
+        )

@@ -1,4 +1,5 @@
-"""What crosses the wire: the leaves of the ledger and nothing else; spoiled answers are turned away as in a simulation."""
+"""What crosses the wire: the leaves of the ledger and nothing else; spoiled answers are turned away as in a
+simulation."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ from equipoise.server.journal import read as read_journal
 MakeConfig = Callable[..., Config]
 ROGUE = "site-01"
 
-# A rogue site --------------------------------------------------------------------------------------------------------
+# A rogue site
+# --------------------------------------------------------------------------------------------------------
 
 
 def rogue(asked: Message) -> bool:
@@ -52,7 +54,8 @@ def test_a_rogue_site_is_turned_away_whatever_it_sends(tiny: MakeConfig, town: A
 
 
 def test_a_replayed_answer_is_asked_for_again(tiny: MakeConfig, town: Any) -> None:
-    """Round 2 gets the rogue's answer of round 1 again; the question is repeated and the run is as if nothing had been."""
+    """Round 2 gets the rogue's answer of round 1 again; the question is repeated and the run is as if nothing
+    had been."""
     straight = town(tiny("fedavg")).go().state_hash
     there, kept = town(tiny("fedavg")), list[Any]()
 
@@ -66,14 +69,19 @@ def test_a_replayed_answer_is_asked_for_again(tiny: MakeConfig, town: Any) -> No
     there.wire.change = replay
     assert there.go().state_hash == straight
     found = [line for line in read_journal(there.run / "journal.jsonl")[0] if line["event"] == "ignored"]
-    assert [(line["site"], line["round"]) for line in found] == [(ROGUE, 1)] and "replayed, stale" in found[0]["reason"]
+    assert [(line["site"], line["round"]) for line in found] == [(ROGUE, 1)] and "replayed, stale" in found[
+        0
+    ]["reason"]
 
 
-# A coordinator that is killed ----------------------------------------------------------------------------------------
+# A coordinator that is killed
+# ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["fca", pytest.param("fediic", marks=pytest.mark.slow)])
-def test_a_run_that_was_broken_off_anywhere_goes_on_to_the_same_bits(method: str, tiny: MakeConfig, town: Any) -> None:
+def test_a_run_that_was_broken_off_anywhere_goes_on_to_the_same_bits(
+    method: str, tiny: MakeConfig, town: Any
+) -> None:
     class Killed(BaseException):
         pass
 
@@ -103,10 +111,13 @@ def test_a_run_that_was_broken_off_anywhere_goes_on_to_the_same_bits(method: str
     assert ends == 4 and found.state_hash == expected
 
 
-# What leaves ---------------------------------------------------------------------------------------------------------
+# What leaves
+# ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["fca", *(pytest.param(one, marks=pytest.mark.slow) for one in ("fediic", "fedsdc"))])
+@pytest.mark.parametrize(
+    "method", ["fca", *(pytest.param(one, marks=pytest.mark.slow) for one in ("fediic", "fedsdc"))]
+)
 def test_the_ledger_is_what_crosses_the_wire(method: str, tiny: MakeConfig, town: Any) -> None:
     there, seen = town(tiny(method)), list[tuple[str, dict[str, Any], dict[str, bytes]]]()
 
@@ -119,12 +130,16 @@ def test_the_ledger_is_what_crosses_the_wire(method: str, tiny: MakeConfig, town
     rows = doctored.table(there.run / "ledger.json")["leaves"]
     for kind, table, data in seen:
         if kind == "query":
-            assert set(table) == {"run", "ticket", "site", "round", "question", "journal", "card"} and not data
+            assert (
+                set(table) == {"run", "ticket", "site", "round", "question", "journal", "card"} and not data
+            )
             listed = {row["leaf"]: row["bytes"] for row in rows if row["question"] == "join"}
             assert set(table["card"]) == set(listed)
             assert all(0 < len(json.dumps(value)) <= listed[leaf] for leaf, value in table["card"].items())
             continue
-        assert set(table) == {"run", "ticket", "site", "round", "question", "journal"} and set(data) == {"answer"}
+        assert set(table) == {"run", "ticket", "site", "round", "question", "journal"} and set(data) == {
+            "answer"
+        }
         header, upload = decode_upload(data["answer"])
         listed = [row for row in rows if row["question"] == table["question"]]
         assert set(upload) == {row["leaf"] for row in listed}
@@ -139,7 +154,8 @@ def test_the_ledger_is_what_crosses_the_wire(method: str, tiny: MakeConfig, town
 def test_what_is_private_is_nowhere_but_at_its_site(
     method: str, town: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ids, patients, paths, labels and private tensors: in no message, in no file of the coordinator; not even where a site fails."""
+    """Ids, patients, paths, labels and private tensors: in no message, in no file of the coordinator; not
+    even where a site fails."""
     train = {"rounds": 2, "batch_size": 4}
     tables = write_hospitals(tmp_path, ("east", "west"))
     there = town(resolve(tables | {"method": {"name": method}, "train": train, "engine": {"device": "cpu"}}))
@@ -176,7 +192,9 @@ def test_a_site_keeps_its_own_results(tiny: MakeConfig, town: Any) -> None:
         assert set(own["test"]) >= {"global.fed", "own.own"} and "validation" in own
 
 
-def test_a_federation_of_more_sites_than_sums_have_room_for_is_not_planned(tiny: MakeConfig, tmp_path: Path) -> None:
+def test_a_federation_of_more_sites_than_sums_have_room_for_is_not_planned(
+    tiny: MakeConfig, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match="at most 1,024 sites"):
         plan(tiny(), tmp_path / "run", {f"site-{i}": b"key" for i in range(1025)})
     assert not (tmp_path / "run").exists()
@@ -276,7 +294,9 @@ def test_of_three_the_one_that_means_other_things_is_left_out(
 
 
 @pytest.mark.parametrize(("changes", "sentence"), BAD_CARDS)
-def test_a_site_with_a_bad_card_is_left_out(changes: dict[str, Any], sentence: str, tiny: MakeConfig, tmp_path: Path) -> None:
+def test_a_site_with_a_bad_card_is_left_out(
+    changes: dict[str, Any], sentence: str, tiny: MakeConfig, tmp_path: Path
+) -> None:
     fleet = Invited(one=CARD | changes, two=CARD)
     assert begin(fleet, tiny(), tmp_path) == ["two"]
     assert list(fleet.left_out) == ["one"] and sentence in fleet.left_out["one"]

@@ -1,11 +1,13 @@
 """Losses and metrics of every method on one tiny run, held against numbers on file.
 
-A change that should not alter results leaves them alone; one that should says why in its commit and brings new numbers:
+A change that should not alter results leaves them alone; one that should says why in its commit and brings
+new numbers:
 
     python tests/golden/test_golden.py
 
-One machine gives the same bits every time. Another processor rounds differently, and training lets that grow: with the oldest
-instruction set, losses moved by up to 0.0005 of their value and metrics by up to 0.03. What is allowed is some more than that.
+One machine gives the same bits every time. Another processor rounds differently, and training lets that grow:
+with the oldest instruction set, losses moved by up to 0.0005 of their value and metrics by up to 0.03. What
+is allowed is some more than that.
 """
 
 from __future__ import annotations
@@ -34,7 +36,11 @@ LIGHT: dict[str, dict[str, Any]] = {
 }
 """The heavy parts of a method are made light where its arithmetic stays the same."""
 RUNS: dict[str, dict[str, Any]] = {
-    f"{name} {preset}".strip(): {"name": name, **LIGHT.get(name, {}), **({"preset": preset} if preset else {})}
+    f"{name} {preset}".strip(): {
+        "name": name,
+        **LIGHT.get(name, {}),
+        **({"preset": preset} if preset else {}),
+    }
     for name, cls in METHODS.items()
     for preset in ("", *cls.presets)
 }
@@ -47,15 +53,26 @@ def measured(method: dict[str, Any]) -> dict[str, Any]:
     """The loss of every round, and the last round's metrics."""
     data = {"kind": "phantom", "scale": 0.008, "image_size": 16, "task": METHODS[method["name"]].tasks[0]}
     train = {"rounds": 3, "batch_size": 16, "lr": 0.003, "seed": 1}
-    table = {"data": data, "method": method, "train": train, "engine": {"device": "cpu"}, "evaluate": {"every": 3}}
+    table = {
+        "data": data,
+        "method": method,
+        "train": train,
+        "engine": {"device": "cpu"},
+        "evaluate": {"every": 3},
+    }
     if METHODS[method["name"]].tasks == ("multi",):
         table["partition"] = {"missing": 3}  # such methods are for labels that are missing
     with tempfile.TemporaryDirectory() as folder:
         result = run(table, folder)
     last = result.history[-1]["test"]
     return {
-        "loss": [row["train.loss"] for row in result.history if "train.loss" in row],  # fine-tuning at the end has none
-        **{view: {name: last[view][name] for name in METRICS} for view in ("generalisation", "specialisation")},
+        "loss": [
+            row["train.loss"] for row in result.history if "train.loss" in row
+        ],  # fine-tuning at the end has none
+        **{
+            view: {name: last[view][name] for name in METRICS}
+            for view in ("generalisation", "specialisation")
+        },
     }
 
 
@@ -67,7 +84,10 @@ def test_numbers_are_those_on_file(name: str) -> None:
     assert found["loss"] == pytest.approx(expected["loss"], rel=LOSS_TOLERANCE)
     for view in ("generalisation", "specialisation"):
         for metric in METRICS:
-            assert found[view][metric] == pytest.approx(expected[view][metric], abs=METRIC_TOLERANCE), (view, metric)
+            assert found[view][metric] == pytest.approx(expected[view][metric], abs=METRIC_TOLERANCE), (
+                view,
+                metric,
+            )
 
 
 def test_nothing_on_file_is_forgotten() -> None:

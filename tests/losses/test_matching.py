@@ -1,4 +1,5 @@
-"""CReFF's arithmetic at the coordinator: gradients against autograd, distances by loops, heads against torch.optim."""
+"""CReFF's arithmetic at the coordinator: gradients against autograd, distances by loops, heads against
+torch.optim."""
 
 from __future__ import annotations
 
@@ -81,7 +82,11 @@ def test_head_is_trained_as_torch_optim_would() -> None:
     layer = nn.Linear(5, 3).double()
     layer.load_state_dict(HEAD)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    x, y, draw = features.reshape(12, 5), torch.arange(3).repeat_interleave(4), torch.Generator().manual_seed(4)
+    x, y, draw = (
+        features.reshape(12, 5),
+        torch.arange(3).repeat_interleave(4),
+        torch.Generator().manual_seed(4),
+    )
     for _ in range(3):
         for some in torch.randperm(12, generator=draw).split(5):
             optimizer.zero_grad()

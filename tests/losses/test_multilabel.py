@@ -22,7 +22,10 @@ def bce(z, y, weight=1.0):
 
 
 def cells(weight=(1.0, 1.0, 1.0)):
-    return [[bce(z, y, w) for z, y, w in zip(*rows, weight, strict=True)] for rows in zip(Z.tolist(), Y.tolist(), strict=True)]
+    return [
+        [bce(z, y, w) for z, y, w in zip(*rows, weight, strict=True)]
+        for rows in zip(Z.tolist(), Y.tolist(), strict=True)
+    ]
 
 
 def test_masked_bce_over_everything():
@@ -77,12 +80,16 @@ def test_adjusted_bce_equals_the_ratio_of_the_paper():
     expected = torch.nn.functional.binary_cross_entropy(adjusted, Y.double(), reduction="none")
     torch.testing.assert_close(multilabel.adjusted_bce(Z, Y, prior), expected.mean(), atol=1e-12, rtol=0)
     masked = expected[:, LABELLED].sum() / 6
-    torch.testing.assert_close(multilabel.adjusted_bce(Z, Y, prior, LABELLED, "all"), masked, atol=1e-12, rtol=0)
+    torch.testing.assert_close(
+        multilabel.adjusted_bce(Z, Y, prior, LABELLED, "all"), masked, atol=1e-12, rtol=0
+    )
 
 
 def test_adjusted_bce_with_even_prior_is_bce():
     even = torch.full((3,), 0.5)
-    torch.testing.assert_close(multilabel.adjusted_bce(Z, Y, even), multilabel.masked_bce(Z, Y), atol=1e-12, rtol=0)
+    torch.testing.assert_close(
+        multilabel.adjusted_bce(Z, Y, even), multilabel.masked_bce(Z, Y), atol=1e-12, rtol=0
+    )
 
 
 def test_masked_focal_by_hand():
@@ -93,16 +100,22 @@ def test_masked_focal_by_hand():
 
 
 def test_masked_focal_without_focus_is_bce():
-    torch.testing.assert_close(multilabel.masked_focal(Z, Y, 0.0), multilabel.masked_bce(Z, Y), atol=1e-12, rtol=0)
+    torch.testing.assert_close(
+        multilabel.masked_focal(Z, Y, 0.0), multilabel.masked_bce(Z, Y), atol=1e-12, rtol=0
+    )
 
 
 def test_fedlc_bce_by_hand():
     positives, negatives = torch.tensor([1, 16, 81]), torch.tensor([16, 16, 1])
     shift = [0.5 - 1.0, 0.0, 1.0 - 1 / 3]
     shifted = Z + torch.tensor(shift, dtype=torch.float64)
-    expected = sum(bce(z, y) for z, y in zip(shifted.flatten().tolist(), Y.flatten().tolist(), strict=True)) / 6
+    expected = (
+        sum(bce(z, y) for z, y in zip(shifted.flatten().tolist(), Y.flatten().tolist(), strict=True)) / 6
+    )
     assert multilabel.fedlc_bce(Z, Y, positives, negatives).item() == pytest.approx(expected, abs=1e-12)
-    torch.testing.assert_close(multilabel.fedlc_bce(Z, Y, positives, negatives, 0.0), multilabel.masked_bce(Z, Y))
+    torch.testing.assert_close(
+        multilabel.fedlc_bce(Z, Y, positives, negatives, 0.0), multilabel.masked_bce(Z, Y)
+    )
 
 
 @settings(max_examples=50, deadline=None)
@@ -113,7 +126,11 @@ def test_fedlc_bce_by_hand():
     positives=hnp.arrays("int64", (4,), elements=st.integers(0, 9)),
 )
 def test_finite_whatever_is_absent(z, y, mask, positives):
-    logits, labels, cells_that_count = torch.from_numpy(z).requires_grad_(), torch.from_numpy(y), torch.from_numpy(mask)
+    logits, labels, cells_that_count = (
+        torch.from_numpy(z).requires_grad_(),
+        torch.from_numpy(y),
+        torch.from_numpy(mask),
+    )
     counts = torch.from_numpy(positives)
     loss = (
         multilabel.masked_bce(logits, labels, cells_that_count, multilabel.positive_weight(counts, 9))

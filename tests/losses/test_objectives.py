@@ -122,7 +122,9 @@ def test_ldam_by_hand_with_a_shift_beside_it():
     rows = 30 * (cosines - np.eye(3)[Y.numpy()] * margin) + np.log(counts / 20 + 1e-9)
     expected = np.mean([np.log(np.exp(row).sum()) - row[y] for row, y in zip(rows, Y.tolist(), strict=True)])
     for name in ("balanced_softmax+ldam", ["logit_adjustment", "ldam"]):
-        objective = make_objective(parse_objective(name), counts=torch.tensor(counts), total=20, task="single")
+        objective = make_objective(
+            parse_objective(name), counts=torch.tensor(counts), total=20, task="single"
+        )
         assert objective(torch.tensor(30 * cosines), Y).item() == pytest.approx(expected, rel=1e-9)
 
 
@@ -145,7 +147,9 @@ def test_ldam_by_hand_with_a_shift_beside_it():
         ),
         (
             ["adjusted_bce", {"name": "focal", "over": "all"}],
-            lambda: multilabel.masked_focal(Z + torch.logit(positive_prior(COUNTS, 10)), MANY, 2.0, LABELLED, over="all"),
+            lambda: multilabel.masked_focal(
+                Z + torch.logit(positive_prior(COUNTS, 10)), MANY, 2.0, LABELLED, over="all"
+            ),
         ),
     ],
 )
@@ -169,7 +173,9 @@ def test_a_label_the_site_does_not_know_is_not_shifted():
 
 def test_a_label_without_positives_is_clipped_or_left_alone():
     clipped = many("adjusted_bce").shape(Z)
-    torch.testing.assert_close(clipped[:, 2], Z[:, 2] + torch.logit(torch.tensor(0.05).double()), atol=1e-7, rtol=0)
+    torch.testing.assert_close(
+        clipped[:, 2], Z[:, 2] + torch.logit(torch.tensor(0.05).double()), atol=1e-7, rtol=0
+    )
     left = many({"name": "adjusted_bce", "absent": "none"}).shape(Z)
     torch.testing.assert_close(left[:, 2], Z[:, 2], atol=0, rtol=0)
     torch.testing.assert_close(left[:, :2], clipped[:, :2])
@@ -182,7 +188,8 @@ def test_a_mask_of_cells_stands_in_for_the_labels_of_the_site():
 
 
 def test_what_a_method_decided_about_a_missing_cell_wins_over_missing_as_negative():
-    """A pseudo-positive pulls its logit up: gradient (σ(z) − 1) / cells; undecided missing cells do not count."""
+    """A pseudo-positive pulls its logit up: gradient (σ(z) − 1) / cells; undecided missing cells do not
+    count."""
     decided = torch.tensor([[True, True, True], [True, True, False]])
     targets = torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]], dtype=torch.float64)
     z = Z.clone().requires_grad_()
@@ -223,7 +230,10 @@ def test_options_survive_a_dump(value):
     ("value", "text"),
     [
         ("focal", '"focal"'),
-        ({"name": "bce", "missing": "negative", "over": "labelled"}, '{ name = "bce", missing = "negative" }'),
+        (
+            {"name": "bce", "missing": "negative", "over": "labelled"},
+            '{ name = "bce", missing = "negative" }',
+        ),
         (["fedrs", "balanced_softmax"], '"fedrs+balanced_softmax"'),
         ([{"name": "fedrs", "alpha": 0.25}, "focal"], '[{ name = "fedrs", alpha = 0.25 }, "focal"]'),
         ({"name": "bce", "pos_weight": True}, '{ name = "bce", pos_weight = true }'),
@@ -236,9 +246,14 @@ def test_the_shortest_spelling_means_the_same(value, text):
 
 def test_a_method_can_shape_the_configured_objective():
     base = parse_objective("balanced_softmax")
-    assert [part.name for part in base.after(*parse_objective("fedrs").parts).parts] == ["fedrs", "balanced_softmax"]
+    assert [part.name for part in base.after(*parse_objective("fedrs").parts).parts] == [
+        "fedrs",
+        "balanced_softmax",
+    ]
     twice = parse_objective("fedlc+focal").after(*parse_objective({"name": "fedlc", "tau": 0.5}).parts)
-    assert twice == parse_objective([{"name": "fedlc", "tau": 0.5}, "focal"])  # a part counts once: the method's own
+    assert twice == parse_objective(
+        [{"name": "fedlc", "tau": 0.5}, "focal"]
+    )  # a part counts once: the method's own
     (focal,) = parse_objective("focal").parts
     assert [part.name for part in base.ending(focal).parts] == ["balanced_softmax", "focal"]
     assert [part.name for part in parse_objective("cross_entropy").ending(focal).parts] == ["focal"]
@@ -272,11 +287,15 @@ def test_a_wrong_objective_is_one_clear_sentence(value, message):
 
 
 def test_an_objective_of_the_other_task_is_refused():
-    with pytest.raises(ConfigError, match="'balanced_softmax' does not fit a multi-label task; use one of adjusted_bce"):
+    with pytest.raises(
+        ConfigError, match="'balanced_softmax' does not fit a multi-label task; use one of adjusted_bce"
+    ):
         many("balanced_softmax")
     with pytest.raises(ConfigError, match="'bce' does not fit a single-label task"):
         one("bce")
     with pytest.raises(ConfigError, match="strict = true has no multi-label form"):
         many({"name": "fedlc", "strict": True})
-    with pytest.raises(ConfigError, match=r"mode = \"proportional\" weighs classes against each other.*use mode = \"binary\""):
+    with pytest.raises(
+        ConfigError, match=r"mode = \"proportional\" weighs classes against each other.*use mode = \"binary\""
+    ):
         many({"name": "fedrs", "mode": "proportional"})

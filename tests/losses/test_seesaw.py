@@ -19,7 +19,11 @@ def logits() -> Tensor:
 
 
 def test_loss_by_formula() -> None:
-    z, y, weight = logits(), torch.tensor([0, 0, 1, 2, 3, 3]), torch.tensor([1.0, 2.0, 0.5, 3.0], dtype=torch.float64)
+    z, y, weight = (
+        logits(),
+        torch.tensor([0, 0, 1, 2, 3, 3]),
+        torch.tensor([1.0, 2.0, 0.5, 3.0], dtype=torch.float64),
+    )
     total, weighed = 0.0, 0.0
     for i, c in enumerate(y.tolist()):
         below = math.exp(z[i, c])
@@ -35,7 +39,9 @@ def test_loss_by_formula() -> None:
 
 def test_without_mitigation_it_is_cross_entropy() -> None:
     y = torch.tensor([0, 0, 1, 2, 3, 3])
-    torch.testing.assert_close(seesaw(logits(), y, COUNTS, 0.0), F.cross_entropy(logits(), y), rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        seesaw(logits(), y, COUNTS, 0.0), F.cross_entropy(logits(), y), rtol=1e-12, atol=0
+    )
 
 
 def test_class_nobody_has_is_finite_and_all_but_left_out() -> None:

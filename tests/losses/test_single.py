@@ -24,7 +24,9 @@ ALL = {
     "focal below one": lambda z, y, r: single.focal(z, y, 0.5, r),
     "class_balanced": lambda z, y, r: single.class_balanced(z, y, COUNTS, 0.9, r),
     "ldam": lambda z, y, r: single.ldam(z, y, COUNTS, reduction=r),
-    "ldam re-weighted": lambda z, y, r: single.ldam(z, y, COUNTS, weight=single.effective_weight(COUNTS, 0.9), reduction=r),
+    "ldam re-weighted": lambda z, y, r: single.ldam(
+        z, y, COUNTS, weight=single.effective_weight(COUNTS, 0.9), reduction=r
+    ),
     "fedlc": lambda z, y, r: single.fedlc(z, y, COUNTS, 0.5, reduction=r),
     "fedlc strict": lambda z, y, r: single.fedlc(z, y, COUNTS, 0.5, True, r),
     "fedrs": lambda z, y, r: single.fedrs(z, y, COUNTS, 0.3, reduction=r),
@@ -138,7 +140,9 @@ def test_ldam_weight_is_the_weighted_mean():
     weight = single.effective_weight(COUNTS, 0.9)
     margin = single.ldam_margin(COUNTS, 0.5)
     shaped = 30 * (cosines - torch.diag(margin)[y])
-    torch.testing.assert_close(single.ldam(30 * cosines, y, COUNTS, weight=weight), F.cross_entropy(shaped, y, weight=weight))
+    torch.testing.assert_close(
+        single.ldam(30 * cosines, y, COUNTS, weight=weight), F.cross_entropy(shaped, y, weight=weight)
+    )
 
 
 def test_fedlc_by_hand():
@@ -152,7 +156,9 @@ def test_fedlc_strict_leaves_the_true_class_out():
     a, b = [1.0 - 0.5, 0.0 - 1.0, -1.0 - 1 / 3], [0.5 - 0.5, 2.0 - 1.0, 0.0 - 1 / 3]
     first = math.log(math.exp(a[1]) + math.exp(a[2])) - a[0]
     second = math.log(math.exp(b[0]) + math.exp(b[1])) - b[2]
-    assert single.fedlc(Z, Y, counts, 1.0, strict=True).item() == pytest.approx((first + second) / 2, abs=1e-12)
+    assert single.fedlc(Z, Y, counts, 1.0, strict=True).item() == pytest.approx(
+        (first + second) / 2, abs=1e-12
+    )
 
 
 def test_fedrs_by_hand():
@@ -160,7 +166,9 @@ def test_fedrs_by_hand():
     assert single.fedrs(Z, Y, COUNTS, 0.3).item() == pytest.approx(both(rows, [0, 2]), abs=1e-12)
     scale = [1.0, 0.3 + 0.7 * 0.25, 0.3]
     rows = [[s * z for s, z in zip(scale, row, strict=True)] for row in Z.tolist()]
-    assert single.fedrs(Z, Y, COUNTS, 0.3, "proportional").item() == pytest.approx(both(rows, [0, 2]), abs=1e-12)
+    assert single.fedrs(Z, Y, COUNTS, 0.3, "proportional").item() == pytest.approx(
+        both(rows, [0, 2]), abs=1e-12
+    )
 
 
 def test_neutral_parameters_give_cross_entropy():
@@ -191,7 +199,9 @@ def test_kl_gradient_is_the_difference_of_the_distributions():
     torch.testing.assert_close(student.grad, (student.detach().softmax(1) - teacher.softmax(1)) / 4)
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if "class_balanced" not in name and "weighted" not in name])
+@pytest.mark.parametrize(
+    "name", [name for name in ALL if "class_balanced" not in name and "weighted" not in name]
+)
 def test_mean_is_the_mean_of_each(name):
     torch.testing.assert_close(ALL[name](Z, Y, "none").mean(), ALL[name](Z, Y, "mean"))
 

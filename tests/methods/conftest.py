@@ -40,11 +40,25 @@ def make_config(tmp_path_factory: pytest.TempPathFactory) -> MakeConfig:
     def make(method: Mapping[str, Any], sites: Sequence[str] = tuple(SITES), **train: Any) -> Config:
         names = tuple(sites)
         if names not in written:
-            chosen, test = ({site: labels[site] for site in names} for labels in (SITES | LACKING, TEST | LACKING))
+            chosen, test = (
+                {site: labels[site] for site in names} for labels in (SITES | LACKING, TEST | LACKING)
+            )
             written[names] = write_federation(root / "-".join(names), chosen, test)
         views = ["eval"] * len(find(method["name"], Path.cwd()).views)
-        options = {"rounds": 2, "batch_size": 4, "lr": 0.01, "seed": 3, "views": views, "persist_optimizer": False}
-        tables = {"net": {"name": "small-cnn"}, "engine": {"device": "cpu"}, "train": options | train, "method": dict(method)}
+        options = {
+            "rounds": 2,
+            "batch_size": 4,
+            "lr": 0.01,
+            "seed": 3,
+            "views": views,
+            "persist_optimizer": False,
+        }
+        tables = {
+            "net": {"name": "small-cnn"},
+            "engine": {"device": "cpu"},
+            "train": options | train,
+            "method": dict(method),
+        }
         return resolve(written[names] | tables, base=Path.cwd())
 
     return make
@@ -65,12 +79,20 @@ def make_findings(tmp_path_factory: pytest.TempPathFactory) -> MakeConfig:
     In a spoilt federation the labels no site may see are wrong, all of them.
     """
     root = tmp_path_factory.mktemp("findings")
-    tables = {kind: write_federation(root / kind, FINDINGS, {s: (0, 1, 2) for s in FINDINGS}, task="multi") for kind in "ab"}
+    tables = {
+        kind: write_federation(root / kind, FINDINGS, {s: (0, 1, 2) for s in FINDINGS}, task="multi")
+        for kind in "ab"
+    }
 
     def make(method: Mapping[str, Any], spoilt: bool = False, missing: int = 1, **train: Any) -> Config:
         chosen = tables["b" if spoilt else "a"]
         options = {"rounds": 2, "batch_size": 4, "lr": 0.01, "seed": 3, "persist_optimizer": False} | train
-        rest = {"net": {"name": "small-cnn"}, "engine": {"device": "cpu"}, "train": options, "method": dict(method)}
+        rest = {
+            "net": {"name": "small-cnn"},
+            "engine": {"device": "cpu"},
+            "train": options,
+            "method": dict(method),
+        }
         partition = chosen["partition"] | ({"missing": missing, "missing_seed": 23} if missing else {})
         return resolve(chosen | rest | {"partition": partition, "evaluate": {"every": 99}}, base=Path.cwd())
 
@@ -94,7 +116,9 @@ def double_net() -> Callable[..., Net]:
     """double_net(heads): the small CNN in double precision, in eval mode."""
 
     def make(*heads: str) -> Net:
-        net = build(NetOptions(name="small-cnn"), classes=3, heads=heads, image_size=16, seed=5, base=Path.cwd())
+        net = build(
+            NetOptions(name="small-cnn"), classes=3, heads=heads, image_size=16, seed=5, base=Path.cwd()
+        )
         return net.double().eval()
 
     return make
@@ -102,10 +126,17 @@ def double_net() -> Callable[..., Net]:
 
 @pytest.fixture
 def visit(tmp_path: Path) -> Callable[..., tuple[Net, Loc]]:
-    """visit(config, site, down=, round=, question=): the net with the first weights, and a `Loc`, as a question finds them."""
+    """visit(config, site, down=, round=, question=): the net with the first weights, and a `Loc`, as a
+    question finds them."""
     hosts = dict[str, Host]()
 
-    def make(config: Config, site: str, down: Mapping[str, Any] | None = None, round: int = 0, question: str = "train") -> Any:
+    def make(
+        config: Config,
+        site: str,
+        down: Mapping[str, Any] | None = None,
+        round: int = 0,
+        question: str = "train",
+    ) -> Any:
         if config.digest not in hosts:
             hosts[config.digest] = make_host(config, material(config), tmp_path / f"visit-{len(hosts)}")
         host = hosts[config.digest]

@@ -1,4 +1,5 @@
-"""BalanceFL: its loss by loops in double precision, the covariance of its noise, and what every option changes."""
+"""BalanceFL: its loss by loops in double precision, the covariance of its noise, and what every option
+changes."""
 
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ def net(double_net: Callable[..., Net]) -> Net:
 
 
 def batch_of(*y: int) -> Batch:
-    return Batch(views=(drawn(len(y), 3, 16, 16, seed=1),), y=torch.tensor(y), index=torch.arange(len(y)), mask=None)
+    return Batch(
+        views=(drawn(len(y), 3, 16, 16, seed=1),), y=torch.tensor(y), index=torch.arange(len(y)), mask=None
+    )
 
 
 def softmax(z: list[float]) -> list[float]:
@@ -53,7 +56,9 @@ def softmax(z: list[float]) -> list[float]:
     return [v / sum(top) for v in top]
 
 
-def by_hand(method: BalanceFL, z: Tensor, noisy: Tensor, guide: Tensor, y: Tensor, present: list[int]) -> float:
+def by_hand(
+    method: BalanceFL, z: Tensor, noisy: Tensor, guide: Tensor, y: Tensor, present: list[int]
+) -> float:
     absent = [c for c in range(3) if c not in present]
     ce = kd = entropy = 0.0
     for i, c in enumerate(y.tolist()):
@@ -69,7 +74,12 @@ def by_hand(method: BalanceFL, z: Tensor, noisy: Tensor, guide: Tensor, y: Tenso
 
 @pytest.mark.parametrize(
     ("counts", "present", "classes"),
-    [([5, 0, 0], "site", [0]), ([6, 3, 0], "site", [0, 1]), ([6, 3, 2], "site", [0, 1, 2]), ([6, 3, 2], "batch", [0])],
+    [
+        ([5, 0, 0], "site", [0]),
+        ([6, 3, 0], "site", [0, 1]),
+        ([6, 3, 2], "site", [0, 1, 2]),
+        ([6, 3, 2], "batch", [0]),
+    ],
 )
 def test_loss_by_loops(net: Net, counts: list[float], present: Any, classes: list[int]) -> None:
     method = BalanceFL(present=present, distil=1.5, entropy=0.1, noise=2.0)
@@ -98,7 +108,11 @@ def test_absent_classes_learn_from_the_received_model_only(net: Net) -> None:
         loss = BalanceFL(distil=distil, noise=0, entropy=0).loss(net, batch, place([4, 0, 0], teacher))
         (slope,) = torch.autograd.grad(loss, net.head["fed"].bias, retain_graph=False)
         assert float(slope[0].abs()) < 1e-12  # one class alone: its softmax is 1 whatever the logit
-        assert (float(slope[1]) < -1e-3 and float(slope[2]) > 1e-3) if distil else float(slope[1:].abs().max()) == 0
+        assert (
+            (float(slope[1]) < -1e-3 and float(slope[2]) > 1e-3)
+            if distil
+            else float(slope[1:].abs().max()) == 0
+        )
 
 
 def test_distillation_has_no_square_of_the_temperature_and_vanishes_for_one_class() -> None:
@@ -151,8 +165,11 @@ def test_rows_are_drawn_evenly_by_class(make_config: Callable[..., Any], visit: 
     assert torch.equal(loc.balanced(3), loc.balanced(3)) and not torch.equal(loc.balanced(3), loc.balanced(4))
 
 
-def test_neutral_is_fedavg_and_every_option_is_felt(make_config: Callable[..., Any], visit: Callable[..., Any]) -> None:
-    """At a site that lacks a class, so that restriction has something to do, and one that lacks two, for distillation."""
+def test_neutral_is_fedavg_and_every_option_is_felt(
+    make_config: Callable[..., Any], visit: Callable[..., Any]
+) -> None:
+    """At a site that lacks a class, so that restriction has something to do, and one that lacks two, for
+    distillation."""
 
     def moved(method: Method, site: str) -> Tensor:
         net, loc = visit(make_config({"name": "fedavg"}, ["only", "pair"], lr=0.02, epochs=2), site)
@@ -161,8 +178,16 @@ def test_neutral_is_fedavg_and_every_option_is_felt(make_config: Callable[..., A
     for site in ("only", "pair"):
         assert same_bits(moved(FedAvg(), site), moved(BalanceFL(**PLAIN), site))
         assert not torch.allclose(moved(FedAvg(), site), moved(BalanceFL(), site))
-    for option in ({"balanced": True}, {"noise": 1.0}, {"entropy": 0.05}, {"present": "site"}, {"present": "batch"}):
-        assert not same_bits(moved(BalanceFL(**PLAIN), "pair"), moved(BalanceFL(**(PLAIN | option)), "pair")), option
+    for option in (
+        {"balanced": True},
+        {"noise": 1.0},
+        {"entropy": 0.05},
+        {"present": "site"},
+        {"present": "batch"},
+    ):
+        assert not same_bits(
+            moved(BalanceFL(**PLAIN), "pair"), moved(BalanceFL(**(PLAIN | option)), "pair")
+        ), option
     for option in ({"distil": 0.0}, {"temperature": 1.0}, {"teacher": "batch"}):
         assert not same_bits(moved(BalanceFL(), "only"), moved(BalanceFL(**option), "only")), option
     assert not same_bits(moved(BalanceFL(), "pair"), moved(BalanceFL(vectors=3), "pair"))

@@ -32,9 +32,13 @@ def test_thresholds_are_shares_less_their_spread_within_bounds() -> None:
     expected = np.clip(share + 0.45 - np.std(share, ddof=1), 0.55, 0.95)
     assert CBAFed().thresholds(torch.tensor(share)).tolist() == pytest.approx(expected.tolist(), rel=1e-12)
     wide = CBAFed(offset=0.9, floor=0.5, ceiling=0.9).thresholds(torch.tensor(share))
-    assert wide.tolist() == pytest.approx(np.clip(share + 0.9 - np.std(share, ddof=1), 0.5, 0.9).tolist(), rel=1e-12)
+    assert wide.tolist() == pytest.approx(
+        np.clip(share + 0.9 - np.std(share, ddof=1), 0.5, 0.9).tolist(), rel=1e-12
+    )
     assert CBAFed().thresholds(torch.zeros(3, dtype=torch.float64)).tolist() == [0.55] * 3
-    assert CBAFed(offset=0.2).thresholds(torch.tensor([0.6]).double()).tolist() == pytest.approx([0.8])  # one has no spread
+    assert CBAFed(offset=0.2).thresholds(torch.tensor([0.6]).double()).tolist() == pytest.approx(
+        [0.8]
+    )  # one has no spread
 
 
 TAU = torch.tensor([0.9, 0.75, 0.8], dtype=torch.float64)
@@ -43,10 +47,16 @@ TAU = torch.tensor([0.9, 0.75, 0.8], dtype=torch.float64)
 def place(round: int = 9) -> Any:
     own, counts = torch.tensor([True, False, False]), torch.tensor([2.0, 0, 0], dtype=torch.float64)
     objective = make_objective(
-        parse_objective({"name": "bce", "pos_weight": True}), counts=counts, total=6, task="multi", labelled=own
+        parse_objective({"name": "bce", "pos_weight": True}),
+        counts=counts,
+        total=6,
+        task="multi",
+        labelled=own,
     )
     scratch = {"used": torch.zeros(3, dtype=torch.float64)}
-    return SimpleNamespace(objective=objective, annotated=own, round=round, scratch=scratch, down={"threshold": TAU})
+    return SimpleNamespace(
+        objective=objective, annotated=own, round=round, scratch=scratch, down={"threshold": TAU}
+    )
 
 
 def draws(seed: int) -> Tensor:
@@ -58,7 +68,9 @@ def test_loss_is_one_mean_over_labels_and_pseudo_labels(pseudo: Any) -> None:
     logits, loc = draws(0), place()
     score = draws(1).sigmoid() if pseudo == "fixed" else logits.sigmoid()
     loc.scratch["score"] = draws(1).sigmoid()
-    y = torch.tensor([[1.0, 0, 0], [0, 0, 0], [1, 0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0]], dtype=torch.float64)
+    y = torch.tensor(
+        [[1.0, 0, 0], [0, 0, 0], [1, 0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0]], dtype=torch.float64
+    )
     total, used = 0.0, [0, 0, 0]
     for i in range(6):
         for c in range(3):
@@ -81,11 +93,14 @@ def test_loss_is_one_mean_over_labels_and_pseudo_labels(pseudo: Any) -> None:
 
 
 def test_preset_has_the_gradients_of_the_published_loss() -> None:
-    """FedMLP's repository: the mean over labels, and for every missing class the mean over its pseudo-labels, weighted anew."""
+    """FedMLP's repository: the mean over labels, and for every missing class the mean over its pseudo-labels,
+    weighted anew."""
     logits = draws(0)
     logits[:, 2] = -logits[:, 2].abs()  # no pseudo-positive of the last class
     logits.requires_grad_()
-    y = torch.tensor([[1.0, 0, 0], [0, 0, 0], [1, 0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0]], dtype=torch.float64)
+    y = torch.tensor(
+        [[1.0, 0, 0], [0, 0, 0], [1, 0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0]], dtype=torch.float64
+    )
     own = torch.nn.BCEWithLogitsLoss(pos_weight=torch.tensor(3.0))
     expected = own(logits[:, 0], y[:, 0])
     for c in (1, 2):
@@ -98,9 +113,14 @@ def test_preset_has_the_gradients_of_the_published_loss() -> None:
     method = CBAFed(**CBAFed.presets["fedmlp"])
     found = method.loss(lambda x: x, batch, place(60))  # type: ignore[arg-type]
     assert found.item() == pytest.approx(expected.item(), rel=1e-9)
-    torch.testing.assert_close(*(torch.autograd.grad(x, logits)[0] for x in (found, expected)), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        *(torch.autograd.grad(x, logits)[0] for x in (found, expected)), rtol=1e-9, atol=1e-12
+    )
     p = logits.detach().sigmoid()
-    assert ((p > TAU) | (p < 1 - TAU))[:, 1:].any(0).all() and (p > TAU)[:, 1:].any(0).tolist() == [True, False]
+    assert ((p > TAU) | (p < 1 - TAU))[:, 1:].any(0).all() and (p > TAU)[:, 1:].any(0).tolist() == [
+        True,
+        False,
+    ]
 
 
 @pytest.mark.parametrize(("options", "round"), [({"warmup": 9}, 8), ({"warmup": 0, "pseudo": "none"}, 8)])
@@ -138,7 +158,8 @@ def play(method: CBAFed, rounds: int) -> list[Any]:
 
 
 def residual(rounds: int, warmup: int, every: int, warm: float, late: float) -> list[float]:
-    """By hand: a phase's first round is its first snapshot, every so many rounds after it the snapshot is mixed in."""
+    """By hand: a phase's first round is its first snapshot, every so many rounds after it the snapshot is
+    mixed in."""
     w, past, found = 100.0, math.nan, list[float]()
     for round in range(rounds):
         w += 1
@@ -160,7 +181,9 @@ def test_residual_is_a_trained_model_and_is_taken_anew_when_warm_up_ends(warmup:
 
 def test_the_first_mixing_has_nothing_of_the_untrained_model() -> None:
     """FedMLP's schedule: round 5 (the sixth) has 0.2 · 106 + 0.8 · 101, and none of 100."""
-    found = [float(server["model"]["head.fed.weight"]) for server in play(CBAFed(**CBAFed.presets["fedmlp"]), 6)]
+    found = [
+        float(server["model"]["head.fed.weight"]) for server in play(CBAFed(**CBAFed.presets["fedmlp"]), 6)
+    ]
     assert found == pytest.approx([101, 102, 103, 104, 105, 0.2 * 106 + 0.8 * 101], rel=1e-6)
     assert "past" not in play(CBAFed(every=0), 1)[0]
 
@@ -169,7 +192,10 @@ def test_the_first_mixing_has_nothing_of_the_untrained_model() -> None:
 def test_shares_are_of_images_in_warm_up_and_of_labels_after_it(pseudo: Any) -> None:
     """Three sites of 10, 20 and 30 images: 40 have the first label, 60 the second, 10 the third."""
     used = torch.tensor([40.0, 60.0, 10.0], dtype=torch.float64)
-    server = {"model": {"w": torch.tensor([2.0])}, "share": torch.tensor([0.5, 0.75, 1.0], dtype=torch.float64)}
+    server = {
+        "model": {"w": torch.tensor([2.0])},
+        "share": torch.tensor([0.5, 0.75, 1.0], dtype=torch.float64),
+    }
     method, shares = CBAFed(warmup=4, every=0, pseudo=pseudo), {}
     for round, images in ((3, 60.0), (4, 110 / 3 if pseudo == "fixed" else 60.0)):
         heard = dict[str, Any]()
@@ -177,11 +203,15 @@ def test_shares_are_of_images_in_warm_up_and_of_labels_after_it(pseudo: Any) -> 
         shares[round] = method.round(server, ask_with(upload, round, heard))["share"].tolist()
         assert torch.equal(heard["threshold"], method.thresholds(server["share"]))
     assert shares[3] == pytest.approx([40 / 60, 1.0, 10 / 60], rel=1e-6)
-    assert shares[4] == pytest.approx([40 / 110, 60 / 110, 10 / 110] if pseudo == "fixed" else shares[3], rel=1e-6)
+    assert shares[4] == pytest.approx(
+        [40 / 110, 60 / 110, 10 / 110] if pseudo == "fixed" else shares[3], rel=1e-6
+    )
 
 
 @pytest.mark.parametrize("pseudo", ["fixed", "batch"])
-def test_sites_count_by_the_labels_they_used(make_findings: Callable[..., Config], tmp_path: Path, pseudo: str) -> None:
+def test_sites_count_by_the_labels_they_used(
+    make_findings: Callable[..., Config], tmp_path: Path, pseudo: str
+) -> None:
     taps = list[Tap]()
 
     def wrap(engine: Any) -> Any:
@@ -206,7 +236,9 @@ def test_sites_count_by_the_labels_they_used(make_findings: Callable[..., Config
     assert 30 + 20 < float(total.sum()) <= 90
 
 
-def test_first_thresholds_come_from_labelled_images(make_findings: Callable[..., Config], tmp_path: Path) -> None:
+def test_first_thresholds_come_from_labelled_images(
+    make_findings: Callable[..., Config], tmp_path: Path
+) -> None:
     config = make_findings({"name": NAME, "warmup": 1, "pseudo": "batch"}, rounds=1, epochs=2)
     sizes = {"north": 12, "south": 8, "west": 10}
     own = {h.name: torch.from_numpy(h.labelled) for h in material(config).holdings}

@@ -1,4 +1,5 @@
-"""CLIMB: multipliers and weights over several rounds, replayed with explicit loops from what sites really send."""
+"""CLIMB: multipliers and weights over several rounds, replayed with explicit loops from what sites really
+send."""
 
 from __future__ import annotations
 
@@ -32,12 +33,18 @@ def played(rounds: int, participation: float = 1.0, **options: Any) -> Trace:
 
 
 def sent(trace: Trace, question: str, round: int) -> dict[str, Any]:
-    return {a.site: decode_upload(a.data)[1] for a in trace.answers if (a.question.name, a.question.round) == (question, round)}
+    return {
+        a.site: decode_upload(a.data)[1]
+        for a in trace.answers
+        if (a.question.name, a.question.round) == (question, round)
+    }
 
 
 def kept(trace: Trace, round: int) -> dict[str, Any]:
     return {
-        a.site: {name.removeprefix("mine/"): float(x) for name, x in a.kept.items() if name.startswith("mine/")}
+        a.site: {
+            name.removeprefix("mine/"): float(x) for name, x in a.kept.items() if name.startswith("mine/")
+        }
         for a in trace.answers
         if (a.question.name, a.question.round) == ("train", round)
     }
@@ -57,7 +64,10 @@ def kept(trace: Trace, round: int) -> dict[str, Any]:
 def test_weights_and_multipliers_by_hand(options: dict[str, Any], participation: float) -> None:
     trace = played(4, participation, **options)
     every = options.get("primal_rounds", 1)
-    multiplier, weight = dict.fromkeys(("north", "south", "west"), 0.0), dict.fromkeys(("north", "south", "west"), 1.0)
+    multiplier, weight = (
+        dict.fromkeys(("north", "south", "west"), 0.0),
+        dict.fromkeys(("north", "south", "west"), 1.0),
+    )
     size = {"north": 12, "south": 8, "west": 10}
     moved, clamped = False, False
     for round in range(4):
@@ -96,7 +106,15 @@ def test_constraint_is_the_mean_loss_of_the_received_model(
     config = make_config({"name": NAME})
     here = bare(config)
     host = make_host(config, here.stuff, tmp_path / "sites")
-    call = {"site": "north", "round": 0, "question": "constraint", "read": None, "write": None, "keep": (), "tuned": False}
+    call = {
+        "site": "north",
+        "round": 0,
+        "question": "constraint",
+        "read": None,
+        "write": None,
+        "keep": (),
+        "tuned": False,
+    }
     up = decode_upload(host.answer(call, pack({}, flatten({"model": here.first}))))[1]
     x, y = here.rows("north", "train")
     load(here.net, here.first)
@@ -108,16 +126,25 @@ def test_constraint_is_the_mean_loss_of_the_received_model(
 def test_without_dual_steps_it_is_the_uniform_mean() -> None:
     bench = Bench(NAME)
     with bench.own_cache():
-        config = bench.config({"a": (0, 0, 1, 2, 1, 2), "b": (1, 1, 0, 2, 2, 0), "c": (2, 2, 2, 1, 0, 0)}, rounds=1)
-        mine, plain = (bench.run(replace(config, method=m)).result.server["model"] for m in (CLIMB(dual_lr=0.0), FedAvg()))
+        config = bench.config(
+            {"a": (0, 0, 1, 2, 1, 2), "b": (1, 1, 0, 2, 2, 0), "c": (2, 2, 2, 1, 0, 0)}, rounds=1
+        )
+        mine, plain = (
+            bench.run(replace(config, method=m)).result.server["model"]
+            for m in (CLIMB(dual_lr=0.0), FedAvg())
+        )
     for name in plain:  # sites of one size
         torch.testing.assert_close(mine[name], plain[name], rtol=0, atol=1e-6)
-    assert {float(leaf["delta"].weight) for leaf in sent(played(1, dual_lr=0.0), "train", 0).values()} == {1.0}
+    assert {float(leaf["delta"].weight) for leaf in sent(played(1, dual_lr=0.0), "train", 0).values()} == {
+        1.0
+    }
 
 
 def test_another_method_than_fedavg(make_config: Callable[..., Any], tmp_path: Path) -> None:
     found = [
-        run(make_config({"name": name}, rounds=1), tmp_path / name.rpartition(":")[2]).server["model"]["body.conv1.weight"]
+        run(make_config({"name": name}, rounds=1), tmp_path / name.rpartition(":")[2]).server["model"][
+            "body.conv1.weight"
+        ]
         for name in ("fedavg", NAME)
     ]
     assert not torch.allclose(*found, rtol=0, atol=1e-6)
@@ -126,6 +153,7 @@ def test_another_method_than_fedavg(make_config: Callable[..., Any], tmp_path: P
 
 def test_hidden_labels_never_enter(make_findings: Callable[..., Any], tmp_path: Path) -> None:
     found = [
-        run(make_findings({"name": NAME, **SHARP}, spoilt=kind), tmp_path / str(kind)).state_hash for kind in (False, True)
+        run(make_findings({"name": NAME, **SHARP}, spoilt=kind), tmp_path / str(kind)).state_hash
+        for kind in (False, True)
     ]
     assert found[0] == found[1]

@@ -46,7 +46,8 @@ def test_method(check: Callable[[], None]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fca", "fediic", "fedmas", "fedsdc", "creff", "fednoro"])
 def test_four_workers_give_what_one_process_gives(method: str) -> None:
-    """More workers than sites, for methods with everything that could differ; the rule 'pool' has two workers for all."""
+    """More workers than sites, for methods with everything that could differ; the rule 'pool' has two workers
+    for all."""
     bench = Bench(method, OPTIONS.get(method))
     assert bench.ordinary.difference(bench.run(bench.config().with_engine(kind="pool", workers=4))) is None
 

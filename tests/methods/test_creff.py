@@ -1,4 +1,5 @@
-"""CReFF: the sites' class gradients against autograd, and one round of the coordinator recomputed from the answers."""
+"""CReFF: the sites' class gradients against autograd, and one round of the coordinator recomputed from the
+answers."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def test_class_gradients_are_autograd_s(
     config = make_config({"name": NAME, **QUICK}, ["pair", "south"])
     head = {"weight": torch.randn(3, 64, generator=torch.Generator().manual_seed(0)), "bias": HEAD["bias"]}
     net, loc = visit(config, "pair", {"head": head})
-    # Every image is in each draw, and images are looked at as they are: the mean over all images of the class.
+    # Every image is in each draw, and images are looked at as they are: the mean over all images of the
+    # class.
     up = config.method.train(net, loc)
     found, plain = up["gradient"].value, bare(config)
     assert up["gradient"].weight.tolist() == [1.0, 1.0, 0.0]
@@ -58,7 +60,9 @@ def test_class_gradients_are_autograd_s(
         torch.testing.assert_close(found["bias"][c].double(), expected[1], rtol=1e-4, atol=1e-6)
 
 
-def test_draws_are_of_some_images_and_averaged(make_config: Callable[..., Any], visit: Callable[..., Any]) -> None:
+def test_draws_are_of_some_images_and_averaged(
+    make_config: Callable[..., Any], visit: Callable[..., Any]
+) -> None:
     config = make_config({"name": NAME})
     net, loc = visit(config, "west", {"head": HEAD})
     everything = CReFF(draws=1)._class_gradients(net, loc)["bias"]
@@ -70,8 +74,11 @@ def test_draws_are_of_some_images_and_averaged(make_config: Callable[..., Any], 
     assert everything[1].argmin() == 1 and float(everything[1].sum()) == pytest.approx(0, abs=1e-6)
 
 
-def test_round_of_the_coordinator(make_config: Callable[..., Any], bare: Callable[..., Any], tmp_path: Path) -> None:
-    """Features and head of two rounds from the answers: plain means over the owners, features kept, a fresh head each time."""
+def test_round_of_the_coordinator(
+    make_config: Callable[..., Any], bare: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Features and head of two rounds from the answers: plain means over the owners, features kept, a fresh
+    head each time."""
     config = make_config({"name": NAME, **QUICK}, ["pair", "only", "south"])
     result, tap = tapped(config, tmp_path / "run")
     first = bare(config).first
@@ -87,21 +94,29 @@ def test_round_of_the_coordinator(make_config: Callable[..., Any], bare: Callabl
         assert [weight.tolist() for _, weight in gradients] == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
         wanted = {
             name: torch.stack(
-                [sum(v[name][c] for v, w in gradients if w[c]) / sum(w[c] for _, w in gradients) for c in range(3)]
+                [
+                    sum(v[name][c] for v, w in gradients if w[c]) / sum(w[c] for _, w in gradients)
+                    for c in range(3)
+                ]
             )
             for name in ("weight", "bias")
         }
         wanted = {name: tensor.float() for name, tensor in wanted.items()}
         features = match(features, head, wanted, torch.ones(3, dtype=torch.bool), 5, 0.1)
         draw = generator(3, round, "server", "head")
-        fresh = {"weight": (torch.rand(3, 64, generator=draw) * 2 - 1) / 8, "bias": (torch.rand(3, generator=draw) * 2 - 1) / 8}
+        fresh = {
+            "weight": (torch.rand(3, 64, generator=draw) * 2 - 1) / 8,
+            "bias": (torch.rand(3, generator=draw) * 2 - 1) / 8,
+        }
         head = train_head(fresh, features, 10, 0.1, 32, generator(3, round, "server", "order"))
     torch.testing.assert_close(result.server["features"], features, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(result.server["head"]["weight"], head["weight"], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(result.server["head"]["bias"], head["bias"], rtol=1e-4, atol=1e-5)
 
 
-def test_class_without_owner_is_not_matched_and_still_trains_the_head(make_config: Callable[..., Any], tmp_path: Path) -> None:
+def test_class_without_owner_is_not_matched_and_still_trains_the_head(
+    make_config: Callable[..., Any], tmp_path: Path
+) -> None:
     config = make_config({"name": NAME, **QUICK}, ["pair", "only"], rounds=1)
     server = run(config, tmp_path / "run").server
     drawn = torch.randn(3, 6, 64, generator=generator(3, 0, "server", "features"))
@@ -127,11 +142,15 @@ def test_retrained_head_is_what_counts(make_config: Callable[..., Any], visit: C
         with torch.no_grad():
             found = config.method.predict(net, x, mine, {"head": HEAD})
             assert list(found) == ["retrained", "fed"]
-            torch.testing.assert_close(found["retrained"], net.body(x).sum(1, keepdim=True) * 0.01 + HEAD["bias"])
+            torch.testing.assert_close(
+                found["retrained"], net.body(x).sum(1, keepdim=True) * 0.01 + HEAD["bias"]
+            )
             torch.testing.assert_close(found["fed"], net(x))
 
 
-def test_classifier_retrained_by_sites_takes_its_place(make_config: Callable[..., Any], tmp_path: Path) -> None:
+def test_classifier_retrained_by_sites_takes_its_place(
+    make_config: Callable[..., Any], tmp_path: Path
+) -> None:
     server = run(make_config({"name": NAME, **QUICK, "crt": 1}), tmp_path / "run").server
     for name, tensor in server["head"].items():
         assert same_bits(tensor, server["model"][f"head.fed.{name}"])

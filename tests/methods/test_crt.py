@@ -1,4 +1,5 @@
-"""cRT: the balanced loss by loops, one round against torch.optim, and the stage after methods of every kind."""
+"""cRT: the balanced loss by loops, one round against torch.optim, and the stage after methods of every
+kind."""
 
 from __future__ import annotations
 
@@ -40,7 +41,25 @@ def tapped(config: Any, folder: Path) -> tuple[Result, Tap]:
     return run(config, folder, wrap=wrap), taps[0]
 
 
-# A site -----------------------------------------------------------------------------------------------------------------
+# A site
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_loss_is_among_the_site_s_classes() -> None:
@@ -48,7 +67,11 @@ def test_loss_is_among_the_site_s_classes() -> None:
     y = torch.tensor([0, 2, 2, 0])
     loc = SimpleNamespace(task="single", counts=torch.tensor([9.0, 0.0, 1.0]))
     expected = (
-        -sum(math.log(math.exp(v[c]) / (math.exp(v[0]) + math.exp(v[2]))) for v, c in zip(z.tolist(), y, strict=True)) / 4
+        -sum(
+            math.log(math.exp(v[c]) / (math.exp(v[0]) + math.exp(v[2])))
+            for v, c in zip(z.tolist(), y, strict=True)
+        )
+        / 4
     )
     loss = balanced_loss(z, y, loc)  # type: ignore[arg-type]
     assert loss.item() == pytest.approx(expected, rel=1e-12)
@@ -77,9 +100,14 @@ def test_both_sides_of_a_label_weigh_the_same() -> None:
     torch.testing.assert_close(slope.sum(0), torch.zeros(5, dtype=torch.float64), rtol=0, atol=1e-12)
 
 
-def test_round_of_a_site(make_config: Callable[..., Any], visit: Callable[..., Any], bare: Callable[..., Any]) -> None:
-    """Against torch.optim: the second of four rounds, two epochs of draws with replacement at the cosine's rate."""
-    config = make_config({"name": "fedavg", "crt": 4}, ["pair", "south"], epochs=2, optimizer="sgd", momentum=0.9, lr=0.2)
+def test_round_of_a_site(
+    make_config: Callable[..., Any], visit: Callable[..., Any], bare: Callable[..., Any]
+) -> None:
+    """Against torch.optim: the second of four rounds, two epochs of draws with replacement at the cosine's
+    rate."""
+    config = make_config(
+        {"name": "fedavg", "crt": 4}, ["pair", "south"], epochs=2, optimizer="sgd", momentum=0.9, lr=0.2
+    )
     net, loc = visit(config, "pair", {"step": torch.tensor(1)}, round=2, question="retrain")
     up = config.method.retrain(net, loc)
     plain = bare(config)
@@ -104,13 +132,33 @@ def test_round_of_a_site(make_config: Callable[..., Any], visit: Callable[..., A
     assert up["delta"].value[WEIGHT][:2].any()
 
 
-# The stage --------------------------------------------------------------------------------------------------------------
+# The stage
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_fresh_layers_are_drawn_as_linear_layers_are() -> None:
     old = {WEIGHT: torch.zeros(3, 400), BIAS: torch.zeros(3), "head.fed.9.weight": torch.zeros(50, 100)}
     head = fresh(old, torch.Generator().manual_seed(0))
-    assert {name: tensor.shape for name, tensor in head.items()} == {name: tensor.shape for name, tensor in old.items()}
+    assert {name: tensor.shape for name, tensor in head.items()} == {
+        name: tensor.shape for name, tensor in old.items()
+    }
     for name, inputs in ((WEIGHT, 400), (BIAS, 400), ("head.fed.9.weight", 100)):
         bound = inputs**-0.5
         assert (0.99 if head[name].numel() > 3 else 0.1) * bound < float(head[name].abs().max()) <= bound
@@ -122,9 +170,15 @@ def test_heads_are_averaged_by_samples_from_one_draw(make_config: Callable[..., 
     first = {name: result.server["model"][name] for name in (WEIGHT, BIAS)}
     head = fresh(first, generator(3, 1, "server", "crt"))
     for step in range(2):
-        sent = {a.site: decode_upload(a.data)[1]["delta"].value for a in tap.answers if a.question.write == f"1.{step}"}
+        sent = {
+            a.site: decode_upload(a.data)[1]["delta"].value
+            for a in tap.answers
+            if a.question.write == f"1.{step}"
+        }
         assert set(sent) == set(SIZES)
-        head = {n: x + sum(k / 29 * sent[site][n].double() for site, k in SIZES.items()) for n, x in head.items()}
+        head = {
+            n: x + sum(k / 29 * sent[site][n].double() for site, k in SIZES.items()) for n, x in head.items()
+        }
     for name, tensor in head.items():
         torch.testing.assert_close(result.server["model"][name].double(), tensor.double(), rtol=0, atol=1e-6)
     assert [row["round"] for row in result.history] == [1, 2]
@@ -142,9 +196,14 @@ PRIVATE = ("local", "fedrep")
 
 
 def before_and_after(
-    name: str, make_config: Callable[..., Any], make_findings: Callable[..., Any], folder: Path, patch: pytest.MonkeyPatch
+    name: str,
+    make_config: Callable[..., Any],
+    make_findings: Callable[..., Any],
+    folder: Path,
+    patch: pytest.MonkeyPatch,
 ) -> tuple[dict[str, Any], dict[str, Any], Any]:
-    """The server tree that a run of one round hands to its ending, the one that it ends with, and its config."""
+    """The server tree that a run of one round hands to its ending, the one that it ends with, and its
+    config."""
     make = make_findings if METHODS[name].tasks == ("multi",) else make_config
     config = make({"name": name, **LIGHT.get(name, {}), "crt": 2}, rounds=1)
     finish, seen = type(config.method).finish, list[Any]()
@@ -173,11 +232,15 @@ def test_stage_changes_the_classifier_and_nothing_else(
     for tensor, x in before["model"].items():
         assert same_bits(x, after["model"][tensor]) != tensor.startswith(place), tensor
     if name in PRIVATE:
-        early, late = (load_file(tmp_path / "run" / "sites" / "west" / f"{v}.safetensors") for v in ("0.0", "1.1"))
+        early, late = (
+            load_file(tmp_path / "run" / "sites" / "west" / f"{v}.safetensors") for v in ("0.0", "1.1")
+        )
         for tensor in early:
             assert same_bits(early[tensor], late[tensor]) != tensor.startswith("net/head."), tensor
     if name == "fca":
-        early, late = (load_file(tmp_path / "run" / "sites" / "west" / f"{v}.safetensors") for v in ("0.0", "1.1"))
+        early, late = (
+            load_file(tmp_path / "run" / "sites" / "west" / f"{v}.safetensors") for v in ("0.0", "1.1")
+        )
         assert same_bits(early["net/head.own.weight"], late["net/head.own.weight"])
     logits = [global_logits(config, tree, tmp_path / "look") for tree in (before, after)]
     assert torch.equal(*logits) == (name in PRIVATE)  # these have their predictors at the sites
@@ -193,7 +256,9 @@ def global_logits(config: Any, server: dict[str, Any], folder: Path) -> Tensor:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_classifier_is_the_last_layer_that_every_logit_comes_from(name: str, make_config: Any, make_findings: Any) -> None:
+def test_classifier_is_the_last_layer_that_every_logit_comes_from(
+    name: str, make_config: Any, make_findings: Any
+) -> None:
     """It has one row per class, and nothing of the net's behind it has parameters."""
     make = make_findings if METHODS[name].tasks == ("multi",) else make_config
     config = make({"name": name, **LIGHT.get(name, {})})
@@ -213,7 +278,9 @@ def test_classifier_is_the_last_layer_that_every_logit_comes_from(name: str, mak
         ({"name": "ldam-fl", "scale": 7.0}, "linear"),
     ],
 )
-def test_head_without_bias_is_retrained_as_it_predicts(method: Any, head: str, make_config: Any, visit: Any) -> None:
+def test_head_without_bias_is_retrained_as_it_predicts(
+    method: Any, head: str, make_config: Any, visit: Any
+) -> None:
     config = make_config(method | {"crt": 1})
     config = replace(config, net=config.net.model_copy(update={"head": head}))
     net, loc = visit(config, "west", {"step": torch.tensor(0)}, round=2, question="retrain")
@@ -225,12 +292,15 @@ def test_head_without_bias_is_retrained_as_it_predicts(method: Any, head: str, m
 
 
 def test_private_heads_start_from_one_draw_and_stay(make_config: Callable[..., Any], tmp_path: Path) -> None:
-    """FedRep: every site re-trains a head of its own on the shared body; with a rate of 0 it is the common draw."""
+    """FedRep: every site re-trains a head of its own on the shared body; with a rate of 0 it is the common
+    draw."""
     config = make_config({"name": "fedrep", "crt": 1, "final_epochs": 3}, rounds=1, lr=0.0)
     _, tap = tapped(config, tmp_path / "run")
     asked = [a for a in tap.answers if a.question.name == "retrain"]
     assert [a.site for a in asked] == list(SIZES) and not any(a.question.name == "tune" for a in tap.answers)
-    heads = [{n.removeprefix("net/"): t for n, t in a.kept.items() if n.startswith("net/head.")} for a in asked]
+    heads = [
+        {n.removeprefix("net/"): t for n, t in a.kept.items() if n.startswith("net/head.")} for a in asked
+    ]
     assert set(heads[0]) == {WEIGHT, BIAS}
     drawn = fresh(heads[0], generator(3, 1, "crt"))
     for head in heads:
@@ -239,9 +309,13 @@ def test_private_heads_start_from_one_draw_and_stay(make_config: Callable[..., A
         assert set(decode_upload(answer.data)[1]) == {"loss"}
 
 
-def test_released_fca_predicts_with_the_retrained_head(make_config: Callable[..., Any], tmp_path: Path) -> None:
+def test_released_fca_predicts_with_the_retrained_head(
+    make_config: Callable[..., Any], tmp_path: Path
+) -> None:
     """Its global predictor is the mean of the personal heads, so that is what is put in its place."""
-    server = run(make_config({"name": "fca", "preset": "released", "crt": 1}, rounds=1), tmp_path / "run").server
+    server = run(
+        make_config({"name": "fca", "preset": "released", "crt": 1}, rounds=1), tmp_path / "run"
+    ).server
     assert same_bits(server["own"]["weight"], server["model"][WEIGHT])
     assert same_bits(server["own"]["bias"], server["model"][BIAS])
 
@@ -251,7 +325,9 @@ def test_bank_of_heads_is_dealt_to_all_sites(
     participation: float, shuffle: bool, make_config: Callable[..., Any], tmp_path: Path
 ) -> None:
     """FedSDC: each head is trained by the sites it is dealt to, and is their mean where there are several."""
-    config = make_config({"name": "fedsdc", "crt": 2, "shuffle": shuffle}, rounds=1, participation=participation)
+    config = make_config(
+        {"name": "fedsdc", "crt": 2, "shuffle": shuffle}, rounds=1, participation=participation
+    )
     result, tap = tapped(config, tmp_path / "run")
     last = [a for a in tap.answers if a.question.write == "1.1"]
     assert [a.site for a in last] == list(SIZES)
@@ -263,7 +339,10 @@ def test_bank_of_heads_is_dealt_to_all_sites(
         (tensor,) = (n for n in head if n.endswith("weight") and head[n].shape[0] == 3)
         holders = [s for s in SIZES if torch.equal(head[tensor], mean_of(back, given, s, tensor))]
         assert holders, slot
-    assert all(up["head"].kind == "each" and set(up) == {"head", "loss"} for up in (decode_upload(a.data)[1] for a in last))
+    assert all(
+        up["head"].kind == "each" and set(up) == {"head", "loss"}
+        for up in (decode_upload(a.data)[1] for a in last)
+    )
 
 
 def mean_of(back: dict[str, Any], given: dict[str, Any], site: str, tensor: str) -> Tensor:
@@ -284,14 +363,18 @@ class Elsewhere(FedAvg):
     classifier: ClassVar[str] = "head.other."
 
 
-def test_refused_before_training_where_there_is_no_classifier(make_config: Callable[..., Any], tmp_path: Path) -> None:
+def test_refused_before_training_where_there_is_no_classifier(
+    make_config: Callable[..., Any], tmp_path: Path
+) -> None:
     config = replace(make_config({"name": "fedavg"}), method=Elsewhere(crt=1))
     with pytest.raises(MethodError, match=r"Elsewhere .* no tensors 'head\.other\.…'.*method\.crt = 0"):
         run(config, tmp_path / "run")
     assert not (tmp_path / "run" / "journal.jsonl").exists()
 
 
-def test_question_is_in_the_ledger_only_if_it_is_asked(make_config: Callable[..., Any], tmp_path: Path) -> None:
+def test_question_is_in_the_ledger_only_if_it_is_asked(
+    make_config: Callable[..., Any], tmp_path: Path
+) -> None:
     for crt in (0, 1):
         config = make_config({"name": "fedavg", "crt": crt})
         stuff = material(config)
@@ -299,11 +382,17 @@ def test_question_is_in_the_ledger_only_if_it_is_asked(make_config: Callable[...
         lines = [line for line in ledger.lines if line.question == "retrain"]
         assert len(lines) == crt
         for line in lines:
-            assert line.since == 2 and {e.name for e in line.up} == {f"delta/{WEIGHT}", f"delta/{BIAS}", "loss"}
+            assert line.since == 2 and {e.name for e in line.up} == {
+                f"delta/{WEIGHT}",
+                f"delta/{BIAS}",
+                "loss",
+            }
             assert {e.kind for e in line.up} == {"mean"}
 
 
-def test_run_stopped_inside_the_stage_goes_on_to_the_same_bits(make_config: Callable[..., Any], tmp_path: Path) -> None:
+def test_run_stopped_inside_the_stage_goes_on_to_the_same_bits(
+    make_config: Callable[..., Any], tmp_path: Path
+) -> None:
     class Stopped(Exception):
         pass
 
@@ -327,7 +416,9 @@ def test_run_stopped_inside_the_stage_goes_on_to_the_same_bits(make_config: Call
 
 def test_labels_a_site_may_not_see_do_not_enter(make_findings: Callable[..., Any], tmp_path: Path) -> None:
     servers = [
-        run(make_findings({"name": "fedavg", "crt": 1}, spoilt=spoilt, rounds=1), tmp_path / str(spoilt)).server["model"]
+        run(
+            make_findings({"name": "fedavg", "crt": 1}, spoilt=spoilt, rounds=1), tmp_path / str(spoilt)
+        ).server["model"]
         for spoilt in (False, True)
     ]
     assert all(same_bits(servers[0][name], servers[1][name]) for name in servers[0])

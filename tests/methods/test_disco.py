@@ -47,13 +47,16 @@ def discrepancy(counts: list[float], measure: str = "kl") -> float:
 @pytest.mark.parametrize("measure", ["kl", "l1", "l2", "cosine"])
 def test_discrepancy_by_hand(measure: Any) -> None:
     for counts in ([6.0, 3.0, 1.0], [5.0, 0.0, 5.0], [0.0, 7.0, 0.0]):
-        assert FedDisco(measure=measure).distance(place(counts)).item() == pytest.approx(discrepancy(counts, measure), rel=1e-9)
+        assert FedDisco(measure=measure).distance(place(counts)).item() == pytest.approx(
+            discrepancy(counts, measure), rel=1e-9
+        )
     assert FedDisco(measure=measure).distance(place([4.0, 4.0, 4.0])).item() == pytest.approx(0, abs=1e-12)
 
 
 @pytest.mark.parametrize("measure", ["kl", "l1", "l2", "cosine"])
 def test_of_several_labels_it_is_the_mean_over_those_annotated(measure: Any) -> None:
-    """Six and two of ten images are positive, so four and eight negative; the second label is not annotated."""
+    """Six and two of ten images are positive, so four and eight negative; the second label is not
+    annotated."""
     found = FedDisco(measure=measure).distance(place([6, 0, 2], [True, False, True])).item()
     assert found == pytest.approx((discrepancy([4, 6], measure) + discrepancy([8, 2], measure)) / 2, rel=1e-9)
 
@@ -86,7 +89,9 @@ def test_weights_and_mean_by_hand(a: float, b: float) -> None:
     assert (min(expected.values()) == 0) == (a == 0.9)
     name = "body.conv1.weight"
     moved = sum(expected[site] * leaf.value[name].double() for site, leaf in sent.items())
-    torch.testing.assert_close(trace.result.server["model"][name].double(), first[name] + moved, rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        trace.result.server["model"][name].double(), first[name] + moved, rtol=0, atol=1e-6
+    )
 
 
 def test_only_sums_of_discrepancy_and_samples_leave() -> None:
@@ -119,12 +124,17 @@ def test_some_weight_is_always_positive() -> None:
 
 def test_another_method_than_fedavg(make_config: Callable[..., Any], tmp_path: Path) -> None:
     found = [
-        run(make_config({"name": name}, rounds=1), tmp_path / name.rpartition(":")[2]).server["model"]["body.conv1.weight"]
+        run(make_config({"name": name}, rounds=1), tmp_path / name.rpartition(":")[2]).server["model"][
+            "body.conv1.weight"
+        ]
         for name in ("fedavg", NAME)
     ]
     assert not torch.allclose(*found, rtol=0, atol=1e-6)
 
 
 def test_hidden_labels_never_enter(make_findings: Callable[..., Any], tmp_path: Path) -> None:
-    found = [run(make_findings({"name": NAME}, spoilt=kind), tmp_path / str(kind)).state_hash for kind in (False, True)]
+    found = [
+        run(make_findings({"name": NAME}, spoilt=kind), tmp_path / str(kind)).state_hash
+        for kind in (False, True)
+    ]
     assert found[0] == found[1]

@@ -27,8 +27,12 @@ COUNTS = torch.tensor([6.0, 3.0, 1.0])
 
 def place(counts: Tensor = COUNTS, site: str = "north") -> Any:
     """As much of a `Loc` as the loss looks at."""
-    objective = make_objective(parse_objective("balanced_softmax"), counts=counts, total=int(counts.sum()), task="single")
-    return SimpleNamespace(objective=objective, scratch={}, generator=lambda *purpose: generator(0, site, *purpose))
+    objective = make_objective(
+        parse_objective("balanced_softmax"), counts=counts, total=int(counts.sum()), task="single"
+    )
+    return SimpleNamespace(
+        objective=objective, scratch={}, generator=lambda *purpose: generator(0, site, *purpose)
+    )
 
 
 @pytest.fixture
@@ -44,7 +48,10 @@ def batch() -> Batch:
 
 def gradients(net: Net, loss: Tensor) -> dict[str, Tensor]:
     found = torch.autograd.grad(loss, list(net.parameters()), allow_unused=True)
-    return {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(net.named_parameters(), found, strict=True)}
+    return {
+        n: torch.zeros_like(p) if g is None else g
+        for (n, p), g in zip(net.named_parameters(), found, strict=True)
+    }
 
 
 def part(found: dict[str, Tensor], prefix: str) -> Tensor:
@@ -55,7 +62,25 @@ def logits(seed: int) -> Tensor:
     return torch.randn(4, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).mul_(2)
 
 
-# The loss ---------------------------------------------------------------------------------------------------------------
+# The loss
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_loss_is_the_sum_of_equation_5(net: Net, batch: Batch) -> None:
@@ -65,7 +90,9 @@ def test_loss_is_the_sum_of_equation_5(net: Net, batch: Batch) -> None:
     q, p = own.softmax(1), fed.softmax(1)
     guide = (q * (q / p).log()).sum() / len(batch)
     expected = 2 * F.cross_entropy(fed + shift, batch.y) + 3 * F.cross_entropy(own + shift, batch.y) + guide
-    torch.testing.assert_close(FCA(lambda_fed=2, lambda_own=3).loss(net, batch, place()), expected, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(
+        FCA(lambda_fed=2, lambda_own=3).loss(net, batch, place()), expected, rtol=1e-6, atol=1e-9
+    )
 
 
 @pytest.mark.parametrize("variant", ["paper", "released"])
@@ -106,7 +133,9 @@ def test_released_guidance_and_its_gradient_by_formula() -> None:
     torch.testing.assert_close(found, (-p * (q - inner) / q.numel()).detach(), rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize(("direction", "moves"), [("personal", {"fed"}), ("federated", {"own"}), ("mutual", {"fed", "own"})])
+@pytest.mark.parametrize(
+    ("direction", "moves"), [("personal", {"fed"}), ("federated", {"own"}), ("mutual", {"fed", "own"})]
+)
 def test_who_guides_does_not_learn_from_it(net: Net, batch: Batch, direction: Any, moves: set[str]) -> None:
     only = FCA(lambda_fed=0, lambda_own=0, direction=direction)
     found = gradients(net, only.loss(net, batch, place()))
@@ -114,7 +143,11 @@ def test_who_guides_does_not_learn_from_it(net: Net, batch: Batch, direction: An
     p = {name: net.head[name](z).softmax(1) for name in ("fed", "own")}
     for name, other in (("fed", "own"), ("own", "fed")):
         # d KL(q‖p) / d logits of p = (p − q) / B
-        expected = (p[name] - p[other]).T @ z / len(batch) if name in moves else torch.zeros(3, 64, dtype=torch.float64)
+        expected = (
+            (p[name] - p[other]).T @ z / len(batch)
+            if name in moves
+            else torch.zeros(3, 64, dtype=torch.float64)
+        )
         torch.testing.assert_close(found[f"head.{name}.weight"], expected, rtol=1e-9, atol=1e-12)
 
 
@@ -128,7 +161,25 @@ def test_missing_class_gives_finite_losses_and_no_gradient(net: Net, batch: Batc
         assert float(found[f"head.{head}.bias"][0].abs()) > 1e-3
 
 
-# The heads --------------------------------------------------------------------------------------------------------------
+# The heads
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_personal_heads_start_as_copies(net: Net) -> None:
@@ -151,7 +202,9 @@ def test_personal_heads_start_as_draws_of_their_own(net: Net) -> None:
     ("variant", "pooled", "own"),
     [("paper", ["fed"], ["own", "fed"]), ("released", ["own_mean", "fed"], ["fed", "own"])],
 )
-def test_predictor_that_counts_comes_first(net: Net, batch: Batch, variant: Any, pooled: list[str], own: list[str]) -> None:
+def test_predictor_that_counts_comes_first(
+    net: Net, batch: Batch, variant: Any, pooled: list[str], own: list[str]
+) -> None:
     method = FCA(variant=variant)
     server = method.init(net, {})
     mean = {"weight": torch.ones(3, 64), "bias": torch.tensor([1.0, 2.0, 3.0])}
@@ -167,7 +220,8 @@ def test_predictor_that_counts_comes_first(net: Net, batch: Batch, variant: Any,
 
 
 @pytest.mark.parametrize(
-    ("variant", "union", "own"), [("paper", "global.fed", "own.own"), ("released", "global.own_mean", "own.fed")]
+    ("variant", "union", "own"),
+    [("paper", "global.fed", "own.own"), ("released", "global.own_mean", "own.fed")],
 )
 def test_reported_metrics_are_of_the_predictor_that_counts(
     make_config: Callable[..., Any], tmp_path: Path, variant: str, union: str, own: str
@@ -180,13 +234,19 @@ def test_reported_metrics_are_of_the_predictor_that_counts(
         assert roles["own.own"]["ece"] != roles["own.fed"]["ece"]
         for summary, role in (("generalisation", union), ("specialisation", own)):
             for metric in ("accuracy", "macro_auc", "ece"):
-                assert test[summary][metric] == pytest.approx(roles[role][metric], abs=1e-12), (summary, metric)
+                assert test[summary][metric] == pytest.approx(roles[role][metric], abs=1e-12), (
+                    summary,
+                    metric,
+                )
 
 
-# The exchange -----------------------------------------------------------------------------------------------------------
+# The exchange
+# -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("preset", "leaves"), [("paper", {"delta", "loss"}), ("released", {"delta", "loss", "own"})])
+@pytest.mark.parametrize(
+    ("preset", "leaves"), [("paper", {"delta", "loss"}), ("released", {"delta", "loss", "own"})]
+)
 def test_what_leaves_in_training(preset: str, leaves: set[str]) -> None:
     bench = Bench("fca", {"preset": preset})
     with bench.own_cache():
@@ -197,11 +257,15 @@ def test_what_leaves_in_training(preset: str, leaves: set[str]) -> None:
     assert {entry.kind for entry in line.up} == {"mean"}
 
 
-def test_released_server_head_is_the_mean_of_the_personal_heads(make_config: Callable[..., Any], tmp_path: Path) -> None:
+def test_released_server_head_is_the_mean_of_the_personal_heads(
+    make_config: Callable[..., Any], tmp_path: Path
+) -> None:
     server = run(make_config({"name": "fca", "preset": "released"}), tmp_path / "run").server
     kept = {site: load_file(tmp_path / "run" / "sites" / site / "1.0.safetensors") for site in SIZES}
     for name in ("weight", "bias"):
-        mean = sum(n / sum(SIZES.values()) * kept[site][f"net/head.own.{name}"].double() for site, n in SIZES.items())
+        mean = sum(
+            n / sum(SIZES.values()) * kept[site][f"net/head.own.{name}"].double() for site, n in SIZES.items()
+        )
         torch.testing.assert_close(server["own"][name].double(), mean, rtol=0, atol=1e-6)
 
 

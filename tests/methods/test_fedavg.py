@@ -18,7 +18,9 @@ from equipoise.seeds import generator
 SIZES = {"north": 9, "south": 6, "west": 14}
 
 
-def train_plainly(bare: Any, site: str, start: dict[str, Tensor], *, rounds: range, sgd: bool = False) -> dict[str, Tensor]:
+def train_plainly(
+    bare: Any, site: str, start: dict[str, Tensor], *, rounds: range, sgd: bool = False
+) -> dict[str, Tensor]:
     """One site's local training, written out: batches of 4, a last one of one joined to the one before."""
     load(bare.net, start)
     x, y = bare.rows(site, "train")
@@ -61,7 +63,10 @@ def test_reported_loss_is_the_mean_over_all_images(
     plain = bare(config)
     load(plain.net, plain.first)
     plain.net.train()
-    losses = [F.cross_entropy(plain.net(x), y).item() * len(y) for x, y in (plain.rows(site, "train") for site in SIZES)]
+    losses = [
+        F.cross_entropy(plain.net(x), y).item() * len(y)
+        for x, y in (plain.rows(site, "train") for site in SIZES)
+    ]
     assert reported == pytest.approx(sum(losses) / sum(SIZES.values()), rel=1e-6)
 
 

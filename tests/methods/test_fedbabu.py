@@ -42,7 +42,9 @@ def test_head_never_moves_and_bodies_are_averaged(
     result, tap = tapped(config, tmp_path / "run")
     first, server = bare(config).first, result.server["model"]
     assert all(same_bits(server[name], first[name]) for name in HEAD)
-    sent = {a.site: decode_upload(a.data)[1]["delta"].value for a in tap.answers if a.question.name == "train"}
+    sent = {
+        a.site: decode_upload(a.data)[1]["delta"].value for a in tap.answers if a.question.name == "train"
+    }
     for name, tensor in server.items():
         if name not in HEAD:
             share = {site: 1 / 3 if uniform else n / 29 for site, n in SIZES.items()}
@@ -73,14 +75,22 @@ def test_local_training_is_of_the_body(
     assert same_bits(state(net)["head.fed.weight"], plain.first["head.fed.weight"])
 
 
-@pytest.mark.parametrize(("part", "moves"), [("all", {"body", "head"}), ("body", {"body"}), ("head", {"head"})])
-def test_fine_tuned_part(part: str, moves: set[str], make_config: Callable[..., Any], visit: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(
+    ("part", "moves"), [("all", {"body", "head"}), ("body", {"body"}), ("head", {"head"})]
+)
+def test_fine_tuned_part(
+    part: str, moves: set[str], make_config: Callable[..., Any], visit: Callable[..., Any]
+) -> None:
     # At the end of a cosine the rate would be 0; the last round's is taken.
     config = make_config({"name": NAME, "tune_part": part, "tune_epochs": 1}, schedule="cosine", rounds=4)
     net, loc = visit(config, "south", round=4, question="tune")
     assert config.train.rate(4) == 0
     config.method.tune(net, loc)
-    moved = {name.partition(".")[0] for name, x in loc.down["model"].items() if not torch.equal(x, state(net)[name])}
+    moved = {
+        name.partition(".")[0]
+        for name, x in loc.down["model"].items()
+        if not torch.equal(x, state(net)[name])
+    }
     assert moved == moves
 
 
@@ -95,17 +105,25 @@ def test_metrics_by_hand(make_config: Callable[..., Any], bare: Callable[..., An
             load(plain.net, result.server["model"])
             said[site] = plain.net(x).argmax(1)
             kept = load_file(tmp_path / "run" / "sites" / site / "1.0.safetensors")
-            tuned = {name.removeprefix("tuned/"): tensor for name, tensor in kept.items() if name.startswith("tuned/")}
+            tuned = {
+                name.removeprefix("tuned/"): tensor
+                for name, tensor in kept.items()
+                if name.startswith("tuned/")
+            }
             assert not torch.equal(tuned["head.fed.weight"], result.server["model"]["head.fed.weight"])
             load(plain.net, tuned)
             own.append(balanced_accuracy_score(truth[site], plain.net(x).argmax(1)))
-    union = balanced_accuracy_score(*(np.concatenate([part[site] for site in SIZES]) for part in (truth, said)))
+    union = balanced_accuracy_score(
+        *(np.concatenate([part[site] for site in SIZES]) for part in (truth, said))
+    )
     test = result.metrics["test"]
     assert test["generalisation"]["balanced_accuracy"] == pytest.approx(union, abs=1e-12)
     assert test["specialisation"]["balanced_accuracy"] == pytest.approx(np.mean(own), abs=1e-12)
 
 
-def test_without_fine_tuning_nothing_comes_after_the_rounds(make_config: Callable[..., Any], tmp_path: Path) -> None:
+def test_without_fine_tuning_nothing_comes_after_the_rounds(
+    make_config: Callable[..., Any], tmp_path: Path
+) -> None:
     result, tap = tapped(make_config({"name": NAME, "tune_epochs": 0}, rounds=1), tmp_path / "run")
     assert len(result.history) == 1
     assert {a.question.name for a in tap.answers} == {"train", "evaluate"}

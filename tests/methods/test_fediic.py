@@ -1,4 +1,5 @@
-"""FedIIC: every term against explicit loops in double precision, prototypes against plain gradient descent, and its round."""
+"""FedIIC: every term against explicit loops in double precision, prototypes against plain gradient descent,
+and its round."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 def place(counts: Tensor = COUNTS, difficulty: Tensor = DIFFICULTY) -> Any:
     """As much of a `Loc` as the loss looks at."""
-    objective = make_objective(parse_objective("cross_entropy"), counts=counts, total=int(counts.sum()), task="single")
+    objective = make_objective(
+        parse_objective("cross_entropy"), counts=counts, total=int(counts.sum()), task="single"
+    )
     down = {"difficulty": difficulty, "prototypes": F.normalize(draw(3, 1024, seed=9))}
     return SimpleNamespace(prior=counts.double() / counts.sum(), objective=objective, down=down)
 
@@ -41,7 +44,11 @@ def place(counts: Tensor = COUNTS, difficulty: Tensor = DIFFICULTY) -> Any:
 @pytest.fixture
 def net() -> Net:
     options = NetOptions(name="small-cnn")
-    return build(options, classes=3, projector=FedIIC().projection(), image_size=16, seed=5, base=Path.cwd()).double().eval()
+    return (
+        build(options, classes=3, projector=FedIIC().projection(), image_size=16, seed=5, base=Path.cwd())
+        .double()
+        .eval()
+    )
 
 
 @pytest.fixture
@@ -55,7 +62,8 @@ def single(batch: Batch) -> Batch:
     return Batch(tuple(x.float() for x in batch.views), batch.y, batch.index, batch.mask)
 
 
-# The three terms, written out -------------------------------------------------------------------------------------------
+# The three terms, written out
+# -------------------------------------------------------------------------------------------
 
 
 def slow_dala(z: Tensor, y: Tensor, loc: Any, q: float = 0.25) -> float:
@@ -107,18 +115,25 @@ def test_loss_is_the_sum_of_equation_7(net: Net, batch: Batch) -> None:
     dala, within, across = parts(net, batch, loc)
     assert float(FedIIC(k_intra=0, k_inter=0).loss(net, batch, loc)) == pytest.approx(dala, rel=1e-9)
     assert float(FedIIC().loss(net, batch, loc)) == pytest.approx(dala + 2 * within + 2 * across, rel=1e-9)
-    assert float(FedIIC(k_intra=3, k_inter=0).loss(net, batch, loc)) == pytest.approx(dala + 3 * within, rel=1e-9)
-    assert float(FedIIC(k_intra=0, k_inter=5).loss(net, batch, loc)) == pytest.approx(dala + 5 * across, rel=1e-9)
+    assert float(FedIIC(k_intra=3, k_inter=0).loss(net, batch, loc)) == pytest.approx(
+        dala + 3 * within, rel=1e-9
+    )
+    assert float(FedIIC(k_intra=0, k_inter=5).loss(net, batch, loc)) == pytest.approx(
+        dala + 5 * across, rel=1e-9
+    )
 
 
 @torch.no_grad()
 def test_without_its_own_terms_the_loss_is_the_base_loss_of_the_first_view(net: Net, batch: Batch) -> None:
     method = FedIIC(**(FedIIC.neutral or {}))
-    torch.testing.assert_close(method.loss(net, batch, place()), F.cross_entropy(net(batch.views[0]), batch.y))
+    torch.testing.assert_close(
+        method.loss(net, batch, place()), F.cross_entropy(net(batch.views[0]), batch.y)
+    )
 
 
 def test_intra_by_hand() -> None:
-    # Four unit vectors on two axes: similarities are 1 within and 0 across, so each anchor's share is e^2 / (e^2 + 2).
+    # Four unit vectors on two axes: similarities are 1 within and 0 across, so each anchor's share is e^2 /
+    # (e^2 + 2).
     unit = torch.tensor([[1.0, 0], [0, 1], [1, 0], [0, 1]], dtype=torch.float64)
     y = torch.tensor([0, 1, 0, 1])
     found = intra(unit, y, torch.full((4, 4), 0.5, dtype=torch.float64))
@@ -161,7 +176,10 @@ def test_site_of_one_class_learns_nothing_from_dala(net: Net, batch: Batch) -> N
 
 def test_pair_temperature() -> None:
     y = torch.tensor([0, 1])
-    half, tiny = torch.tensor([0.5, 0.5], dtype=torch.float64), torch.tensor([0.001, 0.002], dtype=torch.float64)
+    half, tiny = (
+        torch.tensor([0.5, 0.5], dtype=torch.float64),
+        torch.tensor([0.001, 0.002], dtype=torch.float64),
+    )
     assert FedIIC().pair_temperature(half, y).tolist() == [[0.5, 0.5], [0.5, 0.5]]
     assert FedIIC().pair_temperature(tiny, y).unique().tolist() == [0.07]
     mixed = FedIIC().pair_temperature(torch.tensor([0.9, 0.1], dtype=torch.float64), y)
@@ -175,7 +193,9 @@ def test_temperature_of_the_paper_is_equation_3_without_a_floor() -> None:
     share = [0.55, 0.3, 0.1, 0.04, 0.01]
     y = torch.arange(5)
     for t, tau in ((0.5, 0.1), (0.5, 0.2), (1.0, 0.1)):
-        found = FedIIC(temperature="paper", t=t, tau=tau).pair_temperature(torch.tensor(share, dtype=torch.float64), y)
+        found = FedIIC(temperature="paper", t=t, tau=tau).pair_temperature(
+            torch.tensor(share, dtype=torch.float64), y
+        )
         expected = [[(a * b) ** t * tau for b in share] for a in share]
         torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=0)
         assert len(found.unique()) > 10
@@ -194,7 +214,9 @@ def test_loss_with_the_temperature_of_equation_3(net: Net, batch: Batch, t: floa
 
 
 def test_rare_pairs_at_the_temperature_of_equation_3_have_finite_gradients(net: Net, batch: Batch) -> None:
-    FedIIC(temperature="paper").loss(net.float(), single(batch), place(torch.tensor([99_998.0, 1.0, 1.0]))).backward()
+    FedIIC(temperature="paper").loss(
+        net.float(), single(batch), place(torch.tensor([99_998.0, 1.0, 1.0]))
+    ).backward()
     assert all(torch.isfinite(p.grad).all() for p in net.parameters() if p.grad is not None)
 
 
@@ -214,7 +236,25 @@ def test_every_preset_changes_one_thing_against_its_reference(preset: str) -> No
     assert len(changed) == 1, changed
 
 
-# Prototypes -------------------------------------------------------------------------------------------------------------
+# Prototypes
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def crowded(classes: int, width: int = 64) -> Tensor:
@@ -267,7 +307,14 @@ def test_spreading_one_class_or_no_steps_changes_nothing() -> None:
 @pytest.mark.parametrize("relu", [False, True])
 def test_prototypes_are_the_classifier_rows_through_the_projector(relu: bool) -> None:
     method = FedIIC(relu=relu, spread="none")
-    net = build(NetOptions(name="small-cnn"), classes=3, projector=method.projection(), image_size=16, seed=5, base=Path.cwd())
+    net = build(
+        NetOptions(name="small-cnn"),
+        classes=3,
+        projector=method.projection(),
+        image_size=16,
+        seed=5,
+        base=Path.cwd(),
+    )
     model = {name: tensor.detach() for name, tensor in net.state_dict().items()}
     assert net.projector is not None
     expected = F.normalize(net.projector(net.head["fed"].weight)).detach()
@@ -277,7 +324,25 @@ def test_prototypes_are_the_classifier_rows_through_the_projector(relu: bool) ->
     assert float((cosines(spread) + 0.5).abs().max()) < 0.05
 
 
-# The round --------------------------------------------------------------------------------------------------------------
+# The round
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 class Listener:
@@ -320,10 +385,17 @@ def test_difficulty_is_the_pooled_mean_loss_of_each_class(
     torch.testing.assert_close(down["prototypes"], FedIIC().prototypes(plain.first))
 
 
-def test_every_preset_changes_the_model_and_no_two_are_alike(make_config: Callable[..., Any], tmp_path: Path) -> None:
+def test_every_preset_changes_the_model_and_no_two_are_alike(
+    make_config: Callable[..., Any], tmp_path: Path
+) -> None:
     hashes = {
         preset: run(
-            make_config({"name": "fediic"} | ({"preset": preset} if preset else {}), ["south"], rounds=1, views=["weak"] * 2),
+            make_config(
+                {"name": "fediic"} | ({"preset": preset} if preset else {}),
+                ["south"],
+                rounds=1,
+                views=["weak"] * 2,
+            ),
             tmp_path / (preset or "default"),
         ).state_hash
         for preset in ("", *FedIIC.presets)
@@ -347,19 +419,28 @@ def test_presets_leave_out_what_their_names_say(net: Net, batch: Batch) -> None:
         "q=0": no_difficulty + 2 * within + 2 * across,
     }
     for preset, value in expected.items():
-        assert float(FedIIC(**FedIIC.presets[preset]).loss(net, batch, loc)) == pytest.approx(value, rel=1e-9), preset
+        assert float(FedIIC(**FedIIC.presets[preset]).loss(net, batch, loc)) == pytest.approx(
+            value, rel=1e-9
+        ), preset
     model = {name: tensor.detach().float() for name, tensor in net.state_dict().items()}
     model["head.fed.weight"] = model["head.fed.weight"] * 0.1 + 0.2  # rows that point the same way
-    largest = {preset: float(cosines(FedIIC(**FedIIC.presets[preset]).prototypes(model)).max()) for preset in FedIIC.presets}
+    largest = {
+        preset: float(cosines(FedIIC(**FedIIC.presets[preset]).prototypes(model)).max())
+        for preset in FedIIC.presets
+    }
     assert largest["no-orthogonalisation"] > 0.3
     assert -0.4 < largest["released"] <= 1e-6
     assert largest["dala"] == pytest.approx(-0.5, abs=0.05)
 
 
-def test_one_site_without_extra_terms_is_local_training(make_config: Callable[..., Any], tmp_path: Path) -> None:
+def test_one_site_without_extra_terms_is_local_training(
+    make_config: Callable[..., Any], tmp_path: Path
+) -> None:
     train = {"rounds": 2, "optimizer": "sgd", "objective": "cross_entropy"}
     run(make_config({"name": "local"}, ["west"], **train), tmp_path / "local")
-    model = run(make_config({"name": "fediic", **(FedIIC.neutral or {})}, ["west"], **train), tmp_path / "run").server["model"]
+    model = run(
+        make_config({"name": "fediic", **(FedIIC.neutral or {})}, ["west"], **train), tmp_path / "run"
+    ).server["model"]
     alone = load_file(tmp_path / "local" / "sites" / "west" / "1.0.safetensors")
     for name in ("head.fed.weight", "body.conv1.weight"):
         torch.testing.assert_close(model[name], alone[f"net/{name}"], rtol=0, atol=1e-6)

@@ -57,7 +57,9 @@ def by_loops(logits: Tensor, method: FedIRM) -> tuple[float, int]:
 
 
 @pytest.mark.parametrize("kl", ["bernoulli", "released"])
-@pytest.mark.parametrize("options", [{}, {"temperature": 1.0}, {"entropy": 0.6}, {"low": 0.2, "high": 0.9}, {"low": 0.1}])
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 1.0}, {"entropy": 0.6}, {"low": 0.2, "high": 0.9}, {"low": 0.1}]
+)
 def test_mismatch_by_explicit_loops(kl: Any, options: dict[str, Any]) -> None:
     method = FedIRM(kl=kl, **options)
     expected, rows = by_loops(logits_of(60), method)
@@ -82,11 +84,19 @@ def place(round: int, **more: Any) -> Any:
     own, counts = torch.tensor([True, True, False]), torch.tensor([3.0, 2, 0], dtype=torch.float64)
     objective = make_objective(parse_objective("bce"), counts=counts, total=9, task="multi", labelled=own)
     scratch = {"teacher": lambda x: 0.5 * x.detach()}
-    facts = {"objective": objective, "scratch": scratch, "round": round, "down": {"relation": KNOWN}, "annotated": own}
+    facts = {
+        "objective": objective,
+        "scratch": scratch,
+        "round": round,
+        "down": {"relation": KNOWN},
+        "annotated": own,
+    }
     return SimpleNamespace(**(facts | more))
 
 
-@pytest.mark.parametrize(("round", "share"), [(3, None), (4, math.exp(-5 * (1 - 0.4) ** 2)), (10, 1.0), (30, 1.0)])
+@pytest.mark.parametrize(
+    ("round", "share"), [(3, None), (4, math.exp(-5 * (1 - 0.4) ** 2)), (10, 1.0), (30, 1.0)]
+)
 def test_loss_by_hand(round: int, share: float | None) -> None:
     first, second = logits_of(), logits_of(seed=3)
     y = (logits_of(seed=4) > 0).double() * torch.tensor([1.0, 1, 0])
@@ -102,7 +112,9 @@ def test_loss_by_hand(round: int, share: float | None) -> None:
     assert float(method.loss(lambda x: x, batch, loc)) == pytest.approx(expected, rel=1e-9)  # type: ignore[arg-type]
 
 
-def published(first: Tensor, second: Tensor, y: Tensor, teacher: Tensor, known: Tensor, share: float) -> Tensor:
+def published(
+    first: Tensor, second: Tensor, y: Tensor, teacher: Tensor, known: Tensor, share: float
+) -> Tensor:
     """The loss as FedMLP's repository adds it up, for a site that labels the first two of three classes."""
     total = torch.zeros((), dtype=torch.float64)
     for z in (first, second):
@@ -112,8 +124,12 @@ def published(first: Tensor, second: Tensor, y: Tensor, teacher: Tensor, known: 
     nats = -(p * p.log() + (1 - p) * (1 - p).log()).sum(1)
     sure = first[((p > 0.7) | (p < 0.3)).all(1) & (nats < 2)]
     positive = (sure > 0).double()
-    rows = (positive.T @ sure / (positive.sum(0) + 1e-8)[:, None] / 2).sigmoid()  # ½ in a row without positives
-    both = F.kl_div(rows.log(), known, reduction="batchmean") + F.kl_div(known.log(), rows, reduction="batchmean")
+    rows = (
+        positive.T @ sure / (positive.sum(0) + 1e-8)[:, None] / 2
+    ).sigmoid()  # ½ in a row without positives
+    both = F.kl_div(rows.log(), known, reduction="batchmean") + F.kl_div(
+        known.log(), rows, reduction="batchmean"
+    )
     return total + share * both / 2
 
 
@@ -128,9 +144,13 @@ def test_preset_has_the_gradients_of_the_published_loss() -> None:
         batch = Batch(views=(first, second), y=y, index=torch.arange(9), mask=None)
         method = FedIRM(**FedIRM.presets["fedmlp"])
         found = method.loss(lambda x: x, batch, loc)  # type: ignore[arg-type]
-        expected = published(first, second, y, 0.5 * second.detach(), known, math.exp(-5 * (1 - 25 / 30) ** 2))
+        expected = published(
+            first, second, y, 0.5 * second.detach(), known, math.exp(-5 * (1 - 25 / 30) ** 2)
+        )
         for mine, theirs in zip(
-            torch.autograd.grad(found, (first, second)), torch.autograd.grad(expected, (first, second)), strict=True
+            torch.autograd.grad(found, (first, second)),
+            torch.autograd.grad(expected, (first, second)),
+            strict=True,
         ):
             torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-9)
     assert not (rowless[:, 1] > 0).any() and (logits_of() > 0).any(0).all()
@@ -172,7 +192,9 @@ def test_shared_rows_are_means_over_the_sites_that_label_the_class() -> None:
             positives = [logits[i] for i in range(n) if y[i, c]]
             if c in own and positives:
                 weights.append(n)
-                rows.append([sigmoid(float(sum(z[j] for z in positives)) / len(positives) / 3) for j in range(3)])
+                rows.append(
+                    [sigmoid(float(sum(z[j] for z in positives)) / len(positives) / 3) for j in range(3)]
+                )
         assert float(answers.weight["relation"][c]) == sum(weights) > 0
         for j in range(3):
             expected = sum(w * row[j] for w, row in zip(weights, rows, strict=True)) / sum(weights)

@@ -130,7 +130,8 @@ def test_extreme_logits_and_shares_stay_finite() -> None:
 
 
 @pytest.mark.parametrize(
-    ("warmup", "round", "share"), [(None, 0, 0), (None, 2, 0.5), (None, 4, 1), (None, 9, 1), (0, 0, 1), (40, 10, 0.25)]
+    ("warmup", "round", "share"),
+    [(None, 0, 0), (None, 2, 0.5), (None, 4, 1), (None, 9, 1), (0, 0, 1), (40, 10, 0.25)],
 )
 def test_agreement_rises(warmup: int | None, round: int, share: float) -> None:
     assert FedLSR(gamma=0.4, warmup=warmup).strength(place("single", round)) == pytest.approx(0.4 * share)
@@ -139,5 +140,7 @@ def test_agreement_rises(warmup: int | None, round: int, share: float) -> None:
 def test_it_is_not_fedavg(make_config: Callable[..., Config], tmp_path: Path) -> None:
     views = ["weak", "weak"]
     plain = run(make_config({"name": "fedavg"}, views=views), tmp_path / "plain").server["model"]
-    model = run(make_config({"name": "equipoise.methods.fedlsr:FedLSR"}, views=views), tmp_path / "run").server["model"]
+    model = run(
+        make_config({"name": "equipoise.methods.fedlsr:FedLSR"}, views=views), tmp_path / "run"
+    ).server["model"]
     assert any((model[name] - plain[name]).abs().max() > 1e-4 for name in plain)

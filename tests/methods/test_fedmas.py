@@ -1,4 +1,5 @@
-"""Fed-MAS: its loss and rescue factor against explicit loops, aggregation by rescue factor, and the frozen network."""
+"""Fed-MAS: its loss and rescue factor against explicit loops, aggregation by rescue factor, and the frozen
+network."""
 
 from __future__ import annotations
 
@@ -40,13 +41,21 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 def make_net(method: FedMAS) -> Net:
     options = NetOptions(name="small-cnn")
-    return build(options, classes=3, projector=method.projection(), image_size=16, seed=5, base=Path.cwd()).double().eval()
+    return (
+        build(options, classes=3, projector=method.projection(), image_size=16, seed=5, base=Path.cwd())
+        .double()
+        .eval()
+    )
 
 
 def place(counts: Tensor = COUNTS) -> Any:
     """As much of a `Loc` as the loss looks at."""
     total = int(counts.sum())
-    target = build(NetOptions(name="small-cnn"), classes=1, image_size=16, seed=8, base=Path.cwd()).body.double().eval()
+    target = (
+        build(NetOptions(name="small-cnn"), classes=1, image_size=16, seed=8, base=Path.cwd())
+        .body.double()
+        .eval()
+    )
     objective = make_objective(parse_objective("balanced_softmax"), counts=counts, total=total, task="single")
     during = torch.zeros(3, dtype=torch.float64)
     return SimpleNamespace(
@@ -55,21 +64,45 @@ def place(counts: Tensor = COUNTS) -> Any:
 
 
 def batch_of(y: Sequence[int], seed: int) -> Batch:
-    return Batch(views=(draw(len(y), 3, 16, 16, seed=seed),), y=torch.tensor(y), index=torch.arange(len(y)), mask=None)
+    return Batch(
+        views=(draw(len(y), 3, 16, 16, seed=seed),), y=torch.tensor(y), index=torch.arange(len(y)), mask=None
+    )
 
 
 def slow_distance(a: Tensor, b: Tensor) -> float:
-    dot, aa, bb = (sum(float(x) * float(y) for x, y in zip(u, v, strict=True)) for u, v in ((a, b), (a, a), (b, b)))
+    dot, aa, bb = (
+        sum(float(x) * float(y) for x, y in zip(u, v, strict=True)) for u, v in ((a, b), (a, a), (b, b))
+    )
     return 2 - 2 * dot / math.sqrt(aa * bb)
 
 
-# The loss ---------------------------------------------------------------------------------------------------------------
+# The loss
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_distance_is_two_minus_two_cosines() -> None:
     a = torch.tensor([[1.0, 0], [0, 2], [3, 3], [1, 0]], dtype=torch.float64)
     b = torch.tensor([[5.0, 0], [4, 0], [-1, -1], [1, 1]], dtype=torch.float64)
-    torch.testing.assert_close(feature_distance(a, b), torch.tensor([0, 2, 4, 2 - math.sqrt(2)], dtype=torch.float64))
+    torch.testing.assert_close(
+        feature_distance(a, b), torch.tensor([0, 2, 4, 2 - math.sqrt(2)], dtype=torch.float64)
+    )
 
 
 @pytest.mark.parametrize("variant", ["paper", "released"])
@@ -93,13 +126,19 @@ def test_loss_and_running_divergence_by_loops(variant: Any) -> None:
 
 
 def test_pull_reaches_projector_and_encoder_and_not_the_target() -> None:
-    loc, pulled, free = place(), FedMAS(lambda_f=3, target="small-cnn"), FedMAS(lambda_f=0, target="small-cnn")
+    loc, pulled, free = (
+        place(),
+        FedMAS(lambda_f=3, target="small-cnn"),
+        FedMAS(lambda_f=0, target="small-cnn"),
+    )
     net, batch = make_net(pulled), batch_of([0, 1, 0, 2], seed=3)
     slope = {}
     for method in (pulled, free):
         net.zero_grad()
         method.loss(net, batch, loc).backward()
-        slope[method.lambda_f] = {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
+        slope[method.lambda_f] = {
+            name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None
+        }
     assert slope[3]["projector.0.weight"].norm() > 1e-4
     assert (slope[3]["body.conv1.weight"] - slope[0]["body.conv1.weight"]).norm() > 1e-4
     torch.testing.assert_close(slope[3]["head.fed.weight"], slope[0]["head.fed.weight"])
@@ -116,14 +155,19 @@ def test_missing_class_leaves_all_finite() -> None:
     assert loc.scratch["during"][2] == 0
 
 
-# The rescue factor ------------------------------------------------------------------------------------------------------
+# The rescue factor
+# ------------------------------------------------------------------------------------------------------
 
 
 def test_rescue_factor_by_hand() -> None:
     before, during = torch.tensor([0.5, 0.25, 0.0]), torch.tensor([0.4, 0.8, 0.0])
     assert rescue_factor(before, during) == pytest.approx(0.5 * 0.4 + 0.25 * 0.8)
-    assert rescue_factor(before, during, normalised=True) == pytest.approx((2 / 3) * (1 / 3) + (1 / 3) * (2 / 3))
-    assert rescue_factor(torch.tensor([-1e-7, 0.5]), torch.tensor([1.0, 1.0])) == 0.5  # rounding below 0 weighs nothing
+    assert rescue_factor(before, during, normalised=True) == pytest.approx(
+        (2 / 3) * (1 / 3) + (1 / 3) * (2 / 3)
+    )
+    assert (
+        rescue_factor(torch.tensor([-1e-7, 0.5]), torch.tensor([1.0, 1.0])) == 0.5
+    )  # rounding below 0 weighs nothing
     nothing = torch.zeros(3)
     assert rescue_factor(nothing, nothing) == rescue_factor(nothing, nothing, normalised=True) == 0.0
 
@@ -153,7 +197,25 @@ def test_weights_are_shares_of_the_factors() -> None:
     assert weights({site: 9 * value for site, value in factors.items()}) == pytest.approx(found, abs=1e-7)
 
 
-# Runs -------------------------------------------------------------------------------------------------------------------
+# Runs
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def watched(config: Any, folder: Path) -> tuple[Result, Tap]:
@@ -199,7 +261,8 @@ def test_aggregate_is_weighted_by_rescue_factors_that_stay_at_the_sites(
 def test_rescue_factor_of_a_site_that_does_not_learn(
     make_config: Callable[..., Any], bare: Callable[..., Any], tmp_path: Path
 ) -> None:
-    # With a rate of zero and BatchNorm statistics frozen, w and each epoch's share of ŵ are the same: RF = Σ w_k · 2 w_k.
+    # With a rate of zero and BatchNorm statistics frozen, w and each epoch's share of ŵ are the same: RF = Σ
+    # w_k · 2 w_k.
     config = make_config(MAS, rounds=1, lr=0.0, epochs=2)
     frozen = config.net.model_copy(update={"batch_norm": "frozen"})
     config = type(config)(**{**vars(config), "net": frozen})
@@ -211,7 +274,10 @@ def test_rescue_factor_of_a_site_that_does_not_learn(
         with torch.no_grad():
             pairs = zip(plain.net.projector(plain.net.body(x)), target(x), strict=True)
         distance = [slow_distance(a, b) for a, b in pairs]
-        w = [sum(d for d, label in zip(distance, y, strict=True) if label == c) / int((y == c).sum()) for c in range(3)]
+        w = [
+            sum(d for d, label in zip(distance, y, strict=True) if label == c) / int((y == c).sum())
+            for c in range(3)
+        ]
         (note,) = notes(tmp_path / "run", site)
         assert note["rescue_factor"] == pytest.approx(sum(2 * v * v for v in w), rel=1e-4)
 
@@ -243,8 +309,11 @@ def test_tiny_rescue_factors_count_as_any_others(
 
 
 @pytest.mark.parametrize(("train", "norm"), [({}, 5.0), ({"clip_norm": 2.0}, 2.0)])
-def test_released_clips_gradients(train: dict[str, Any], norm: float, make_config: Callable[..., Any], tmp_path: Path) -> None:
-    # One step of plain descent at rate 1 along a gradient made long by the pull: the step is as long as the clip allows.
+def test_released_clips_gradients(
+    train: dict[str, Any], norm: float, make_config: Callable[..., Any], tmp_path: Path
+) -> None:
+    # One step of plain descent at rate 1 along a gradient made long by the pull: the step is as long as the
+    # clip allows.
     method = MAS | {"preset": "released", "lambda_f": 1e4}
     config = make_config(method, ["west"], rounds=1, optimizer="sgd", lr=1.0, batch_size=64, **train)
     _, tap = watched(config, tmp_path / "run")
@@ -268,7 +337,9 @@ def test_frozen_network_never_changes_and_its_features_are_computed_once(
     assert digest(target.state_dict()) == before
     for site in SIZES:
         with torch.no_grad():
-            torch.testing.assert_close(host._caches[site]["target"], target(bare(config).rows(site, "train")[0]))
+            torch.testing.assert_close(
+                host._caches[site]["target"], target(bare(config).rows(site, "train")[0])
+            )
 
 
 @pytest.mark.parametrize(("view", "every_step"), [("eval", False), ("flip", True)])
@@ -291,7 +362,9 @@ class OtherTarget(Serial):
     def __init__(self, host: Host) -> None:
         super().__init__(host)
         self.common = host.frozen["target"]
-        self.strange = build(NetOptions(name="small-cnn"), classes=1, image_size=16, seed=99, base=Path.cwd()).body.eval()
+        self.strange = build(
+            NetOptions(name="small-cnn"), classes=1, image_size=16, seed=99, base=Path.cwd()
+        ).body.eval()
 
     def ask(self, question: Question, sites: Sequence[str]) -> Iterator[tuple[str, bytes]]:
         for site in sites:
@@ -299,12 +372,18 @@ class OtherTarget(Serial):
             yield from super().ask(question, [site])
 
 
-def test_sites_with_different_frozen_networks_are_refused(make_config: Callable[..., Any], tmp_path: Path) -> None:
-    with pytest.raises(MethodError, match=r"frozen target networks differ: give every site the same method\.target_weights"):
+def test_sites_with_different_frozen_networks_are_refused(
+    make_config: Callable[..., Any], tmp_path: Path
+) -> None:
+    with pytest.raises(
+        MethodError, match=r"frozen target networks differ: give every site the same method\.target_weights"
+    ):
         run(make_config(MAS), tmp_path / "run", wrap=lambda engine: OtherTarget(engine.host))
 
 
-def test_a_site_that_is_not_drawn_for_the_first_round_is_looked_at_too(make_config: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_site_that_is_not_drawn_for_the_first_round_is_looked_at_too(
+    make_config: Callable[..., Any], tmp_path: Path
+) -> None:
     for seed in range(3):  # one of three sites is drawn, and not south every time
         with pytest.raises(MethodError, match="differ"):
             run(
@@ -314,7 +393,9 @@ def test_a_site_that_is_not_drawn_for_the_first_round_is_looked_at_too(make_conf
             )
 
 
-def test_one_pixel_of_one_kernel_is_enough_to_be_refused(make_config: Callable[..., Any], tmp_path: Path) -> None:
+def test_one_pixel_of_one_kernel_is_enough_to_be_refused(
+    make_config: Callable[..., Any], tmp_path: Path
+) -> None:
     def wrap(engine: Any) -> Any:
         other = OtherTarget(engine.host)
         other.strange.load_state_dict(other.common.state_dict())
@@ -327,14 +408,23 @@ def test_one_pixel_of_one_kernel_is_enough_to_be_refused(make_config: Callable[.
 
 
 def test_released_has_a_second_classifier_on_the_projector() -> None:
-    paper, released = (make_net(FedMAS(variant=variant, target="small-cnn")) for variant in ("paper", "released"))
+    paper, released = (
+        make_net(FedMAS(variant=variant, target="small-cnn")) for variant in ("paper", "released")
+    )
     assert paper.free is None
     assert isinstance(released.free, nn.Linear)
     assert (released.free.in_features, released.free.out_features) == (released.projector[-1].out_features, 3)
-    assert [type(layer).__name__ for layer in released.projector] == ["Linear", "BatchNorm1d", "ReLU", "Linear"]
+    assert [type(layer).__name__ for layer in released.projector] == [
+        "Linear",
+        "BatchNorm1d",
+        "ReLU",
+        "Linear",
+    ]
 
 
-def test_released_trains_and_averages_the_second_classifier(make_config: Callable[..., Any], tmp_path: Path) -> None:
+def test_released_trains_and_averages_the_second_classifier(
+    make_config: Callable[..., Any], tmp_path: Path
+) -> None:
     config = make_config(MAS | {"preset": "released"}, rounds=1)
     first = make_host(config, material(config), tmp_path / "unused").initial
     model = run(config, tmp_path / "run").server["model"]
@@ -342,21 +432,27 @@ def test_released_trains_and_averages_the_second_classifier(make_config: Callabl
 
 
 def test_neutral_is_fedavg_bit_for_bit(make_config: Callable[..., Any], tmp_path: Path) -> None:
-    plain = run(make_config({"name": "fedavg"}, objective="balanced_softmax"), tmp_path / "plain").server["model"]
+    plain = run(make_config({"name": "fedavg"}, objective="balanced_softmax"), tmp_path / "plain").server[
+        "model"
+    ]
     model = run(make_config(MAS | (FedMAS.neutral or {})), tmp_path / "run").server["model"]
     assert all(torch.equal(model[name], plain[name]) for name in plain)
 
 
 def test_without_mas_sites_count_by_samples(make_config: Callable[..., Any], tmp_path: Path) -> None:
     _, tap = watched(make_config(MAS | {"preset": "kd"}, rounds=1), tmp_path / "run")
-    weights = {a.site: decode_upload(a.data)[1]["delta"].weight for a in tap.answers if a.question.name == "train"}
+    weights = {
+        a.site: decode_upload(a.data)[1]["delta"].weight for a in tap.answers if a.question.name == "train"
+    }
     assert {site: float(weight) for site, weight in weights.items()} == SIZES
     assert notes(tmp_path / "run", "west")[0].keys() == {"round", "question", "weight"}
 
 
 def test_every_preset_is_another_method(make_config: Callable[..., Any], tmp_path: Path) -> None:
     hashes = {
-        preset: run(make_config(MAS | {"preset": preset}, ["north", "south"], rounds=1), tmp_path / preset).state_hash
+        preset: run(
+            make_config(MAS | {"preset": preset}, ["north", "south"], rounds=1), tmp_path / preset
+        ).state_hash
         for preset in FedMAS.presets
         if preset != "lambda-3"
     }
@@ -364,10 +460,14 @@ def test_every_preset_is_another_method(make_config: Callable[..., Any], tmp_pat
     assert FedMAS(**FedMAS.presets["lambda-3"]) == FedMAS()
 
 
-def test_one_site_without_extra_terms_is_local_training(make_config: Callable[..., Any], tmp_path: Path) -> None:
+def test_one_site_without_extra_terms_is_local_training(
+    make_config: Callable[..., Any], tmp_path: Path
+) -> None:
     train = {"rounds": 2, "optimizer": "sgd", "objective": "cross_entropy"}
     run(make_config({"name": "local"}, ["west"], **train), tmp_path / "local")
-    model = run(make_config(MAS | (FedMAS.neutral or {}), ["west"], **train), tmp_path / "run").server["model"]
+    model = run(make_config(MAS | (FedMAS.neutral or {}), ["west"], **train), tmp_path / "run").server[
+        "model"
+    ]
     alone = load_file(tmp_path / "local" / "sites" / "west" / "1.0.safetensors")
     for name in ("head.fed.weight", "body.conv1.weight"):
         torch.testing.assert_close(model[name], alone[f"net/{name}"], rtol=0, atol=1e-6)
@@ -379,5 +479,8 @@ def test_missing_target_weights_are_named(make_config: Callable[..., Any], tmp_p
 
 
 def test_unknown_target_is_refused_with_the_nearest_name(make_config: Callable[..., Any]) -> None:
-    with pytest.raises(ConfigError, match=r"'method\.target' is \"resnet81\": unknown net 'resnet81': did you mean 'resnet18'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"'method\.target' is \"resnet81\": unknown net 'resnet81': did you mean 'resnet18'",
+    ):
         make_config({"name": "fedmas", "target": "resnet81"})

@@ -34,7 +34,14 @@ SITES = {
     "west": (0, 1, 2, 0, 1, 2, 2, 1, 0, 2),
 }
 TEST = {site: (0, 1, 2) for site in SITES}
-EAGER = {"name": "fedmlp", "warmup": 1, "negative_share": 0.5, "positive_share": 0.6, "low": 0.48, "high": 0.52}
+EAGER = {
+    "name": "fedmlp",
+    "warmup": 1,
+    "negative_share": 0.5,
+    "positive_share": 0.6,
+    "low": 0.48,
+    "high": 0.52,
+}
 """tags from the second round on, and many"""
 MISSING_SEED = 23
 """north and south miss the last class, west the first; everybody labels the one between"""
@@ -75,11 +82,30 @@ def sigmoid(z: float) -> float:
     return 1 / (1 + math.exp(-z))
 
 
-# Losses -----------------------------------------------------------------------------------------------------------------
+# Losses
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def adjusted(logits: Tensor, known: Mapping[tuple[int, int], float], prior: list[float]) -> float:
-    """Equation 3-4 as printed: the probability is re-weighted by the prior, summed over known cells, divided by B·C."""
+    """Equation 3-4 as printed: the probability is re-weighted by the prior, summed over known cells, divided
+    by B·C."""
     total = 0.0
     for (i, c), label in known.items():
         p = sigmoid(float(logits[i, c])) * prior[c]
@@ -114,13 +140,17 @@ def test_late_loss_over_labels_tags_and_the_rest(cr: bool) -> None:
     if cr:
         rest = [(i, c) for i in range(4) for c in range(3) if (i, c) not in known]
         assert len(rest) == 4
-        expected += sum((sigmoid(float(logits[i, c])) - sigmoid(float(guide[i, c]))) ** 2 for i, c in rest) / 12
+        expected += (
+            sum((sigmoid(float(logits[i, c])) - sigmoid(float(guide[i, c]))) ** 2 for i, c in rest) / 12
+        )
     found = method.late_loss(same, batch_of(y, logits), loc)
     assert float(found) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize(("over", "labelled", "missing"), [("all", 12, 12), ("labelled", 8, 4)])
-def test_warm_up_consistency_is_the_squared_distance_on_missing_classes(over: Any, labelled: int, missing: int) -> None:
+def test_warm_up_consistency_is_the_squared_distance_on_missing_classes(
+    over: Any, labelled: int, missing: int
+) -> None:
     views, guides = (draw(4, 3, seed=1), draw(4, 3, seed=2)), (draw(4, 3, seed=5), draw(4, 3, seed=6))
     y = torch.tensor([[1.0, 0, 0], [0, 0, 1], [1, 0, 1], [0, 0, 0]], dtype=torch.float64)
     answer = {id(view): guide for view, guide in zip(views, guides, strict=True)}
@@ -145,11 +175,14 @@ def test_late_loss_over_the_cells_of_each_term() -> None:
     known = {(i, 0): 0.0 for i in range(4)} | {(0, 1): 1.0, (1, 1): 0.0, (2, 1): 0.0}
     rest = [(i, c) for i in range(4) for c in range(3) if (i, c) not in known]
     supervised = sum(
-        -math.log(sigmoid(float(logits[cell])) if label else 1 - sigmoid(float(logits[cell]))) for cell, label in known.items()
+        -math.log(sigmoid(float(logits[cell])) if label else 1 - sigmoid(float(logits[cell])))
+        for cell, label in known.items()
     )
     distance = sum((sigmoid(float(logits[cell])) - sigmoid(float(guide[cell]))) ** 2 for cell in rest)
     both, alone = FedMLP(wpc=False, over="labelled"), FedMLP(**FedMLP.presets["released"])
-    assert float(both.late_loss(same, batch_of(y, logits), loc)) == pytest.approx(supervised / 7 + distance / 5, rel=1e-9)
+    assert float(both.late_loss(same, batch_of(y, logits), loc)) == pytest.approx(
+        supervised / 7 + distance / 5, rel=1e-9
+    )
     assert float(alone.late_loss(same, batch_of(y, logits), loc)) == pytest.approx(supervised / 7, rel=1e-9)
 
 
@@ -174,7 +207,25 @@ def test_shift_is_the_log_odds_of_labels_or_tags() -> None:
     assert FedMLP().shift(loc)[2] == 0
 
 
-# Tags -------------------------------------------------------------------------------------------------------------------
+# Tags
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -258,7 +309,9 @@ def test_without_self_adaptive_threshold_the_degree_does_not_count() -> None:
     (feature, prototypes), found = rivals(), []
     for st, degree in ((True, 1.0), (False, 0.2), (True, 0.2)):
         seen = Seen(feature)
-        loc = place(700, [0], scan=seen.scan, down={"prototypes": prototypes, "degree": torch.full((3,), degree)})
+        loc = place(
+            700, [0], scan=seen.scan, down={"prototypes": prototypes, "degree": torch.full((3,), degree)}
+        )
         FedMLP(st=st, negative_share=0.1, positive_share=0.1)._tag(seen.net, loc)
         found.append(loc.mine["tags"])
     assert torch.equal(found[0], found[1])
@@ -275,7 +328,9 @@ def test_class_without_both_prototypes_is_left_alone() -> None:
     assert (loc.mine["tags"][:, 1] != NONE).any()
 
 
-@pytest.mark.parametrize(("n", "rule", "small"), [(99, None, True), (400, None, False), (99, False, False), (100, True, True)])
+@pytest.mark.parametrize(
+    ("n", "rule", "small"), [(99, None, True), (400, None, False), (99, False, False), (100, True, True)]
+)
 def test_small_sites_tag_at_least_one(n: int, rule: bool | None, small: bool) -> None:
     feature, prototypes = rivals()
     seen = Seen(feature[:n])
@@ -286,7 +341,8 @@ def test_small_sites_tag_at_least_one(n: int, rule: bool | None, small: bool) ->
     assert tagged == ([1, 1] if small else [0, 0] if n < 100 else [0, 2])
 
 
-# What sites say of classes ----------------------------------------------------------------------------------------------
+# What sites say of classes
+# ----------------------------------------------------------------------------------------------
 
 
 def described(n: int, own: list[int], seed: int, **options: Any) -> tuple[Upload, Tensor, Tensor, Tensor]:
@@ -310,7 +366,9 @@ def test_prototypes_are_means_over_labelling_sites_and_degrees_over_the_others()
     for c, labelling in enumerate((["a", "b", "c"], ["a"], ["c"])):
         for kind in (0, 1):
             means = [found[s][1][found[s][2][:, c] == kind].mean(0) for s in labelling]
-            torch.testing.assert_close(answers["prototypes"][c, kind], torch.stack(means).mean(0), rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(
+                answers["prototypes"][c, kind], torch.stack(means).mean(0), rtol=1e-5, atol=1e-6
+            )
         missing = [s for s in sites if s not in labelling]
         decided = {s: sum(float(v) < 0.3 or float(v) > 0.7 for v in found[s][3][:, c]) for s in missing}
         expected = sum(decided.values()) / sum(sites[s][0] for s in missing) if missing else 0.0
@@ -320,14 +378,19 @@ def test_prototypes_are_means_over_labelling_sites_and_degrees_over_the_others()
 
 def test_equation_10_as_printed_goes_over_the_labelling_sites() -> None:
     sites = {"a": (20, [0, 1]), "b": (31, [0]), "c": (12, [0, 2])}
-    found = {name: described(n, own, seed=10 * n, **FedMLP.presets["eq-10"]) for name, (n, own) in sites.items()}
+    found = {
+        name: described(n, own, seed=10 * n, **FedMLP.presets["eq-10"]) for name, (n, own) in sites.items()
+    }
     reduction = Reduction()
     for name, (upload, *_) in found.items():
         reduction.add(name, upload)
     answers = reduction.result(tuple(sites))
     for c, labelling in enumerate((["a", "b", "c"], ["a"], ["c"])):
         images = sum(sites[s][0] for s in labelling)
-        share = {s: sum(float(v) < 0.3 or float(v) > 0.7 for v in found[s][3][:, c]) / sites[s][0] for s in labelling}
+        share = {
+            s: sum(float(v) < 0.3 or float(v) > 0.7 for v in found[s][3][:, c]) / sites[s][0]
+            for s in labelling
+        }
         expected = sum(sites[s][0] / images * share[s] for s in labelling)
         assert float(answers["degree"][c]) == pytest.approx(expected, abs=1e-6)
         assert float(answers.weight["degree"][c]) == images
@@ -335,7 +398,9 @@ def test_equation_10_as_printed_goes_over_the_labelling_sites() -> None:
 
 def test_prototypes_may_be_weighted_by_images() -> None:
     sites = {"a": (20, [0, 1]), "b": (31, [0]), "c": (12, [0, 2])}
-    found = {name: described(n, own, seed=10 * n, prototypes_by="samples") for name, (n, own) in sites.items()}
+    found = {
+        name: described(n, own, seed=10 * n, prototypes_by="samples") for name, (n, own) in sites.items()
+    }
     reduction = Reduction()
     for name, (upload, *_) in found.items():
         reduction.add(name, upload)
@@ -392,7 +457,25 @@ def test_phases_are_within_the_run(warmup: int, rounds: int, phases: list[int]) 
     assert list(FedMLP(warmup=warmup).phases(rounds)) == phases
 
 
-# Runs -------------------------------------------------------------------------------------------------------------------
+# Runs
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 Make = Callable[..., Config]
@@ -400,16 +483,26 @@ Make = Callable[..., Config]
 
 @pytest.fixture(scope="module")
 def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
-    """make(method table, missing, …, **train): three sites, three findings, each site without the labels of `missing` of them."""
+    """make(method table, missing, …, **train): three sites, three findings, each site without the labels of
+    `missing` of them."""
     root = tmp_path_factory.mktemp("findings")
     tables = write_federation(root / "all", SITES, TEST, task="multi")
     alone = write_federation(root / "alone", {"west": SITES["west"]}, {"west": TEST["west"]}, task="multi")
 
-    def config(method: Mapping[str, Any], missing: int = 1, table: Any = None, one: bool = False, **train: Any) -> Config:
+    def config(
+        method: Mapping[str, Any], missing: int = 1, table: Any = None, one: bool = False, **train: Any
+    ) -> Config:
         chosen = table or (alone if one else tables)
         options = {"rounds": 3, "batch_size": 4, "lr": 0.01, "seed": 3, "views": ["weak", "weak"]} | train
-        rest = {"net": {"name": "small-cnn"}, "engine": {"device": "cpu"}, "train": options, "method": dict(method)}
-        partition = chosen["partition"] | ({"missing": missing, "missing_seed": MISSING_SEED} if missing else {})
+        rest = {
+            "net": {"name": "small-cnn"},
+            "engine": {"device": "cpu"},
+            "train": options,
+            "method": dict(method),
+        }
+        partition = chosen["partition"] | (
+            {"missing": missing, "missing_seed": MISSING_SEED} if missing else {}
+        )
         return resolve(chosen | rest | {"partition": partition, "evaluate": {"every": 99}})
 
     return config
@@ -426,7 +519,9 @@ def tapped(config: Config, folder: Path) -> tuple[Result, list[Answer]]:
 
 
 def tags(folder: Path, version: str) -> dict[str, Tensor]:
-    return {site: load_file(folder / "sites" / site / f"{version}.safetensors")["mine/tags"] for site in SITES}
+    return {
+        site: load_file(folder / "sites" / site / f"{version}.safetensors")["mine/tags"] for site in SITES
+    }
 
 
 def test_tags_stay_at_the_site_and_only_grow(make: Make, tmp_path: Path) -> None:
@@ -483,7 +578,10 @@ def test_labels_a_site_does_not_have_change_nothing(make: Make, tmp_path: Path) 
 
 
 def test_every_switch_counts(make: Make, tmp_path: Path) -> None:
-    arms: dict[str, dict[str, Any]] = {"all": {}, **{f"no {name}": {name: False} for name in ("mld", "wpc", "cr", "st")}}
+    arms: dict[str, dict[str, Any]] = {
+        "all": {},
+        **{f"no {name}": {name: False} for name in ("mld", "wpc", "cr", "st")},
+    }
     arms |= {"warm": {"warmup_cr": True}, "over": {"over": "labelled"}, "eq-10": {"degree_of": "labelling"}}
     arms |= {"weighted": {"prototypes_by": "samples"}, "released": {"preset": "released"}}
     hashes = {arm: run(make(EAGER | change), tmp_path / arm).state_hash for arm, change in arms.items()}
@@ -493,7 +591,10 @@ def test_every_switch_counts(make: Make, tmp_path: Path) -> None:
 
 def test_presets_add_one_component_after_the_other() -> None:
     rows = [name for name in FedMLP.presets if name.startswith("mld")]
-    on = {name: {c for c in ("mld", "wpc", "cr", "st") if getattr(FedMLP(**FedMLP.presets[name]), c)} for name in rows}
+    on = {
+        name: {c for c in ("mld", "wpc", "cr", "st") if getattr(FedMLP(**FedMLP.presets[name]), c)}
+        for name in rows
+    }
     assert on == {name: set(name.split("+")) for name in rows}
     for before, after in pairwise(rows):
         assert differing(before, after) == {after.split("+")[-1]}
@@ -530,7 +631,9 @@ def test_neutral_is_fedavg_on_the_labels_there_are(make: Make, tmp_path: Path) -
 def test_one_site_without_extra_terms_is_local_training(make: Make, tmp_path: Path) -> None:
     train = {"optimizer": "sgd", "objective": {"name": "bce", "over": "all"}}
     run(make({"name": "local"}, 0, one=True, **train), tmp_path / "local")
-    model = run(make({"name": "fedmlp", **(FedMLP.neutral or {})}, 0, one=True, **train), tmp_path / "run").server["model"]
+    model = run(
+        make({"name": "fedmlp", **(FedMLP.neutral or {})}, 0, one=True, **train), tmp_path / "run"
+    ).server["model"]
     alone = load_file(tmp_path / "local" / "sites" / "west" / "2.0.safetensors")
     for name in model:
         torch.testing.assert_close(model[name], alone[f"net/{name}"], rtol=0, atol=1e-6)
@@ -539,6 +642,9 @@ def test_one_site_without_extra_terms_is_local_training(make: Make, tmp_path: Pa
 def test_site_notes_whether_it_tags_at_least_one(make: Make, tmp_path: Path) -> None:
     run(make(EAGER | {"negative_share": 0.005}), tmp_path / "run")
     for site in SITES:
-        lines = [json.loads(line) for line in (tmp_path / "run" / "sites" / site / "notes.jsonl").read_text().splitlines()]
+        lines = [
+            json.loads(line)
+            for line in (tmp_path / "run" / "sites" / site / "notes.jsonl").read_text().splitlines()
+        ]
         assert [line["round"] for line in lines if line.get("at_least_one") == 1.0] == [1, 2]
         assert "at_least_one" not in lines[0]  # nothing is tagged while warming up

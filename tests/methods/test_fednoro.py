@@ -31,7 +31,8 @@ def draws() -> list[torch.Generator]:
     return [torch.Generator().manual_seed(seed) for seed in range(FITS)]
 
 
-# Who is noisy -----------------------------------------------------------------------------------------------------------
+# Who is noisy
+# -----------------------------------------------------------------------------------------------------------
 
 
 def losses(seed: int = 0) -> Tensor:
@@ -65,13 +66,33 @@ def test_class_a_site_lacks_counts_as_the_smallest_of_the_others() -> None:
     assert noisy(nobody, draws()).nonzero().flatten().tolist() == [1, 5]
 
 
-@pytest.mark.parametrize("given", [torch.ones(4, 3, dtype=torch.float64), losses()[:1], torch.zeros(3, 0)], ids=str)
+@pytest.mark.parametrize(
+    "given", [torch.ones(4, 3, dtype=torch.float64), losses()[:1], torch.zeros(3, 0)], ids=str
+)
 def test_equal_sites_one_site_or_no_losses_mean_that_nobody_is_noisy(given: Tensor) -> None:
     found = noisy(given, draws())
     assert found.dtype == torch.bool and found.tolist() == [False] * len(given)
 
 
-# Weights ----------------------------------------------------------------------------------------------------------------
+# Weights
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def changes() -> dict[str, dict[str, Tensor]]:
@@ -95,13 +116,36 @@ def test_without_noisy_or_without_clean_sites_it_is_the_mean_by_samples(who: set
     assert nearness(same, samples, {"b"}).tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4], rel=1e-12)
 
 
-# Losses -----------------------------------------------------------------------------------------------------------------
+# Losses
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 COUNTS = torch.tensor([6.0, 2.0, 0.0], dtype=torch.float64)
 
 
 def place(
-    method: FedNoRo, task: Any, round: int, own: Tensor | None = None, guide: Tensor | None = None, base: Any = None
+    method: FedNoRo,
+    task: Any,
+    round: int,
+    own: Tensor | None = None,
+    guide: Tensor | None = None,
+    base: Any = None,
 ) -> Any:
     options = method.base_loss(parse_objective(base or ("cross_entropy" if task == "single" else "bce")))
     objective = make_objective(options, counts=COUNTS, total=8, task=task, labelled=own)
@@ -119,7 +163,9 @@ def test_single_label_losses_by_hand() -> None:
     z, guide, y = tensor(0), tensor(1), torch.tensor([0, 1, 0, 0])
     clean = taught = 0.0
     for i in range(4):
-        mass = [math.exp(float(z[i, c])) * (6, 2)[c] / 8 for c in range(2)]  # the site has none of the last class
+        mass = [
+            math.exp(float(z[i, c])) * (6, 2)[c] / 8 for c in range(2)
+        ]  # the site has none of the last class
         teacher = [math.exp(float(guide[i, c]) / 0.8) for c in range(3)]
         clean -= math.log(mass[int(y[i])] / sum(mass)) / 4
         for c in range(2):
@@ -155,7 +201,10 @@ def test_several_labels_by_hand(adjust: bool) -> None:
         student, teacher = (1 / (1 + math.exp(-v)) for v in (float(z[i, 2]), float(guide[i, 2]) / 0.8))
         taught += (student - teacher) ** 2 / 4
     weight = 0.8 * math.exp(-5)  # before the warm-up is over the weight is its least
-    batch, method = Batch(views=(z,), y=y, index=torch.arange(4), mask=own), FedNoRo(warmup=10, ramp=8, adjust=adjust)
+    batch, method = (
+        Batch(views=(z,), y=y, index=torch.arange(4), mask=own),
+        FedNoRo(warmup=10, ramp=8, adjust=adjust),
+    )
     found = method.loss(lambda x: x, batch, place(method, "multi", 3, own, guide))  # type: ignore[arg-type]
     assert float(found) == pytest.approx((1 - weight) * base + weight * taught, rel=1e-9)
 
@@ -172,7 +221,11 @@ def test_several_labels_by_hand(adjust: bool) -> None:
 def test_class_shares_count_once(task: str, base: str, plain: str, guided: bool) -> None:
     """With a base loss that shifts by them already, the loss is that with the base loss without its shift."""
     own = torch.tensor([True, True, False]) if task == "multi" else None
-    y = torch.tensor([0, 1, 0, 0]) if own is None else torch.tensor([[1.0, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 0]]).double()
+    y = (
+        torch.tensor([0, 1, 0, 0])
+        if own is None
+        else torch.tensor([[1.0, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 0]]).double()
+    )
     batch, method = Batch(views=(tensor(0),), y=y, index=torch.arange(4), mask=own), FedNoRo(warmup=0, ramp=0)
     guide = tensor(1) if guided else None
     shifted, bare = (
@@ -199,7 +252,25 @@ def test_who_gets_a_teacher(double_net: Callable[..., Net]) -> None:
     assert not taught("multi", every, {})
 
 
-# Runs -------------------------------------------------------------------------------------------------------------------
+# Runs
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def tapped(config: Config, folder: Path, **more: Any) -> tuple[Any, Any]:
@@ -216,7 +287,8 @@ def tapped(config: Config, folder: Path, **more: Any) -> tuple[Any, Any]:
 def leaves(answers: Any) -> list[tuple[int, str, dict[str, str]]]:
     """What left, by round and question."""
     found = [
-        (a.question.round, a.question.name, {n: leaf.kind for n, leaf in decode_upload(a.data)[1].items()}) for a in answers
+        (a.question.round, a.question.name, {n: leaf.kind for n, leaf in decode_upload(a.data)[1].items()})
+        for a in answers
     ]
     return [entry for i, entry in enumerate(found) if entry not in found[:i]]
 
@@ -225,7 +297,9 @@ MEANS = {"delta": "mean", "loss": "mean"}
 MODELS = {"delta": "each", "samples": "each", "loss": "mean"}
 
 
-def test_what_leaves_in_which_phase(make_config: Callable[..., Config], make_findings: Any, tmp_path: Path) -> None:
+def test_what_leaves_in_which_phase(
+    make_config: Callable[..., Config], make_findings: Any, tmp_path: Path
+) -> None:
     judged = (1, "class_loss", {"loss": "each"})
     _, answers = tapped(make_config({"name": NAME, "warmup": 1}, rounds=3), tmp_path / "a")
     assert leaves(answers) == [(0, "train", MEANS), judged, (1, "train", MODELS), (2, "train", MODELS)]
@@ -233,7 +307,9 @@ def test_what_leaves_in_which_phase(make_config: Callable[..., Config], make_fin
     assert leaves(answers) == [(0, "train", MEANS), judged, (1, "train", MEANS), (2, "train", MEANS)]
     _, answers = tapped(make_findings({"name": NAME, "warmup": 1}, rounds=3), tmp_path / "c")
     assert leaves(answers) == [(0, "train", MEANS), judged, (1, "train", MEANS), (2, "train", MEANS)]
-    empty = [decode_upload(a.data)[1]["loss"].value.numel() for a in answers if a.question.name == "class_loss"]
+    empty = [
+        decode_upload(a.data)[1]["loss"].value.numel() for a in answers if a.question.name == "class_loss"
+    ]
     assert empty == [0, 0, 0]
 
 
@@ -257,25 +333,37 @@ def test_class_losses_are_those_of_the_stage_1_model(
         expected = [float(-logp[y == c, c].mean()) for c in range(3)]
         assert result.server["losses"][site].tolist() == pytest.approx(expected, rel=1e-4)
     assert 1 <= sum(bool(flag) for flag in result.server["noisy"].values()) <= 2
-    told = {a.site: bytes(a.question.each[a.site]) for a in answers if a.question.name == "train" and a.question.round == 2}
+    told = {
+        a.site: bytes(a.question.each[a.site])
+        for a in answers
+        if a.question.name == "train" and a.question.round == 2
+    }
     assert len(set(told.values())) == 2  # clean or noisy
 
 
 def test_the_new_model_is_the_weighted_mean(make_config: Callable[..., Config], tmp_path: Path) -> None:
     config = make_config({"name": NAME, "warmup": 1}, rounds=2)
     result, answers = tapped(config, tmp_path / "run")
-    uploads = {a.site: decode_upload(a.data)[1] for a in answers if a.question.name == "train" and a.question.round == 1}
+    uploads = {
+        a.site: decode_upload(a.data)[1]
+        for a in answers
+        if a.question.name == "train" and a.question.round == 1
+    }
     deltas = {site: up["delta"].value for site, up in uploads.items()}
     samples = torch.tensor([9.0, 6.0, 14.0], dtype=torch.float64)
     weight = nearness(deltas, samples, {site for site, flag in result.server["noisy"].items() if flag})
     assert any(abs(float(w) - n / 29) > 1e-3 for w, n in zip(weight, samples, strict=True))
     for name, tensor in result.server["model"].items():
-        change = sum(float(w) * delta[name].double() for w, delta in zip(weight, deltas.values(), strict=True))
+        change = sum(
+            float(w) * delta[name].double() for w, delta in zip(weight, deltas.values(), strict=True)
+        )
         expected = result.server["judge"][name].double() + change
         torch.testing.assert_close(tensor.double(), expected, rtol=1e-5, atol=1e-7)
 
 
-def test_sites_that_come_later_are_judged_by_the_same_model(make_config: Callable[..., Config], tmp_path: Path) -> None:
+def test_sites_that_come_later_are_judged_by_the_same_model(
+    make_config: Callable[..., Config], tmp_path: Path
+) -> None:
     config = make_config({"name": NAME, "warmup": 0}, rounds=6, participation=0.34)
     result, answers = tapped(config, tmp_path / "run")
     asked = [(a.question.round, a.site) for a in answers if a.question.name == "class_loss"]
@@ -287,7 +375,8 @@ def test_sites_that_come_later_are_judged_by_the_same_model(make_config: Callabl
 
 
 def test_nobody_noisy_and_no_adjustment_is_fedavg(make_config: Callable[..., Config], tmp_path: Path) -> None:
-    # A single site can be neither noisier nor farther than others, and takes the path of stage 2 all the same.
+    # A single site can be neither noisier nor farther than others, and takes the path of stage 2 all the
+    # same.
     plain = run(make_config({"name": "fedavg"}, ["west"]), tmp_path / "plain").server["model"]
     method = {"name": NAME, "warmup": 0, "adjust": False}
     model = run(make_config(method, ["west"]), tmp_path / "run").server["model"]
@@ -302,5 +391,7 @@ def test_nobody_noisy_and_no_adjustment_is_fedavg(make_config: Callable[..., Con
 def test_every_switch_counts(make_config: Callable[..., Config], tmp_path: Path) -> None:
     base: dict[str, Any] = {"name": NAME, "warmup": 1, "ramp": 0}
     arms: list[dict[str, Any]] = [{}, {"daagg": False}, {"strength": 0.0}, {"adjust": False}, {"warmup": 2}]
-    found = [digest(run(make_config(base | arm), tmp_path / str(i)).server["model"]) for i, arm in enumerate(arms)]
+    found = [
+        digest(run(make_config(base | arm), tmp_path / str(i)).server["model"]) for i, arm in enumerate(arms)
+    ]
     assert len(set(found)) == len(arms)

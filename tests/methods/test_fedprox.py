@@ -34,7 +34,9 @@ def moved(double_net: Callable[..., Net]) -> tuple[Net, Any, Batch, dict[str, Te
 
 
 def gradients(net: Net, loss: Tensor) -> dict[str, Tensor]:
-    return dict(zip(dict(net.named_parameters()), torch.autograd.grad(loss, list(net.parameters())), strict=True))
+    return dict(
+        zip(dict(net.named_parameters()), torch.autograd.grad(loss, list(net.parameters())), strict=True)
+    )
 
 
 def test_value_and_gradient_of_the_pull(moved: Any) -> None:

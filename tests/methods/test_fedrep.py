@@ -26,7 +26,8 @@ SIZES = {"north": 9, "south": 6, "west": 14}
 def test_one_round_is_head_then_body(
     make_config: Callable[..., Any], visit: Callable[..., Any], bare: Callable[..., Any]
 ) -> None:
-    """Against torch.optim: two epochs of the head on a body in eval mode, then one of the body under that head."""
+    """Against torch.optim: two epochs of the head on a body in eval mode, then one of the body under that
+    head."""
     config = make_config({"name": NAME, "head_epochs": 2}, epochs=1, optimizer="sgd", momentum=0.9, lr=0.05)
     net, loc = visit(config, "south")
     up = config.method.train(net, loc)
@@ -50,7 +51,9 @@ def test_one_round_is_head_then_body(
         torch.testing.assert_close(tensor, state(net)[name] - plain.first[name])
 
 
-def test_head_epochs_default_to_those_of_the_body(make_config: Callable[..., Any], visit: Callable[..., Any]) -> None:
+def test_head_epochs_default_to_those_of_the_body(
+    make_config: Callable[..., Any], visit: Callable[..., Any]
+) -> None:
     found = []
     for options in ({}, {"head_epochs": 2}, {"head_epochs": 0}):
         config = make_config({"name": NAME, **options}, epochs=2)
@@ -79,14 +82,18 @@ def test_no_head_leaves_in_training(option: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("option", ["each", "mean"])
-def test_metrics_by_hand(option: str, make_config: Callable[..., Any], bare: Callable[..., Any], tmp_path: Path) -> None:
+def test_metrics_by_hand(
+    option: str, make_config: Callable[..., Any], bare: Callable[..., Any], tmp_path: Path
+) -> None:
     config = make_config({"name": NAME, "global_head": option}, rounds=2, lr=0.03)
     result, plain = run(config, tmp_path / "run"), bare(config)
     assert not [name for name in result.server["model"] if name.startswith("head")]
     heads = {}
     for site in SIZES:
         kept = load_file(tmp_path / "run" / "sites" / site / "1.0.safetensors")
-        heads[site] = {name.removeprefix("net/"): x for name, x in kept.items() if name.startswith("net/head.")}
+        heads[site] = {
+            name.removeprefix("net/"): x for name, x in kept.items() if name.startswith("net/head.")
+        }
     truth = {site: plain.rows(site, "test")[1] for site in SIZES}
 
     def said(head: dict[str, torch.Tensor], site: str) -> torch.Tensor:
@@ -106,13 +113,17 @@ def test_metrics_by_hand(option: str, make_config: Callable[..., Any], bare: Cal
     assert test["specialisation"]["balanced_accuracy"] == pytest.approx(np.mean(own), abs=1e-12)
 
 
-def test_last_epochs_move_heads_alone_at_the_last_rate(make_config: Callable[..., Any], tmp_path: Path) -> None:
+def test_last_epochs_move_heads_alone_at_the_last_rate(
+    make_config: Callable[..., Any], tmp_path: Path
+) -> None:
     found = {}
     for final in (0, 3):
         config = make_config({"name": NAME, "final_epochs": final}, schedule="cosine", rounds=2)
         found[final] = run(config, tmp_path / str(final))
     assert found[0].state_hash == found[3].state_hash
-    assert [row["round"] for row in found[0].history] == [1, 2] and [row["round"] for row in found[3].history] == [1, 2, 3]
+    assert [row["round"] for row in found[0].history] == [1, 2] and [
+        row["round"] for row in found[3].history
+    ] == [1, 2, 3]
     before, after = (
         load_file(tmp_path / str(final) / "sites" / "west" / f"{version}.safetensors")
         for final, version in ((0, "1.0"), (3, "2.0"))
@@ -121,6 +132,9 @@ def test_last_epochs_move_heads_alone_at_the_last_rate(make_config: Callable[...
 
 
 def test_differs_from_fedavg(make_config: Callable[..., Any], tmp_path: Path) -> None:
-    servers = [run(make_config({"name": name}, rounds=1), tmp_path / str(i)).server for i, name in enumerate((NAME, "fedavg"))]
+    servers = [
+        run(make_config({"name": name}, rounds=1), tmp_path / str(i)).server
+        for i, name in enumerate((NAME, "fedavg"))
+    ]
     assert not same_bits(servers[0]["model"]["body.conv1.weight"], servers[1]["model"]["body.conv1.weight"])
     assert FedRep.neutral is None

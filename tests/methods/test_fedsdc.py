@@ -28,13 +28,23 @@ SIZES = {"north": 9, "south": 6, "west": 14}
 
 
 def make_net(method: FedSDC) -> Net:
-    return build(NetOptions(name="small-cnn"), classes=3, make_head=method.make_head, image_size=16, seed=5, base=Path.cwd())
+    return build(
+        NetOptions(name="small-cnn"),
+        classes=3,
+        make_head=method.make_head,
+        image_size=16,
+        seed=5,
+        base=Path.cwd(),
+    )
 
 
 class Room:
-    """An `ask` without sites: every head comes back one larger, the body moves as told, ranking is as told."""
+    """An `ask` without sites: every head comes back one larger, the body moves as told, ranking is as
+    told."""
 
-    def __init__(self, round: int, sites: Sequence[str], delta: Tree, confusion: Tensor | None = None) -> None:
+    def __init__(
+        self, round: int, sites: Sequence[str], delta: Tree, confusion: Tensor | None = None
+    ) -> None:
         self.round, self.sites, self.delta, self.confusion = round, tuple(sites), delta, confusion
         self.dealt: dict[str, Tree] = {}
         self.asked: list[str] = []
@@ -63,7 +73,25 @@ def steps(server: Tree, seed: int) -> Tree:
     return {name: torch.randn(tensor.shape, generator=draw) for name, tensor in server["model"].items()}
 
 
-# The bank ---------------------------------------------------------------------------------------------------------------
+# The bank
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def bank(method: FedSDC, width: int, sites: int) -> Tree:
@@ -83,7 +111,9 @@ def test_one_width_in_each_bin(count: int) -> None:
 
 def test_without_diversity_a_head_is_one_linear_layer() -> None:
     method = FedSDC(diversity=False)
-    assert type(method.make_head(64, 3)) is nn.Linear  # no second layer and no dropout: both are part of diversity
+    assert (
+        type(method.make_head(64, 3)) is nn.Linear
+    )  # no second layer and no dropout: both are part of diversity
     heads = bank(method, 256, 5)
     assert list(heads) == [f"{slot:03d}" for slot in range(5)]
     for head in heads.values():
@@ -92,7 +122,9 @@ def test_without_diversity_a_head_is_one_linear_layer() -> None:
         assert head["weight"].std() == pytest.approx((1 / 3 / 256) ** 0.5, rel=0.15)
     assert len({float(head["weight"][0, 0]) for head in heads.values()}) == 5
     server, net = start(method)
-    assert server["shape"].tolist() == [net.width, 3] and not [name for name in server["model"] if name.startswith("head.")]
+    assert server["shape"].tolist() == [net.width, 3] and not [
+        name for name in server["model"] if name.startswith("head.")
+    ]
 
 
 def test_linear_heads_vote_as_linear_layers_do() -> None:
@@ -141,7 +173,25 @@ def test_narrow_head_is_a_narrow_network() -> None:
     assert not wide.up.weight.grad[:, units:].any()
 
 
-# The round --------------------------------------------------------------------------------------------------------------
+# The round
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_every_head_is_dealt_and_trained_exactly_once_a_round() -> None:
@@ -152,7 +202,9 @@ def test_every_head_is_dealt_and_trained_exactly_once_a_round() -> None:
         room = Room(round, sites, steps(server, round))
         before = server.get("heads")
         server = method.round(server, room)
-        first = first or {slot: head | {"up.bias": head["up.bias"] - 1} for slot, head in server["heads"].items()}
+        first = first or {
+            slot: head | {"up.bias": head["up.bias"] - 1} for slot, head in server["heads"].items()
+        }
         before = before or first
         holder = {
             slot: [s for s in sites if same_bits(room.dealt[s]["down.weight"], head["down.weight"])]
@@ -212,7 +264,8 @@ def test_without_momentum_the_body_moves_as_in_fedavg() -> None:
         assert all(same_bits(server["model"][name], expected[name]) for name in expected)
 
 
-# The ranking ------------------------------------------------------------------------------------------------------------
+# The ranking
+# ------------------------------------------------------------------------------------------------------------
 
 
 class Flat(nn.Module):
@@ -247,7 +300,9 @@ def test_planted_head_is_ranked_first_on_the_images_asked_for(good: int, rank_on
         return [Batch((x[:5],), y[:5], torch.arange(5), None), Batch((x[5:],), y[5:], torch.arange(3), None)]
 
     heads, method = planted(good), FedSDCPlus(rank_on=rank_on)
-    confusion = method.rank(Flat(3), SimpleNamespace(scan=scan, classes="abc", down={"heads": heads}))["confusion"].value
+    confusion = method.rank(Flat(3), SimpleNamespace(scan=scan, classes="abc", down={"heads": heads}))[
+        "confusion"
+    ].value
     assert scanned == [rank_on]
     assert isinstance(confusion, Tensor) and confusion.shape == (4, 3, 3)
     assert torch.equal(confusion[good], torch.diag(torch.tensor([2, 4, 2])))
@@ -259,7 +314,8 @@ def test_planted_head_is_ranked_first_on_the_images_asked_for(good: int, rank_on
 
 
 def test_heads_are_ranked_by_balanced_accuracy_best_first() -> None:
-    # Right on the common class only, right on the rare ones only, wrong, half right; nobody has the third class.
+    # Right on the common class only, right on the rare ones only, wrong, half right; nobody has the third
+    # class.
     tables = [[[90, 10], [5, 5]], [[50, 50], [0, 10]], [[0, 100], [10, 0]], [[50, 50], [5, 5]]]
     confusion = torch.zeros(4, 3, 3, dtype=torch.int64)
     confusion[:, :2, :2] = torch.tensor(tables)
@@ -287,7 +343,9 @@ def test_micro_f1_is_that_of_scikit_learn() -> None:
         ("balanced_accuracy", lambda g: balanced_accuracy_score(y, g)),
     ):
         wanted = sorted(range(6), key=lambda slot: -score(guess[slot]))[:5]
-        found = FedSDC(gamma=0.8, rank_by=rule).best({"model": {}, "heads": heads}, Room(0, ["a"], {}, confusion))
+        found = FedSDC(gamma=0.8, rank_by=rule).best(
+            {"model": {}, "heads": heads}, Room(0, ["a"], {}, confusion)
+        )
         assert found.tolist() == wanted
 
 
@@ -300,7 +358,9 @@ def test_all_heads_vote_without_being_ranked() -> None:
 
 def test_ranking_without_images_is_refused() -> None:
     heads: Tree = {f"{slot:03d}": {} for slot in range(3)}
-    with pytest.raises(MethodError, match=r"no validation images to rank heads on: set data\.split\.validation"):
+    with pytest.raises(
+        MethodError, match=r"no validation images to rank heads on: set data\.split\.validation"
+    ):
         FedSDCPlus().best({"model": {}, "heads": heads}, Room(0, ["a"], {}, torch.zeros(3, 3, 3)))
 
 
@@ -314,7 +374,25 @@ def test_serving_has_the_chosen_heads_or_the_best_alone() -> None:
     assert set(FedSDCPlus(ensemble=False).serving(server)["heads"]) == {"003"}
 
 
-# The vote ---------------------------------------------------------------------------------------------------------------
+# The vote
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def logits_of(*heads: Sequence[float]) -> Tensor:
@@ -344,7 +422,8 @@ def test_prediction_is_by_the_heads_on_the_servers_body() -> None:
     net, heads = Flat(3).eval(), planted(1)
     x = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
     each = torch.stack([
-        (x @ h["down.weight"].T + h["down.bias"]) @ h["up.weight"].T + h["up.bias"] for _, h in sorted(heads.items())
+        (x @ h["down.weight"].T + h["down.bias"]) @ h["up.weight"].T + h["up.bias"]
+        for _, h in sorted(heads.items())
     ])  # fmt: skip
     found = FedSDC().predict(net, x, None, {"heads": heads})
     assert list(found) == ["vote", "mean"]
@@ -359,10 +438,30 @@ def test_mean_of_certain_heads_is_finite() -> None:
     assert found["mean"].tolist() == [[0.0, -900.0, -900.0]]
 
 
-# Runs -------------------------------------------------------------------------------------------------------------------
+# Runs
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
-def tapped(config: Any, folder: Path, lose: Callable[..., bool] = lambda question, site: False) -> tuple[Result, Tap]:
+def tapped(
+    config: Any, folder: Path, lose: Callable[..., bool] = lambda question, site: False
+) -> tuple[Result, Tap]:
     taps = list[Tap]()
 
     def wrap(engine: Any) -> Any:
@@ -380,13 +479,18 @@ def same_head(a: Tree, b: Tree) -> bool:
     return all(same_bits(a[name], b[name]) for name in a)
 
 
-def test_site_that_drops_out_leaves_its_head_as_it_was(make_config: Callable[..., Any], tmp_path: Path) -> None:
+def test_site_that_drops_out_leaves_its_head_as_it_was(
+    make_config: Callable[..., Any], tmp_path: Path
+) -> None:
     lose = lambda question, site: site == "south" and question.name == "train"  # noqa: E731
     result, tap = tapped(make_config({"name": "fedsdc"}, rounds=1), tmp_path / "run", lose)
     answers = {a.site: a for a in tap.answers if a.question.name == "train"}
     question, heads = answers["south"].question, result.server["heads"]
     assert len(heads) == 3
-    kept = {site: [slot for slot, head in heads.items() if same_head(head, given(question, site))] for site in SIZES}
+    kept = {
+        site: [slot for slot, head in heads.items() if same_head(head, given(question, site))]
+        for site in SIZES
+    }
     assert {site: len(slots) for site, slots in kept.items()} == {"north": 0, "south": 1, "west": 0}
     back = {site: decode_upload(answers[site].data)[1]["head"].value for site in SIZES}
     for site in ("north", "west"):
@@ -398,7 +502,11 @@ def test_body_is_the_mean_of_the_bodies_without_momentum(
 ) -> None:
     config = make_config({"name": "fedsdc", "beta": 0.0}, rounds=1)
     result, tap = tapped(config, tmp_path / "run")
-    delta = {a.site: flatten(decode_upload(a.data)[1]["delta"].value) for a in tap.answers if a.question.name == "train"}
+    delta = {
+        a.site: flatten(decode_upload(a.data)[1]["delta"].value)
+        for a in tap.answers
+        if a.question.name == "train"
+    }
     first, total = bare(config).first, sum(SIZES.values())
     for name, tensor in result.server["model"].items():
         mean = sum(n / total * delta[site][name].double() for site, n in SIZES.items())
@@ -408,18 +516,26 @@ def test_body_is_the_mean_of_the_bodies_without_momentum(
 def test_plus_with_all_heads_is_fedsdc(make_config: Callable[..., Any], tmp_path: Path) -> None:
     plain, plus_all, plus_some = (
         run(make_config(method), tmp_path / str(i))
-        for i, method in enumerate(({"name": "fedsdc"}, {"name": "fedsdc+", "gamma": 1.0}, {"name": "fedsdc+"}))
+        for i, method in enumerate(
+            ({"name": "fedsdc"}, {"name": "fedsdc+", "gamma": 1.0}, {"name": "fedsdc+"})
+        )
     )
     assert plain.state_hash == plus_all.state_hash
     assert plain.metrics == plus_all.metrics
     for part in ("model", "momentum", "heads"):
-        assert all(same_bits(x, flatten(plain.server[part])[name]) for name, x in flatten(plus_some.server[part]).items())
+        assert all(
+            same_bits(x, flatten(plain.server[part])[name])
+            for name, x in flatten(plus_some.server[part]).items()
+        )
     assert len(plus_some.server["chosen"]) == 1
 
 
 def test_two_of_three_sites_a_round_share_two_heads(make_config: Callable[..., Any], tmp_path: Path) -> None:
     result, tap = tapped(make_config({"name": "fedsdc+"}, rounds=3, participation=0.67), tmp_path / "run")
-    trained = [{a.site for a in tap.answers if a.question.name == "train" and a.question.round == r} for r in range(3)]
+    trained = [
+        {a.site for a in tap.answers if a.question.name == "train" and a.question.round == r}
+        for r in range(3)
+    ]
     assert [len(sites) for sites in trained] == [2, 2, 2]
     assert len(result.server["heads"]) == 2 and len(result.server["chosen"]) == 1
     assert all(torch.isfinite(x).all() for x in flatten(result.server).values())
@@ -430,28 +546,39 @@ def test_two_of_three_sites_a_round_share_two_heads(make_config: Callable[..., A
 def test_heads_are_ranked_on_the_images_of_all_sites(
     make_config: Callable[..., Any], bare: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """Two of three sites train in a round; the head that votes is the best on the validation images of all three."""
+    """Two of three sites train in a round; the head that votes is the best on the validation images of all
+    three."""
     config = make_config({"name": "fedsdc+", "dropout": 0.0}, rounds=3, participation=0.67, lr=0.03)
     result, tap = tapped(config, tmp_path / "run")
-    asked = [{a.site for a in tap.answers if (a.question.name, a.question.round) == ("rank", r)} for r in range(3)]
+    asked = [
+        {a.site for a in tap.answers if (a.question.name, a.question.round) == ("rank", r)} for r in range(3)
+    ]
     assert asked == [set(SIZES)] * 3
     assert [len(row["sites"]) for row in result.history] == [2, 2, 2]
     plain = bare(config)
-    x, y = (torch.cat(parts) for parts in zip(*(plain.rows(site, "validation") for site in SIZES), strict=True))
+    x, y = (
+        torch.cat(parts) for parts in zip(*(plain.rows(site, "validation") for site in SIZES), strict=True)
+    )
     load(plain.net, result.server["model"])
     with torch.no_grad():
         z = plain.net.body(x)
     found = []
     for slot in sorted(result.server["heads"]):
         h = result.server["heads"][slot]
-        guess = ((z @ h["down.weight"].T + h["down.bias"]) * h["units"] @ h["up.weight"].T + h["up.bias"]).argmax(1)
+        guess = (
+            (z @ h["down.weight"].T + h["down.bias"]) * h["units"] @ h["up.weight"].T + h["up.bias"]
+        ).argmax(1)
         found.append(balanced_accuracy_score(y, guess))
     assert result.server["chosen"].tolist() == [found.index(max(found))]
-    counts = [decode_upload(a.data)[1]["confusion"].value.sum() for a in tap.answers if a.question.name == "rank"]
+    counts = [
+        decode_upload(a.data)[1]["confusion"].value.sum() for a in tap.answers if a.question.name == "rank"
+    ]
     assert sum(map(int, counts)) == 3 * 2 * len(y)  # three rounds, two heads
 
 
-@pytest.mark.parametrize(("preset", "widths", "deals"), [("m1", None, 1), ("m2", 3, 1), ("m3", None, 2), (None, 3, 2)])
+@pytest.mark.parametrize(
+    ("preset", "widths", "deals"), [("m1", None, 1), ("m2", 3, 1), ("m3", None, 2), (None, 3, 2)]
+)
 def test_ablation_arms(
     make_config: Callable[..., Any], tmp_path: Path, preset: str | None, widths: int | None, deals: int
 ) -> None:
@@ -466,7 +593,9 @@ def test_ablation_arms(
     bias = "bias" if widths is None else "up.bias"
     orders = {
         tuple(float(given(question, site)[bias][0]) for site in SIZES)
-        for question in {a.question.round: a.question for a in tap.answers if a.question.name == "train"}.values()
+        for question in {
+            a.question.round: a.question for a in tap.answers if a.question.name == "train"
+        }.values()
     }
     assert (len(orders) > 1) == (deals > 1)
     assert len({frozenset(order) for order in orders}) == 1
@@ -474,7 +603,9 @@ def test_ablation_arms(
 
 def test_one_site_without_momentum_is_local_training(make_config: Callable[..., Any], tmp_path: Path) -> None:
     method = FedSDC(beta=0.0, dropout=0.0, diversity=False)
-    config = make_config({"name": "fedsdc", "beta": 0.0, "dropout": 0.0, "diversity": False}, ["west"], optimizer="sgd")
+    config = make_config(
+        {"name": "fedsdc", "beta": 0.0, "dropout": 0.0, "diversity": False}, ["west"], optimizer="sgd"
+    )
     server = run(config, tmp_path / "run").server
     stuff = material(config)
     host = make_host(config, stuff, tmp_path / "plain")

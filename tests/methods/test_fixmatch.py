@@ -14,8 +14,11 @@ from equipoise.losses import make_objective, parse_objective
 from equipoise.methods.fixmatch import FedFixMatch
 from equipoise.site import Batch
 
-WEAK = torch.tensor([[0.3, 2.0, -2.0], [-1.0, 3.0, 0.1], [0.2, -4.0, 0.9], [1.0, -3.0, -1.6]], dtype=torch.float64)
-"""of classes 1 and 2, the first and the last image are sure of both, the second only of class 1, the third only of class 1"""
+WEAK = torch.tensor(
+    [[0.3, 2.0, -2.0], [-1.0, 3.0, 0.1], [0.2, -4.0, 0.9], [1.0, -3.0, -1.6]], dtype=torch.float64
+)
+"""of classes 1 and 2, the first and the last image are sure of both, the second only of class 1, the third
+only of class 1"""
 
 
 def place(own: list[int]) -> Any:
@@ -71,7 +74,9 @@ def test_pseudo_labels_move_the_strong_view_only() -> None:
 def test_bounds_decide_who_counts() -> None:
     strong = WEAK.flip(0)
     loss = {
-        bounds: float(FedFixMatch(low=bounds[0], high=bounds[1]).loss(lambda x: x, batch_of(WEAK, strong), place([0])))  # type: ignore[arg-type]
+        bounds: float(
+            FedFixMatch(low=bounds[0], high=bounds[1]).loss(lambda x: x, batch_of(WEAK, strong), place([0]))
+        )  # type: ignore[arg-type]
         for bounds in ((0.0, 1.0), (0.2, 0.8), (0.5, 0.8), (0.2, 0.5), (0.5, 0.5))
     }
     assert loss[0.0, 1.0] == float(place([0]).objective(WEAK, batch_of(WEAK).y))
@@ -82,5 +87,7 @@ def test_bounds_decide_who_counts() -> None:
 
 def test_site_that_labels_everything_has_the_base_loss() -> None:
     loc = place([0, 1, 2])
-    assert torch.equal(FedFixMatch().loss(lambda x: x, batch_of(WEAK), loc), loc.objective(WEAK, batch_of(WEAK).y))  # type: ignore[arg-type]
+    assert torch.equal(
+        FedFixMatch().loss(lambda x: x, batch_of(WEAK), loc), loc.objective(WEAK, batch_of(WEAK).y)
+    )  # type: ignore[arg-type]
     assert FedFixMatch(weight=0.0).loss(lambda x: x, batch_of(WEAK), place([0])).isfinite()  # type: ignore[arg-type]

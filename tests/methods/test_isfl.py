@@ -27,7 +27,8 @@ def doubles(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-# Water-filling ----------------------------------------------------------------------------------------------------------
+# Water-filling
+# ----------------------------------------------------------------------------------------------------------
 
 
 def filled(p: list[float], own: list[float], smooth: list[float], sigma: float) -> list[float]:
@@ -55,7 +56,9 @@ def test_water_filling_where_there_is_nothing_to_move() -> None:
     for smooth in (doubles(0, 0, 0), doubles(2, 2, 2)):
         torch.testing.assert_close(water_filling(p, own, smooth, 0.02), p)
     # a class already below its floor stops the step at once
-    torch.testing.assert_close(water_filling(doubles(0.001, 0.999), doubles(1, 0), doubles(3, 1), 0.02), doubles(0.001, 0.999))
+    torch.testing.assert_close(
+        water_filling(doubles(0.001, 0.999), doubles(1, 0), doubles(3, 1), 0.02), doubles(0.001, 0.999)
+    )
 
 
 def test_water_filling_leaves_out_classes_nobody_has() -> None:
@@ -63,7 +66,25 @@ def test_water_filling_leaves_out_classes_nobody_has() -> None:
     assert q.tolist() == pytest.approx([*filled([0.6, 0.4], [0.5, 0.5], [1, 2], 0.02), 0])
 
 
-# At a site --------------------------------------------------------------------------------------------------------------
+# At a site
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def place(labels: Tensor, x: Tensor | None = None, mine: Any = None, **down: Tensor) -> Any:
@@ -90,7 +111,9 @@ def place(labels: Tensor, x: Tensor | None = None, mine: Any = None, **down: Ten
 def test_first_weights_are_global_over_local_shares() -> None:
     loc = place(torch.tensor([0, 0, 0, 1]), prior=doubles(0.5, 0.3, 0.2))
     assert ISFL().weights(loc).tolist() == pytest.approx([0.5 / 0.75] * 3 + [0.3 / 0.25])
-    kept = place(torch.tensor([0, 0, 0, 1]), mine={"shares": doubles(0.1, 0.6, 0.3)}, prior=doubles(0.5, 0.3, 0.2))
+    kept = place(
+        torch.tensor([0, 0, 0, 1]), mine={"shares": doubles(0.1, 0.6, 0.3)}, prior=doubles(0.5, 0.3, 0.2)
+    )
     assert ISFL().weights(kept).tolist() == pytest.approx([0.1 / 0.75] * 3 + [0.6 / 0.25])
 
 
@@ -145,15 +168,21 @@ def test_smoothness_of_the_classifier_by_formula(two: tuple[Net, Net]) -> None:
 
 def test_smoothness_of_the_whole_net_and_of_several_labels(two: tuple[Net, Net]) -> None:
     net, received = two
-    y = torch.tensor([[1.0, 0, 0], [1, 1, 0], [0, 0, 0], [0, 1, 0], [1, 0, 0], [0, 0, 0]], dtype=torch.float64)
-    way = torch.sqrt(sum(((a - b) ** 2).sum() for a, b in zip(net.parameters(), received.parameters(), strict=True)))
+    y = torch.tensor(
+        [[1.0, 0, 0], [1, 1, 0], [0, 0, 0], [0, 1, 0], [1, 0, 0], [0, 0, 0]], dtype=torch.float64
+    )
+    way = torch.sqrt(
+        sum(((a - b) ** 2).sum() for a, b in zip(net.parameters(), received.parameters(), strict=True))
+    )
     slope = []
     for i in range(6):
         pairs = []
         for model in two:
             loss = F.binary_cross_entropy_with_logits(model(IMAGES[i : i + 1]), y[i : i + 1])
             pairs.append(torch.autograd.grad(loss, list(model.parameters())))
-        slope.append((torch.sqrt(sum(((a - b) ** 2).sum() for a, b in zip(*pairs, strict=True))) / way).item())
+        slope.append(
+            (torch.sqrt(sum(((a - b) ** 2).sum() for a, b in zip(*pairs, strict=True))) / way).item()
+        )
     expected = [max(slope[0], slope[1], slope[4]), max(slope[1], slope[3]), 0.0]
     found = ISFL(scope="all").smoothness(net, received, place(y, IMAGES))
     assert found.tolist() == pytest.approx(expected, rel=1e-8)
@@ -170,12 +199,34 @@ def test_probe_is_spread_over_the_classes_a_site_has() -> None:
 def test_what_others_say_stands_in_for_absent_classes() -> None:
     labels, prior = torch.tensor([0, 0, 0, 1]), doubles(0.5, 0.3, 0.2)
     own = [0.75, 0.25, 0]
-    for told, third in (({"smoothness": doubles(9, 9, 4)}, 4.0), ({"smoothness": doubles(9, 9, 0)}, 1.5), ({}, 1.5)):
+    for told, third in (
+        ({"smoothness": doubles(9, 9, 4)}, 4.0),
+        ({"smoothness": doubles(9, 9, 0)}, 1.5),
+        ({}, 1.5),
+    ):
         q = ISFL().shares(doubles(1, 2, 0), place(labels, prior=prior, **told))
         assert q.tolist() == pytest.approx(filled([0.5, 0.3, 0.2], own, [1, 2, third], 0.02), rel=1e-12)
 
 
-# In a run ---------------------------------------------------------------------------------------------------------------
+# In a run
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_uniform_mean_smoothness_by_class_and_shares_kept() -> None:
@@ -187,9 +238,14 @@ def test_uniform_mean_smoothness_by_class_and_shares_kept() -> None:
     assert up["without"]["smoothness"].weight.tolist() == [1, 1, 0]
     smooth = {site: leaves["smoothness"].value for site, leaves in up.items()}
     assert smooth["without"][2] == 0 and (smooth["whole"] > 0).all()
-    expected = [(smooth["whole"][0] + smooth["without"][0]) / 2, (smooth["whole"][1] + smooth["without"][1]) / 2]
+    expected = [
+        (smooth["whole"][0] + smooth["without"][0]) / 2,
+        (smooth["whole"][1] + smooth["without"][1]) / 2,
+    ]
     server = trace.result.server["smoothness"]
-    assert server.tolist() == pytest.approx([float(expected[0]), float(expected[1]), float(smooth["whole"][2])], abs=1e-7)
+    assert server.tolist() == pytest.approx(
+        [float(expected[0]), float(expected[1]), float(smooth["whole"][2])], abs=1e-7
+    )
     prior, own = [7 / 16, 7 / 16, 2 / 16], [3 / 8, 3 / 8, 2 / 8]
     kept = trace.tensors["whole/mine/shares"]
     assert kept.tolist() == pytest.approx(filled(prior, own, smooth["whole"].tolist(), 0.02), rel=1e-6)
@@ -197,7 +253,9 @@ def test_uniform_mean_smoothness_by_class_and_shares_kept() -> None:
 
 def test_another_method_than_fedavg(make_config: Callable[..., Any], tmp_path: Path) -> None:
     found = [
-        run(make_config({"name": name}, rounds=1), tmp_path / name.rpartition(":")[2]).server["model"]["body.conv1.weight"]
+        run(make_config({"name": name}, rounds=1), tmp_path / name.rpartition(":")[2]).server["model"][
+            "body.conv1.weight"
+        ]
         for name in ("fedavg", NAME)
     ]
     assert not torch.allclose(*found, rtol=0, atol=1e-6)
@@ -205,7 +263,9 @@ def test_another_method_than_fedavg(make_config: Callable[..., Any], tmp_path: P
 
 def test_partial_participation_and_hidden_labels(make_findings: Callable[..., Any], tmp_path: Path) -> None:
     found = [
-        run(make_findings({"name": NAME}, spoilt=kind, rounds=4, participation=0.5), tmp_path / str(kind)).state_hash
+        run(
+            make_findings({"name": NAME}, spoilt=kind, rounds=4, participation=0.5), tmp_path / str(kind)
+        ).state_hash
         for kind in (False, True)
     ]
     assert found[0] == found[1]

@@ -1,4 +1,5 @@
-"""What a method says its answers do not exceed: about leaves there are, and true of honest answers at their extremes."""
+"""What a method says its answers do not exceed: about leaves there are, and true of honest answers at their
+extremes."""
 
 from __future__ import annotations
 
@@ -105,7 +106,10 @@ def test_the_largest_weights_of_climb_and_feddisco_are_within_their_limits() -> 
     # no discrepancy of its own: n_k + b Σn
     assert METHODS["feddisco"](b=0.2).limits(3, 1)["train.delta"] == Limit(images=1.0, total=0.2)
     # one class alone is log C from uniform shares by KL, 2 (1 − 1/C) by the absolute difference
-    assert max(math.log(3), 2 * (1 - 1 / 3)) < METHODS["feddisco"]().limits(3, 1)["discrepancy.discrepancy"].plain
+    assert (
+        max(math.log(3), 2 * (1 - 1 / 3))
+        < METHODS["feddisco"]().limits(3, 1)["discrepancy.discrepancy"].plain
+    )
 
 
 class Heavy(Method):
@@ -125,5 +129,7 @@ def test_a_method_that_weighs_otherwise_and_does_not_say_so_is_refused_before_it
     monkeypatch.setitem(METHODS, "heavy", Heavy)
     config = resolve(table({"name": "heavy"}, False))
     stuff = material(config)
-    with pytest.raises(MethodError, match=r"an honest answer to 'train' would be left out .* mend the method's limits\(\)"):
+    with pytest.raises(
+        MethodError, match=r"an honest answer to 'train' would be left out .* mend the method's limits\(\)"
+    ):
         make_ledger(config, make_host(config, stuff, tmp_path), stuff)

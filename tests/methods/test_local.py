@@ -29,14 +29,18 @@ def alone(make_config: Callable[..., Any], bare: Callable[..., Any], tmp_path: P
         found["kept"][site] = {n.removeprefix("net/"): x for n, x in kept.items() if n.startswith("net/")}
         load(plain.net, found["kept"][site])
         with torch.no_grad():
-            found["said"][site] = {other: plain.net(plain.rows(other, "test")[0]).argmax(1) for other in SITES}
+            found["said"][site] = {
+                other: plain.net(plain.rows(other, "test")[0]).argmax(1) for other in SITES
+            }
         found["truth"][site] = plain.rows(site, "test")[1]
     return found
 
 
 def test_generalisation_is_the_mean_over_models_on_all_test_rows(alone: dict[str, Any]) -> None:
     truth = np.concatenate([alone["truth"][site] for site in SITES])
-    each = [balanced_accuracy_score(truth, np.concatenate([alone["said"][s][o] for o in SITES])) for s in SITES]
+    each = [
+        balanced_accuracy_score(truth, np.concatenate([alone["said"][s][o] for o in SITES])) for s in SITES
+    ]
     assert len(set(each)) > 1
     found = alone["result"].metrics["test"]["generalisation"]
     assert found["balanced_accuracy"] == pytest.approx(np.mean(each), abs=1e-12)
@@ -54,4 +58,6 @@ def test_sites_never_meet(alone: dict[str, Any], make_config: Callable[..., Any]
     kept = load_file(tmp_path / "by itself" / "sites" / "south" / "1.0.safetensors")
     for name, tensor in alone["kept"]["south"].items():
         assert torch.equal(tensor, kept[f"net/{name}"])
-    assert not torch.equal(alone["kept"]["south"]["head.fed.weight"], alone["kept"]["north"]["head.fed.weight"])
+    assert not torch.equal(
+        alone["kept"]["south"]["head.fed.weight"], alone["kept"]["north"]["head.fed.weight"]
+    )

@@ -60,7 +60,9 @@ def test_density_by_scipy() -> None:
     mixture = start(x, 1)
     for g in range(2):
         terms = norm.logpdf(x.numpy(), mixture.mean[g].numpy(), mixture.variance[g].sqrt().numpy()).sum(1)
-        np.testing.assert_allclose(mixture.density(x)[:, g].numpy(), terms + np.log(float(mixture.share[g])), rtol=1e-10)
+        np.testing.assert_allclose(
+            mixture.density(x)[:, g].numpy(), terms + np.log(float(mixture.share[g])), rtol=1e-10
+        )
 
 
 def test_far_apart_groups_are_found_from_every_draw() -> None:

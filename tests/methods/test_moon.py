@@ -35,7 +35,11 @@ class SameHead(Method):
 @pytest.fixture
 def net() -> Net:
     options = {"classes": 3, "image_size": 16, "base": Path.cwd()}
-    return build(NetOptions(name="small-cnn"), make_head=MOON(size=8).make_head, seed=5, **options).double().eval()  # type: ignore[arg-type]
+    return (
+        build(NetOptions(name="small-cnn"), make_head=MOON(size=8).make_head, seed=5, **options)
+        .double()
+        .eval()
+    )  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -46,7 +50,9 @@ def batch() -> Batch:
 
 def shaken(net: Net, seed: int) -> dict[str, torch.Tensor]:
     draw = torch.Generator().manual_seed(seed)
-    return {n: t + 0.1 * torch.randn(t.shape, generator=draw, dtype=t.dtype).abs() for n, t in state(net).items()}
+    return {
+        n: t + 0.1 * torch.randn(t.shape, generator=draw, dtype=t.dtype).abs() for n, t in state(net).items()
+    }
 
 
 def place(**mine: Any) -> Any:
@@ -85,14 +91,21 @@ def test_loss_is_the_base_plus_the_contrast_of_three_models(net: Net, batch: Bat
     others = []
     for tensors in (received, previous):
         other = build(
-            NetOptions(name="small-cnn"), classes=3, make_head=method.make_head, image_size=16, seed=0, base=Path.cwd()
+            NetOptions(name="small-cnn"),
+            classes=3,
+            make_head=method.make_head,
+            image_size=16,
+            seed=0,
+            base=Path.cwd(),
         )
         other.double().eval().load_state_dict(tensors, strict=False)
         others.append(project(other, batch.x)[0].detach())
     expected = F.cross_entropy(logits, batch.y) + 3 * contrast(q, *others, temperature=0.7)
     loss = method.loss(net, batch, loc)
     torch.testing.assert_close(loss, expected, rtol=1e-10, atol=1e-12)
-    found, wanted = (torch.autograd.grad(x, list(net.parameters()), retain_graph=True) for x in (loss, expected))
+    found, wanted = (
+        torch.autograd.grad(x, list(net.parameters()), retain_graph=True) for x in (loss, expected)
+    )
     for mine, theirs in zip(found, wanted, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-11)
     assert (loss - F.cross_entropy(logits, batch.y)).item() > 0.1
@@ -114,7 +127,9 @@ def with_same_head(config: Config) -> Config:
 
 
 @pytest.mark.parametrize(("mu", "rounds", "same"), [(0.0, 3, True), (1.0, 1, True), (1.0, 2, False)])
-def test_fedavg_with_the_same_head(make_config: Callable[..., Any], tmp_path: Path, mu: float, rounds: int, same: bool) -> None:
+def test_fedavg_with_the_same_head(
+    make_config: Callable[..., Any], tmp_path: Path, mu: float, rounds: int, same: bool
+) -> None:
     config = make_config({"name": NAME, "mu": mu}, rounds=rounds)
     mine = run(config, tmp_path / "moon").server["model"]
     plain = run(with_same_head(config), tmp_path / "plain").server["model"]
@@ -124,9 +139,14 @@ def test_fedavg_with_the_same_head(make_config: Callable[..., Any], tmp_path: Pa
     assert any(name.startswith("mine/previous") for name in kept) == (mu > 0)
 
 
-def test_previous_is_the_last_local_model_and_not_the_global_one(make_config: Callable[..., Any], tmp_path: Path) -> None:
+def test_previous_is_the_last_local_model_and_not_the_global_one(
+    make_config: Callable[..., Any], tmp_path: Path
+) -> None:
     server = run(make_config({"name": NAME}, rounds=2), tmp_path / "run").server["model"]
-    kept = {site: load_file(tmp_path / "run" / "sites" / site / "1.0.safetensors") for site in ("north", "south", "west")}
+    kept = {
+        site: load_file(tmp_path / "run" / "sites" / site / "1.0.safetensors")
+        for site in ("north", "south", "west")
+    }
     sizes = {"north": 9, "south": 6, "west": 14}
     for name in ("head.fed.3.weight", "body.conv1.weight"):
         mean = sum(n / 29 * kept[site][f"mine/previous/{name}"].double() for site, n in sizes.items())
@@ -135,7 +155,9 @@ def test_previous_is_the_last_local_model_and_not_the_global_one(make_config: Ca
             assert not torch.allclose(kept[site][f"mine/previous/{name}"], server[name], rtol=0, atol=1e-5)
 
 
-def test_a_site_that_misses_a_round_keeps_its_previous_model(make_config: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_site_that_misses_a_round_keeps_its_previous_model(
+    make_config: Callable[..., Any], tmp_path: Path
+) -> None:
     run(make_config({"name": NAME}, rounds=3, participation=0.34), tmp_path / "run")
     found = {path.parent.name: path.stem for path in (tmp_path / "run" / "sites").rglob("*.safetensors")}
     assert 1 < len(found) <= 3

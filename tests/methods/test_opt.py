@@ -14,7 +14,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from equipoise.methods.opt import FedAdagrad, FedAdam, FedAvgM, FedYogi, ServerOptimizer, heavy_ball, parameters
+from equipoise.methods.opt import (
+    FedAdagrad,
+    FedAdam,
+    FedAvgM,
+    FedYogi,
+    ServerOptimizer,
+    heavy_ball,
+    parameters,
+)
 from equipoise.nets import Net, state
 from equipoise.running import run
 from equipoise.tree import Tree
@@ -23,7 +31,9 @@ STEPS = (0.3, -0.2, 0.05, 0.4)
 """the mean change of the scalar weight in four rounds"""
 
 
-def play(method: ServerOptimizer, deltas: Sequence[Tree], start: Tree | None = None, net: Any = None) -> list[Tree]:
+def play(
+    method: ServerOptimizer, deltas: Sequence[Tree], start: Tree | None = None, net: Any = None
+) -> list[Tree]:
     """The server tree after every round in which the sites' mean change is as given."""
     scalar = SimpleNamespace(named_parameters=lambda: [("w", None)])
     server, found = method.init(net or scalar, start or {"w": torch.ones(1).double()}), []
@@ -48,7 +58,8 @@ class Asked:
 
 def scalars(method: ServerOptimizer) -> list[float]:
     return [
-        float(server["model"]["w"]) for server in play(method, [{"w": torch.tensor([d], dtype=torch.float64)} for d in STEPS])
+        float(server["model"]["w"])
+        for server in play(method, [{"w": torch.tensor([d], dtype=torch.float64)} for d in STEPS])
     ]
 
 
@@ -105,7 +116,8 @@ def test_same_as_the_optimiser_of_torch(method: ServerOptimizer, oracle: Callabl
 
 
 def test_bias_correction_by_hand() -> None:
-    """Flower numbers rounds from 1 and raises to the power of round + 1: the first step is corrected as a second one."""
+    """Flower numbers rounds from 1 and raises to the power of round + 1: the first step is corrected as a
+    second one."""
     w, m, v, expected = 1.0, 0.0, 0.0, []
     for t, d in enumerate(STEPS, 2):
         m, v = 0.6 * m + 0.4 * d, 0.8 * v + 0.2 * d * d
@@ -160,10 +172,14 @@ def strategy(name: str, **options: float) -> list[float]:
     ],
 )  # fmt: skip
 def test_same_as_flower(method: ServerOptimizer, name: str, options: dict[str, float]) -> None:
-    """With buffers optimised and FedAdam corrected for its start, these are Flower's strategies, with Flower's defaults."""
+    """With buffers optimised and FedAdam corrected for its start, these are Flower's strategies, with
+    Flower's defaults."""
     share = [samples / sum(SITES.values()) for samples in SITES.values()]
     deltas: list[Tree] = [
-        {key: torch.tensor([sum(p * move[key] for p, move in zip(share, moves, strict=True))]).double() for key in moves[0]}
+        {
+            key: torch.tensor([sum(p * move[key] for p, move in zip(share, moves, strict=True))]).double()
+            for key in moves[0]
+        }
         for moves in TWO_SITES
     ]
     start = {"w": torch.tensor([1.0]).double(), "running": torch.tensor([0.5]).double()}
@@ -178,7 +194,9 @@ def test_memory_of_the_first_moment_is_off_for_adagrad_only() -> None:
 
 
 @pytest.mark.parametrize("method", [FedAvgM, FedAdam, FedYogi, FedAdagrad])
-def test_batch_norm_statistics_are_averaged_unless_asked_otherwise(method: Any, double_net: Callable[..., Net]) -> None:
+def test_batch_norm_statistics_are_averaged_unless_asked_otherwise(
+    method: Any, double_net: Callable[..., Net]
+) -> None:
     net = double_net("fed")
     shared = state(net)
     change = {name: torch.full_like(tensor, 0.01) for name, tensor in shared.items()}
@@ -223,9 +241,13 @@ def test_momentum_shows_from_the_second_round_on(make_config: Callable[..., Any]
         assert all(torch.equal(plain[n], mine[n]) for n in plain) == same
 
 
-def test_adaptive_steps_differ_from_fedavg_and_from_each_other(make_config: Callable[..., Any], tmp_path: Path) -> None:
+def test_adaptive_steps_differ_from_fedavg_and_from_each_other(
+    make_config: Callable[..., Any], tmp_path: Path
+) -> None:
     found = [
-        run(make_config({"name": name}), tmp_path / name.rpartition(":")[2]).server["model"]["body.conv1.weight"]
+        run(make_config({"name": name}), tmp_path / name.rpartition(":")[2]).server["model"][
+            "body.conv1.weight"
+        ]
         for name in ("fedavg", *(f"equipoise.methods.opt:{k}" for k in ("FedAdam", "FedYogi", "FedAdagrad")))
     ]
     for a, b in combinations(found, 2):

@@ -1,4 +1,5 @@
-"""Methods for missing labels, all alike: hidden labels never enter, presets and defaults run, neutral options are FedAvg."""
+"""Methods for missing labels, all alike: hidden labels never enter, presets and defaults run, neutral options
+are FedAvg."""
 
 from __future__ import annotations
 
@@ -66,17 +67,25 @@ def test_labels_a_site_does_not_have_change_nothing(make_findings: Make, tmp_pat
 
 
 @pytest.mark.parametrize("cls", EAGER)
-def test_missing_labels_make_it_another_method_than_fedavg(make_findings: Make, tmp_path: Path, cls: type) -> None:
+def test_missing_labels_make_it_another_method_than_fedavg(
+    make_findings: Make, tmp_path: Path, cls: type
+) -> None:
     views = cls.views  # type: ignore[attr-defined]
-    plain = run(make_findings({"name": "fedavg"}, objective=BCE, views=views), tmp_path / "plain").server["model"]
+    plain = run(make_findings({"name": "fedavg"}, objective=BCE, views=views), tmp_path / "plain").server[
+        "model"
+    ]
     model = run(make_findings(named(cls, **EAGER[cls]), objective=BCE), tmp_path / "run").server["model"]
     assert set(model) == set(plain)
     assert any(not torch.equal(model[name], plain[name]) for name in plain)
 
 
 @pytest.mark.parametrize("cls", [cls for cls in EAGER if cls.neutral is not None])  # type: ignore[attr-defined]
-def test_neutral_is_fedavg_also_where_labels_are_missing(make_findings: Make, tmp_path: Path, cls: Any) -> None:
-    plain = run(make_findings({"name": "fedavg"}, objective=BCE, views=cls.views), tmp_path / "plain").server["model"]
+def test_neutral_is_fedavg_also_where_labels_are_missing(
+    make_findings: Make, tmp_path: Path, cls: Any
+) -> None:
+    plain = run(make_findings({"name": "fedavg"}, objective=BCE, views=cls.views), tmp_path / "plain").server[
+        "model"
+    ]
     model = run(make_findings(named(cls, **cls.neutral), objective=BCE), tmp_path / "run").server["model"]
     assert all(torch.equal(model[name], plain[name]) for name in plain)
 
@@ -86,7 +95,9 @@ def test_pseudo_labels_are_what_they_are_whatever_the_base_loss_says_of_missing_
 ) -> None:
     method = named(CBAFed, **EAGER[CBAFed] | {"warmup": 0})
     found = [
-        run(make_findings(method, objective={"name": "bce", "missing": missing}), tmp_path / missing).state_hash
+        run(
+            make_findings(method, objective={"name": "bce", "missing": missing}), tmp_path / missing
+        ).state_hash
         for missing in ("ignore", "negative")
     ]
     assert found[0] == found[1]
@@ -103,18 +114,52 @@ def test_presets_name_options_that_exist_and_run(make_findings: Make, tmp_path: 
 
 
 OPTIONS: dict[type, list[dict[str, Any]]] = {
-    RSCFed: [{"weight": 0.0}, {"group": 0}, {"groups": 1}, {"beta": 1.0}, {"decay": 0.5}, {"centre": "uniform"}],
+    RSCFed: [
+        {"weight": 0.0},
+        {"group": 0},
+        {"groups": 1},
+        {"beta": 1.0},
+        {"decay": 0.5},
+        {"centre": "uniform"},
+    ],
     FedFixMatch: [{"weight": 0.5}, {"low": 0.4}, {"high": 0.52}, {"low": 0.4, "over": "decided"}],
     FedIRM: [
-        *({"warmup": 2}, {"ramp": 9}, {"weight": 0.5}, {"decay": 0.5}, {"temperature": 1.0}, {"kl": "released"}),
+        *(
+            {"warmup": 2},
+            {"ramp": 9},
+            {"weight": 0.5},
+            {"decay": 0.5},
+            {"temperature": 1.0},
+            {"kl": "released"},
+        ),
         {"entropy": 0.01},
     ],
     CBAFed: [
-        *({"warmup": 2}, {"pseudo": "batch"}, {"pseudo": "none"}, {"offset": 0.6}, {"offset": 0.6, "ceiling": 0.6}),
-        *({"floor": 0.9}, {"every": 0}, {"residual": 0.2}, {"every": 2}, {"warmup": 2, "warm_residual": 0.2}, {"terms": "sum"}),
+        *(
+            {"warmup": 2},
+            {"pseudo": "batch"},
+            {"pseudo": "none"},
+            {"offset": 0.6},
+            {"offset": 0.6, "ceiling": 0.6},
+        ),
+        *(
+            {"floor": 0.9},
+            {"every": 0},
+            {"residual": 0.2},
+            {"every": 2},
+            {"warmup": 2, "warm_residual": 0.2},
+            {"terms": "sum"},
+        ),
     ],
     FedLSR: [
-        *({"gamma": 0.1}, {"warmup": 9}, {"sharpen": 1.0}, {"temperature": 1.0}, {"entropy": 0.6}, {"variant": "released"}),
+        *(
+            {"gamma": 0.1},
+            {"warmup": 9},
+            {"sharpen": 1.0},
+            {"temperature": 1.0},
+            {"entropy": 0.6},
+            {"variant": "released"},
+        ),
     ],
     FedNoRo: [{"warmup": 5}, {"ramp": 9}, {"strength": 0.5}, {"temperature": 2.0}, {"adjust": False}],
 }
@@ -126,7 +171,11 @@ def test_every_option_counts(make_findings: Make, tmp_path: Path, cls: type) -> 
     arms: list[dict[str, Any]] = [{}, *OPTIONS[cls]]
     rounds = 4 if cls is CBAFed else 2  # the past is mixed in from the second round of a phase on
     found = [
-        digest(run(make_findings(named(cls, **EAGER[cls] | arm), rounds=rounds), tmp_path / str(i)).server["model"])
+        digest(
+            run(make_findings(named(cls, **EAGER[cls] | arm), rounds=rounds), tmp_path / str(i)).server[
+                "model"
+            ]
+        )
         for i, arm in enumerate(arms)
     ]
     assert len(set(found)) == len(arms), [arm for i, arm in enumerate(arms) if found.index(found[i]) < i]

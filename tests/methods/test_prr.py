@@ -1,4 +1,5 @@
-"""PRR-Imb: stages, the pair's loss and gradients, prototypes, and what each site gets back, recomputed from the answers."""
+"""PRR-Imb: stages, the pair's loss and gradients, prototypes, and what each site gets back, recomputed from
+the answers."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ SIZES = {"north": 9, "south": 6, "west": 14}
 COUNT = torch.tensor([8.0, 14.0, 7.0])
 
 
-def tapped(config: Any, folder: Path, lose: Callable[..., bool] = lambda question, site: False) -> tuple[Result, Tap]:
+def tapped(
+    config: Any, folder: Path, lose: Callable[..., bool] = lambda question, site: False
+) -> tuple[Result, Tap]:
     taps = list[Tap]()
 
     def wrap(engine: Any) -> Any:
@@ -42,10 +45,32 @@ def tapped(config: Any, folder: Path, lose: Callable[..., bool] = lambda questio
 
 
 def answers(tap: Tap, question: str, round: int) -> dict[str, Any]:
-    return {a.site: decode_upload(a.data)[1] for a in tap.answers if (a.question.name, a.question.round) == (question, round)}
+    return {
+        a.site: decode_upload(a.data)[1]
+        for a in tap.answers
+        if (a.question.name, a.question.round) == (question, round)
+    }
 
 
-# A site -----------------------------------------------------------------------------------------------------------------
+# A site
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_stages_go_up_one_by_one_and_down_at_once() -> None:
@@ -68,9 +93,12 @@ def test_macro_f1_is_sklearn_s() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stage", "taught"), [("recover", {"deputy"}), ("exchange", {"deputy", "personal"}), ("sublimate", {"personal"})]
+    ("stage", "taught"),
+    [("recover", {"deputy"}), ("exchange", {"deputy", "personal"}), ("sublimate", {"personal"})],
 )
-def test_pair_loss_and_who_learns_from_whom(double_net: Callable[..., Net], stage: str, taught: set[str]) -> None:
+def test_pair_loss_and_who_learns_from_whom(
+    double_net: Callable[..., Net], stage: str, taught: set[str]
+) -> None:
     pair = nn.ModuleDict({"deputy": double_net("fed"), "personal": double_net("fed")})
     with torch.no_grad():
         for p in pair["personal"].parameters():
@@ -79,7 +107,9 @@ def test_pair_loss_and_who_learns_from_whom(double_net: Callable[..., Net], stag
     batch = Batch(views=(x,), y=torch.tensor([0, 1, 2, 1, 0]), index=torch.arange(5), mask=None)
     weight = torch.tensor([1.0, 1.5, 2.0], dtype=torch.float64)
     confusion = {name: torch.zeros(3, 3) for name in pair}
-    loc: Any = SimpleNamespace(down={"count": COUNT}, scratch={"stage": stage, "weight": weight, "confusion": confusion})
+    loc: Any = SimpleNamespace(
+        down={"count": COUNT}, scratch={"stage": stage, "weight": weight, "confusion": confusion}
+    )
     total = PRRImb().pair_loss(pair, batch, loc)
     z = {name: pair[name](x) for name in pair}
     for name, other in (("deputy", "personal"), ("personal", "deputy")):
@@ -97,7 +127,9 @@ def test_pair_loss_and_who_learns_from_whom(double_net: Callable[..., Net], stag
         assert torch.equal(confusion[name], by_hand)
 
 
-def test_epochs_begin_at_recover_and_follow_the_scores(make_config: Callable[..., Any], visit: Callable[..., Any]) -> None:
+def test_epochs_begin_at_recover_and_follow_the_scores(
+    make_config: Callable[..., Any], visit: Callable[..., Any]
+) -> None:
     config = make_config({"name": NAME})
     _, loc = visit(config, "north")
     loc.scratch["stage"] = "recover"
@@ -114,12 +146,16 @@ def test_epochs_begin_at_recover_and_follow_the_scores(make_config: Callable[...
 
 
 @pytest.mark.parametrize(("epochs", "stage"), [(1, "exchange"), (2, "recover")])
-def test_one_epoch_is_exchange(make_config: Callable[..., Any], visit: Callable[..., Any], epochs: int, stage: str) -> None:
+def test_one_epoch_is_exchange(
+    make_config: Callable[..., Any], visit: Callable[..., Any], epochs: int, stage: str
+) -> None:
     config = make_config({"name": NAME}, epochs=epochs)
     net, loc = visit(config, "south", {"count": COUNT})
     seen = list[str]()
     fit = loc.fit
-    loc.fit = lambda net, loss, order: fit(net, loss, order=lambda e: (order(e), seen.append(loc.scratch["stage"]))[0])
+    loc.fit = lambda net, loss, order: fit(
+        net, loss, order=lambda e: (order(e), seen.append(loc.scratch["stage"]))[0]
+    )
     config.method.train(net, loc)
     assert len(seen) == epochs and seen[0] == stage
 
@@ -142,7 +178,9 @@ def test_prototypes_are_class_means_of_the_personal_model(
     assert set(PRRImb(warmup=1).describe(net, loc)) == {"count"}
 
 
-def test_training_weighs_classes_by_prototypes(make_config: Callable[..., Any], visit: Callable[..., Any]) -> None:
+def test_training_weighs_classes_by_prototypes(
+    make_config: Callable[..., Any], visit: Callable[..., Any]
+) -> None:
     config = make_config({"name": NAME})
     shared = torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
     net, loc = visit(config, "north", {"count": COUNT, "prototypes": shared})
@@ -153,7 +191,9 @@ def test_training_weighs_classes_by_prototypes(make_config: Callable[..., Any], 
     assert not torch.allclose(config.method.train(net, loc)["deputy"].value["head.fed.weight"], weighed)
 
 
-def test_site_predicts_with_its_personal_model(make_config: Callable[..., Any], visit: Callable[..., Any]) -> None:
+def test_site_predicts_with_its_personal_model(
+    make_config: Callable[..., Any], visit: Callable[..., Any]
+) -> None:
     config = make_config({"name": NAME})
     net, loc = visit(config, "north")
     x = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
@@ -162,15 +202,21 @@ def test_site_predicts_with_its_personal_model(make_config: Callable[..., Any], 
     own = config.method.predict(net, x, loc.mine, {})
     assert list(union) == ["fed"] and list(own) == ["personal"]
     assert not torch.allclose(union["fed"], own["personal"])
-    expected = nn.functional.linear(net.body(x), *(loc.mine["personal"][f"head.fed.{n}"] for n in ("weight", "bias")))
+    expected = nn.functional.linear(
+        net.body(x), *(loc.mine["personal"][f"head.fed.{n}"] for n in ("weight", "bias"))
+    )
     torch.testing.assert_close(own["personal"], expected)
 
 
-# The coordinator --------------------------------------------------------------------------------------------------------
+# The coordinator
+# --------------------------------------------------------------------------------------------------------
 
 
 def test_shared_prototypes() -> None:
-    own = torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(0)).double() * torch.tensor([3.0, 0.1])[None, :, None]
+    own = (
+        torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(0)).double()
+        * torch.tensor([3.0, 0.1])[None, :, None]
+    )
     about: Any = {"prototype": own.mean(0), "square": (own**2).mean(0)}
     ask: Any = SimpleNamespace(generator=lambda *purpose: generator(0, *purpose))
     assert torch.equal(PRRImb(prototype="mean").shared_prototypes(about, ask), own.mean(0))
@@ -207,9 +253,13 @@ def test_batch_norm_stays_with_the_site(make_config: Callable[..., Any], tmp_pat
         assert not [name for name in up["deputy"].value if "norm" in name]
     assert not [name for name in result.server["model"] if "norm" in name]
     kept = {site: load_file(tmp_path / "run" / "sites" / site / "1.1.safetensors") for site in SIZES}
-    assert not torch.equal(kept["north"]["net/body.norm1.running_mean"], kept["south"]["net/body.norm1.running_mean"])
+    assert not torch.equal(
+        kept["north"]["net/body.norm1.running_mean"], kept["south"]["net/body.norm1.running_mean"]
+    )
     for site in SIZES:  # the deputy's are kept beside the personal model's
-        assert not torch.equal(kept[site]["net/body.norm1.weight"], kept[site]["mine/personal/body.norm1.weight"])
+        assert not torch.equal(
+            kept[site]["net/body.norm1.weight"], kept[site]["mine/personal/body.norm1.weight"]
+        )
 
 
 def test_site_that_drops_out_keeps_its_deputy(make_config: Callable[..., Any], tmp_path: Path) -> None:
@@ -217,21 +267,27 @@ def test_site_that_drops_out_keeps_its_deputy(make_config: Callable[..., Any], t
     result, tap = tapped(make_config({"name": NAME}), tmp_path / "run", lose)
     first = mix_nets({site: up["deputy"].value for site, up in answers(tap, "train", 0).items()}, 0.7)
     kept = {
-        site: all(same_bits(result.server["deputies"][site][name], tensor) for name, tensor in first[site].items())
+        site: all(
+            same_bits(result.server["deputies"][site][name], tensor) for name, tensor in first[site].items()
+        )
         for site in SIZES
     }
     assert kept == {"north": False, "south": True, "west": False}
 
 
 def test_some_sites_a_round(make_config: Callable[..., Any], tmp_path: Path) -> None:
-    result, _ = tapped(make_config({"name": NAME, "warmup": 1}, rounds=3, participation=0.4), tmp_path / "run")
+    result, _ = tapped(
+        make_config({"name": NAME, "warmup": 1}, rounds=3, participation=0.4), tmp_path / "run"
+    )
     assert all(len(row["sites"]) == 1 for row in result.history)
     assert set(result.server["deputies"]) == {site for row in result.history for site in row["sites"]}
 
 
 def test_options_are_felt(make_config: Callable[..., Any], visit: Callable[..., Any]) -> None:
     sent = {"a": {"body.w": torch.eye(6)}, "b": {"body.w": torch.eye(6).flip(0)}}
-    assert not torch.allclose(mix_nets(sent, 0.7)["a"]["body.w"], mix_nets(sent, 0.7, phase=False)["a"]["body.w"])
+    assert not torch.allclose(
+        mix_nets(sent, 0.7)["a"]["body.w"], mix_nets(sent, 0.7, phase=False)["a"]["body.w"]
+    )
     shared = torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
 
     def trained(**options: Any) -> Tensor:
@@ -241,5 +297,10 @@ def test_options_are_felt(make_config: Callable[..., Any], visit: Callable[..., 
         return loc.mine["personal"]["head.fed.weight"]
 
     usual = trained()
-    for option in ({"beta": 0.0}, {"tau": 1.1}, {"exchange_at": 99.0}, {"exchange_at": 0.0, "sublimate_at": 0.0}):
+    for option in (
+        {"beta": 0.0},
+        {"tau": 1.1},
+        {"exchange_at": 99.0},
+        {"exchange_at": 0.0, "sublimate_at": 0.0},
+    ):
         assert not same_bits(usual, trained(**option)), option

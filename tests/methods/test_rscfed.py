@@ -30,13 +30,18 @@ def changes(seed: int = 0) -> dict[str, dict[str, Tensor]]:
     draw = torch.Generator().manual_seed(seed)
     shapes = {"w": (4, 3), "b": (4,)}
     return {
-        site: {name: torch.randn(shape, generator=draw, dtype=torch.float64) for name, shape in shapes.items()}
+        site: {
+            name: torch.randn(shape, generator=draw, dtype=torch.float64) for name, shape in shapes.items()
+        }
         for site in "abcde"
     }
 
 
 def test_distance_is_the_sum_of_norms_not_the_norm_of_all() -> None:
-    a, b = {"w": torch.tensor([3.0, 0.0]), "b": torch.tensor([1.0])}, {"w": torch.tensor([0.0, 4.0]), "b": torch.tensor([13.0])}
+    a, b = (
+        {"w": torch.tensor([3.0, 0.0]), "b": torch.tensor([1.0])},
+        {"w": torch.tensor([0.0, 4.0]), "b": torch.tensor([13.0])},
+    )
     assert distance(a, b) == pytest.approx(5 + 12, rel=1e-12)
     mixed = blend({"a": a, "b": b}, torch.tensor([0.25, 0.75]))
     assert mixed["w"].tolist() == [0.75, 3.0] and mixed["b"].tolist() == [10.0]
@@ -66,12 +71,16 @@ def test_weights_by_explicit_loops(group: int, size: int, centre: Any) -> None:
 
 
 def test_without_distance_one_group_of_all_is_the_mean_by_samples() -> None:
-    found = RSCFed(groups=1, group=0, beta=0.0).consensus(changes(), SAMPLES, torch.Generator().manual_seed(0))
+    found = RSCFed(groups=1, group=0, beta=0.0).consensus(
+        changes(), SAMPLES, torch.Generator().manual_seed(0)
+    )
     assert found.tolist() == pytest.approx((SAMPLES / SAMPLES.sum()).tolist(), rel=1e-12)
 
 
 def test_a_huge_beta_leaves_a_weight_and_one_site_is_a_group() -> None:
-    found = RSCFed(groups=1, group=0, beta=1e9).consensus(changes(), SAMPLES, torch.Generator().manual_seed(0))
+    found = RSCFed(groups=1, group=0, beta=1e9).consensus(
+        changes(), SAMPLES, torch.Generator().manual_seed(0)
+    )
     assert found.isfinite().all() and float(found.max()) == pytest.approx(1)
     alone = RSCFed().consensus({"a": changes()["a"]}, SAMPLES[:1], torch.Generator().manual_seed(0))
     assert alone.tolist() == [1.0]
@@ -119,8 +128,14 @@ def test_the_new_model_is_the_consensus_of_what_sites_sent(
     config = make_config({"name": NAME, "group": 2, "groups": 3, "beta": 20.0}, rounds=1)
     result, answers = tapped(config, tmp_path / "run")
     uploads = {a.site: decode_upload(a.data)[1] for a in answers}
-    assert {name: leaf.kind for name, leaf in uploads["north"].items()} == {"delta": "each", "samples": "each", "loss": "mean"}
-    assert all(not any(name.startswith("mine/") for name in a.kept) for a in answers)  # nothing is missing: no teacher
+    assert {name: leaf.kind for name, leaf in uploads["north"].items()} == {
+        "delta": "each",
+        "samples": "each",
+        "loss": "mean",
+    }
+    assert all(
+        not any(name.startswith("mine/") for name in a.kept) for a in answers
+    )  # nothing is missing: no teacher
     deltas = {site: up["delta"].value for site, up in uploads.items()}
     samples = torch.tensor([float(up["samples"].value) for up in uploads.values()], dtype=torch.float64)
     assert samples.tolist() == [9, 6, 14]
@@ -128,13 +143,20 @@ def test_the_new_model_is_the_consensus_of_what_sites_sent(
     weight = method.consensus(deltas, samples, generator(3, 0, "server", "groups")).tolist()
     first = bare(config).first
     for name, tensor in result.server["model"].items():
-        expected = first[name].double() + sum(w * d[name].double() for w, d in zip(weight, deltas.values(), strict=True))
+        expected = first[name].double() + sum(
+            w * d[name].double() for w, d in zip(weight, deltas.values(), strict=True)
+        )
         torch.testing.assert_close(tensor.double(), expected, rtol=1e-5, atol=1e-7)
 
 
 def test_a_whole_group_without_distance_is_fedavg(make_config: Callable[..., Config], tmp_path: Path) -> None:
     plain = run(make_config({"name": "fedavg"}, rounds=1), tmp_path / "plain").server["model"]
-    whole = {"name": NAME, "group": 0, "groups": 1, "beta": 1e-12}  # not 0, for which the mean is asked for as a mean
+    whole = {
+        "name": NAME,
+        "group": 0,
+        "groups": 1,
+        "beta": 1e-12,
+    }  # not 0, for which the mean is asked for as a mean
     model = run(make_config(whole, rounds=1), tmp_path / "run").server["model"]
     for name in plain:
         torch.testing.assert_close(model[name], plain[name], rtol=0, atol=1e-6)
@@ -142,7 +164,9 @@ def test_a_whole_group_without_distance_is_fedavg(make_config: Callable[..., Con
     assert any((other[name] - plain[name]).abs().max() > 1e-4 for name in plain)
 
 
-def test_a_lost_site_is_in_no_group(make_config: Callable[..., Config], bare: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_lost_site_is_in_no_group(
+    make_config: Callable[..., Config], bare: Callable[..., Any], tmp_path: Path
+) -> None:
     config = make_config({"name": NAME, "group": 1, "groups": 50}, rounds=1)
     result, answers = tapped(
         config, tmp_path / "run", lose=lambda question, site: site == "south" and question.write is not None

@@ -1,4 +1,5 @@
-"""Losses as methods: each base loss by explicit loops in double precision, composed, with absent classes and missing labels."""
+"""Losses as methods: each base loss by explicit loops in double precision, composed, with absent classes and
+missing labels."""
 
 from __future__ import annotations
 
@@ -27,16 +28,22 @@ from equipoise.testing import MISSING_CLASS, Bench
 from equipoise.use import export, load
 
 COUNTS = [6.0, 3.0, 0.0]
-Z = torch.tensor([[0.3, -0.5, 0.9], [1.2, 0.1, -0.4], [-0.7, 0.8, 0.2], [0.0, -0.3, -1.1]], dtype=torch.float64)
+Z = torch.tensor(
+    [[0.3, -0.5, 0.9], [1.2, 0.1, -0.4], [-0.7, 0.8, 0.2], [0.0, -0.3, -1.1]], dtype=torch.float64
+)
 Y = torch.tensor([0, 1, 1, 0])
 MANY = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
 POSITIVES, TOTAL = [6.0, 0.0, 2.0], 8
 LABELLED = torch.tensor([True, True, False])
 
 
-def single(method: Method, base: Any = "cross_entropy", counts: list[float] = COUNTS, **kwargs: Any) -> Objective:
+def single(
+    method: Method, base: Any = "cross_entropy", counts: list[float] = COUNTS, **kwargs: Any
+) -> Objective:
     options = method.base_loss(parse_objective(base))
-    return make_objective(options, counts=torch.tensor(counts), total=int(sum(counts)), task="single", **kwargs)
+    return make_objective(
+        options, counts=torch.tensor(counts), total=int(sum(counts)), task="single", **kwargs
+    )
 
 
 def multi(method: Method, base: Any = "bce", labelled: Tensor | None = LABELLED, **kwargs: Any) -> Objective:
@@ -70,7 +77,8 @@ def mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-# One label per image ----------------------------------------------------------------------------------------------------
+# One label per image
+# ----------------------------------------------------------------------------------------------------
 
 
 def test_balanced_softmax_by_hand() -> None:
@@ -79,7 +87,9 @@ def test_balanced_softmax_by_hand() -> None:
 
 
 def test_balanced_softmax_of_equal_counts_is_cross_entropy() -> None:
-    assert single(BSMFL(), counts=[4, 4, 4])(Z, Y).item() == pytest.approx(F.cross_entropy(Z, Y).item(), abs=1e-6)
+    assert single(BSMFL(), counts=[4, 4, 4])(Z, Y).item() == pytest.approx(
+        F.cross_entropy(Z, Y).item(), abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("tau", [0.5, 2.0])
@@ -104,9 +114,13 @@ def test_fedrs_by_hand_and_before_the_shift_of_the_base() -> None:
     rows = shaped(lambda z, c: z * (1.0, 1.0, 0.3)[c])
     assert single(FedRS(alpha=0.3))(Z, Y).item() == pytest.approx(ce(rows, Y.tolist()), rel=1e-12)
     rows = shaped(lambda z, c: z * (1.0, 1.0, 0.3)[c] + math.log(COUNTS[c] / 9 + 1e-9))
-    assert single(FedRS(alpha=0.3), "balanced_softmax")(Z, Y).item() == pytest.approx(ce(rows, Y.tolist()), rel=1e-12)
+    assert single(FedRS(alpha=0.3), "balanced_softmax")(Z, Y).item() == pytest.approx(
+        ce(rows, Y.tolist()), rel=1e-12
+    )
     rows = shaped(lambda z, c: z * (1.0, 0.3 + 0.7 * 3 / 6, 0.3)[c])
-    assert single(FedRS(alpha=0.3, mode="proportional"))(Z, Y).item() == pytest.approx(ce(rows, Y.tolist()), rel=1e-12)
+    assert single(FedRS(alpha=0.3, mode="proportional"))(Z, Y).item() == pytest.approx(
+        ce(rows, Y.tolist()), rel=1e-12
+    )
 
 
 def test_fedrs_of_zero_gives_absent_classes_no_gradient() -> None:
@@ -119,7 +133,9 @@ def test_fedrs_of_zero_gives_absent_classes_no_gradient() -> None:
 @pytest.mark.parametrize("gamma", [1.0, 2.0])
 def test_focal_by_hand(gamma: float) -> None:
     p = Z.softmax(1)
-    expected = mean([(1 - float(p[i, y])) ** gamma * -math.log(float(p[i, y])) for i, y in enumerate(Y.tolist())])
+    expected = mean(
+        [(1 - float(p[i, y])) ** gamma * -math.log(float(p[i, y])) for i, y in enumerate(Y.tolist())]
+    )
     assert single(FedFocal(gamma=gamma))(Z, Y).item() == pytest.approx(expected, rel=1e-12)
 
 
@@ -145,7 +161,9 @@ def ldam(weight: list[float], margin: float, scale: float) -> float:
     small = margin * (6 / 3) ** -0.25
     total, norm = 0.0, 0.0
     for row, y in zip(Z.tolist(), Y.tolist(), strict=True):
-        moved = [scale * (z / scale - ((small, margin, 0.0)[c] if c == y else 0.0)) for c, z in enumerate(row)]
+        moved = [
+            scale * (z / scale - ((small, margin, 0.0)[c] if c == y else 0.0)) for c, z in enumerate(row)
+        ]
         total += weight[y] * ce([moved], [y])
         norm += weight[y]
     return total / norm
@@ -153,7 +171,9 @@ def ldam(weight: list[float], margin: float, scale: float) -> float:
 
 def test_ldam_by_hand_and_its_weights_from_a_round_on() -> None:
     method = LDAMFL(max_margin=0.4, scale=7.0, defer=0.5, beta=0.9)
-    assert single(method, round=4, rounds=10)(Z, Y).item() == pytest.approx(ldam([1, 1, 0], 0.4, 7.0), rel=1e-10)
+    assert single(method, round=4, rounds=10)(Z, Y).item() == pytest.approx(
+        ldam([1, 1, 0], 0.4, 7.0), rel=1e-10
+    )
     weight = [0.1 / (1 - 0.9**6), 0.1 / (1 - 0.9**3)]
     late = single(method, round=5, rounds=10)(Z, Y).item()
     assert late == pytest.approx(ldam([w * 2 / sum(weight) for w in weight], 0.4, 7.0), rel=1e-10)
@@ -174,11 +194,14 @@ def test_ldam_head_gives_scaled_cosines() -> None:
     torch.testing.assert_close(head(z), 8 * F.cosine_similarity(z[:, None], head.weight[None], dim=2))
 
 
-# Several labels per image -----------------------------------------------------------------------------------------------
+# Several labels per image
+# -----------------------------------------------------------------------------------------------
 
 
 def test_partial_loss_by_hand() -> None:
-    assert multi(FedAvgPL())(Z, MANY).item() == pytest.approx(mean(cells(lambda i, c: float(Z[i, c]))), rel=1e-12)
+    assert multi(FedAvgPL())(Z, MANY).item() == pytest.approx(
+        mean(cells(lambda i, c: float(Z[i, c]))), rel=1e-12
+    )
     z = Z.clone().requires_grad_()
     multi(FedAvgPL())(z, MANY).backward()
     assert z.grad is not None
@@ -187,7 +210,11 @@ def test_partial_loss_by_hand() -> None:
 
 def test_positive_weight_counts_observed_labels() -> None:
     weight = [8 / 6, 1.0]
-    values = [bce(float(Z[i, c]), float(MANY[i, c])) * (weight[c] if MANY[i, c] else 1) for i in range(4) for c in (0, 1)]
+    values = [
+        bce(float(Z[i, c]), float(MANY[i, c])) * (weight[c] if MANY[i, c] else 1)
+        for i in range(4)
+        for c in (0, 1)
+    ]
     assert multi(FedAvgPL(pos_weight=True))(Z, MANY).item() == pytest.approx(mean(values), rel=1e-12)
 
 
@@ -266,7 +293,9 @@ def test_fedrs_stands_between_the_partial_loss_and_missing_as_absent() -> None:
         z = Z.clone().requires_grad_()
         return torch.autograd.grad(objective(z, MANY), z)[0]
 
-    torch.testing.assert_close(gradient(multi(FedRS(alpha=0.0), negative)), gradient(multi(FedAvgPL())) * 2 / 3)
+    torch.testing.assert_close(
+        gradient(multi(FedRS(alpha=0.0), negative)), gradient(multi(FedAvgPL())) * 2 / 3
+    )
     assert torch.equal(gradient(multi(FedRS(alpha=1.0), negative)), gradient(multi(Method(), negative)))
     half = gradient(multi(FedRS(alpha=0.5), negative))
     z = Z.tolist()
@@ -276,13 +305,38 @@ def test_fedrs_stands_between_the_partial_loss_and_missing_as_absent() -> None:
     torch.testing.assert_close(half[:, 1], gradient(multi(Method(), negative))[:, 1])
 
 
-# In a run ---------------------------------------------------------------------------------------------------------------
+# In a run
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
-NAMES = {cls: f"equipoise.methods.shaped:{cls.__name__}" for cls in (BSMFL, FedLC, FedRS, FedFocal, LDAMFL, FedAvgPL)}
+NAMES = {
+    cls: f"equipoise.methods.shaped:{cls.__name__}"
+    for cls in (BSMFL, FedLC, FedRS, FedFocal, LDAMFL, FedAvgPL)
+}
 
 
 CASES: dict[str, tuple[dict[str, Any], Any, list[float]]] = {
-    "balanced softmax": ({"name": "fedavg"}, "balanced_softmax+ldam", [math.log(n / 9 + 1e-9) for n in COUNTS]),
+    "balanced softmax": (
+        {"name": "fedavg"},
+        "balanced_softmax+ldam",
+        [math.log(n / 9 + 1e-9) for n in COUNTS],
+    ),
     "FedLC": ({"name": "fedlc", "tau": 0.5}, "ldam", [-0.5 * max(n, 1e-8) ** -0.25 for n in COUNTS]),
     "FedNoRo": ({"name": "fednoro"}, "ldam", [math.log(n / 9 + 1e-9) for n in COUNTS]),
 }
@@ -291,19 +345,31 @@ CASES: dict[str, tuple[dict[str, Any], Any, list[float]]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_shifts_are_added_after_the_scale(case: str) -> None:
-    """30 (cos − m on the true class) + shift, from features to the loss, as a config puts net, method and base loss together."""
+    """30 (cos − m on the true class) + shift, from features to the loss, as a config puts net, method and
+    base loss together."""
     method, objective, shift = CASES[case]
-    config = resolve({"net": {"name": "small-cnn", "head": "cosine"}, "method": method, "train": {"objective": objective}})
+    config = resolve(
+        {"net": {"name": "small-cnn", "head": "cosine"}, "method": method, "train": {"objective": objective}}
+    )
     head = make_net(config.net, config.method, 3, 3, 16, seed=0).head["fed"].double()
     bound = make_objective(
-        config.method.base_loss(config.objective), counts=torch.tensor(COUNTS), total=9, task="single", round=0, rounds=10
+        config.method.base_loss(config.objective),
+        counts=torch.tensor(COUNTS),
+        total=9,
+        task="single",
+        round=0,
+        rounds=10,
     )
     features = torch.randn(4, 64, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     loc: Any = SimpleNamespace(objective=bound, task="single", counts=torch.tensor(COUNTS), scratch={})
     batch = Batch(views=(features,), y=Y, index=torch.arange(4), mask=None)
     margin, total = (0.5 * 2**-0.25, 0.5), 0.0
-    for row, y in zip(F.cosine_similarity(features[:, None], head.weight[None], dim=2).tolist(), Y.tolist(), strict=True):
-        total += ce([[30 * (cos - (margin[y] if c == y else 0.0)) + shift[c] for c, cos in enumerate(row)]], [y])
+    for row, y in zip(
+        F.cosine_similarity(features[:, None], head.weight[None], dim=2).tolist(), Y.tolist(), strict=True
+    ):
+        total += ce(
+            [[30 * (cos - (margin[y] if c == y else 0.0)) + shift[c] for c, cos in enumerate(row)]], [y]
+        )
     assert config.method.loss(head, batch, loc).item() == pytest.approx(total / 4, rel=1e-6)
 
 
@@ -316,7 +382,10 @@ def test_ldam_by_objective_is_ldam_by_method(make_config: Callable[..., Any], tm
         | {"net": {"name": "small-cnn", "head": "cosine"}}
         | {"train": table["train"] | {"objective": {"name": "ldam", "scale": 12.0}}}
     )
-    found = {key: run(config, tmp_path / key) for key, config in (("method", by_method), ("objective", by_objective))}
+    found = {
+        key: run(config, tmp_path / key)
+        for key, config in (("method", by_method), ("objective", by_objective))
+    }
     assert found["method"].state_hash == found["objective"].state_hash
     assert found["method"].metrics == found["objective"].metrics
     x = torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -334,7 +403,12 @@ def test_ldam_by_objective_is_ldam_by_method(make_config: Callable[..., Any], tm
     [
         ("fedavg", {"scale": 5.0}, "cross_entropy", "net.scale is the factor of a cosine head"),
         ("fedavg", {"head": "cosine", "scale": 5.0}, "ldam", "net.scale is 5, the base loss counts on 30"),
-        ("moon", {"head": "cosine"}, "ldam", "needs a head that gives cosines, and method 'moon' brings another"),
+        (
+            "moon",
+            {"head": "cosine"},
+            "ldam",
+            "needs a head that gives cosines, and method 'moon' brings another",
+        ),
     ],
 )
 def test_what_does_not_fit_a_scale_is_refused(
@@ -346,41 +420,56 @@ def test_what_does_not_fit_a_scale_is_refused(
         material(resolve(changed))
 
 
-def test_a_form_that_several_labels_lack_is_refused_before_training(make_findings: Callable[..., Any]) -> None:
+def test_a_form_that_several_labels_lack_is_refused_before_training(
+    make_findings: Callable[..., Any],
+) -> None:
     for method in ({"name": "fedrs", "mode": "proportional"}, {"name": "fedlc", "strict": True}):
         with pytest.raises(ConfigError, match=f"objective '{method['name']}'"):
             material(make_findings(method))
 
 
 @pytest.mark.parametrize("cls", [BSMFL, FedLC, FedFocal, LDAMFL])
-def test_another_method_than_fedavg(make_config: Callable[..., Any], tmp_path: Path, cls: type[Method]) -> None:
+def test_another_method_than_fedavg(
+    make_config: Callable[..., Any], tmp_path: Path, cls: type[Method]
+) -> None:
     plain = run(make_config({"name": "fedavg"}, rounds=1), tmp_path / "plain").server["model"]
     model = run(make_config({"name": NAMES[cls]}, rounds=1), tmp_path / "run").server["model"]
     assert not torch.equal(model["body.conv1.weight"], plain["body.conv1.weight"])
     assert ("head.fed.bias" in model) == (cls is not LDAMFL)
 
 
-def test_fedrs_differs_from_fedavg_where_a_class_is_absent(make_config: Callable[..., Any], tmp_path: Path) -> None:
+def test_fedrs_differs_from_fedavg_where_a_class_is_absent(
+    make_config: Callable[..., Any], tmp_path: Path
+) -> None:
     plain = run(make_config({"name": "fedavg"}), tmp_path / "plain").state_hash
     assert run(make_config({"name": NAMES[FedRS]}), tmp_path / "whole").state_hash == plain
     bench = Bench(FedRS)
     with bench.own_cache():
         config = bench.config(MISSING_CLASS)
-        found = [bench.run(replace(config, method=method)).result.state_hash for method in (FedRS(), FedRS(alpha=1.0))]
+        found = [
+            bench.run(replace(config, method=method)).result.state_hash
+            for method in (FedRS(), FedRS(alpha=1.0))
+        ]
     assert found[0] != found[1]
 
 
 @pytest.mark.parametrize("cls", NAMES)
-def test_hidden_labels_never_enter(make_findings: Callable[..., Any], tmp_path: Path, cls: type[Method]) -> None:
+def test_hidden_labels_never_enter(
+    make_findings: Callable[..., Any], tmp_path: Path, cls: type[Method]
+) -> None:
     objective = {"name": "bce", "pos_weight": True, "missing": "negative"}
     sound, spoilt = (
-        run(make_findings({"name": NAMES[cls]}, spoilt=kind, objective=objective), tmp_path / str(kind)).state_hash
+        run(
+            make_findings({"name": NAMES[cls]}, spoilt=kind, objective=objective), tmp_path / str(kind)
+        ).state_hash
         for kind in (False, True)
     )
     assert sound == spoilt
 
 
-def test_partial_loss_differs_from_missing_as_absent(make_findings: Callable[..., Any], tmp_path: Path) -> None:
+def test_partial_loss_differs_from_missing_as_absent(
+    make_findings: Callable[..., Any], tmp_path: Path
+) -> None:
     negative = {"name": "bce", "missing": "negative"}
     hashes = {
         key: run(make_findings({"name": name}, objective=objective), tmp_path / key).state_hash

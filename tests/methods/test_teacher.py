@@ -49,7 +49,9 @@ def test_teacher_does_not_learn(double_net: Callable[..., Net]) -> None:
     net = double_net("fed").train()
     copy = still(net)
     assert not copy.training and net.training
-    assert not any(p.requires_grad for p in copy.parameters()) and all(p.requires_grad for p in net.parameters())
+    assert not any(p.requires_grad for p in copy.parameters()) and all(
+        p.requires_grad for p in net.parameters()
+    )
     x = torch.randn(3, 3, 16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     teacher = Teacher(net, SimpleNamespace(mine={}), 0.5)  # type: ignore[arg-type]
     assert not teacher(x).requires_grad
@@ -57,7 +59,8 @@ def test_teacher_does_not_learn(double_net: Callable[..., Net]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("round", "ramp", "t"), [(-3, 10, 0), (0, 10, 0), (5, 10, 0.5), (10, 10, 1), (99, 10, 1), (0, 0, 1), (20, 30, 2 / 3)]
+    ("round", "ramp", "t"),
+    [(-3, 10, 0), (0, 10, 0), (5, 10, 0.5), (10, 10, 1), (99, 10, 1), (0, 0, 1), (20, 30, 2 / 3)],
 )
 def test_rise(round: int, ramp: int, t: float) -> None:
     assert rise(round, ramp) == pytest.approx(math.exp(-5 * (1 - t) ** 2), rel=1e-12)

@@ -1,4 +1,5 @@
-"""Layers and dropout draw from the global generator: here it starts alike in every test, and is put back after."""
+"""Layers and dropout draw from the global generator: here it starts alike in every test, and is put back
+after."""
 
 from __future__ import annotations
 

@@ -23,7 +23,9 @@ def make(name: str = "small-cnn", seed: int = 1, **options) -> Net:
 
 
 def same(a: Net, b: Net) -> dict[str, bool]:
-    return {name: torch.equal(tensor, state(b)[name]) for name, tensor in state(a).items() if name in state(b)}
+    return {
+        name: torch.equal(tensor, state(b)[name]) for name, tensor in state(a).items() if name in state(b)
+    }
 
 
 def test_same_seed_gives_same_bits():
@@ -64,7 +66,9 @@ def test_kernels_are_channels_last():
     assert not make().body.conv2.weight.is_contiguous()
 
 
-@pytest.mark.parametrize(("name", "rate"), [("small-cnn", 0.0), ("mobilenet-v2", 0.2), ("efficientnet-lite0", 0.2)])
+@pytest.mark.parametrize(
+    ("name", "rate"), [("small-cnn", 0.0), ("mobilenet-v2", 0.2), ("efficientnet-lite0", 0.2)]
+)
 def test_dropout_follows_the_architecture_unless_given(name, rate):
     assert make(name).dropout.p == NETS[name].dropout == rate
     assert build(NetOptions(name=name, dropout=0.4), classes=2, seed=0, base=BASE).dropout.p == 0.4
@@ -72,7 +76,9 @@ def test_dropout_follows_the_architecture_unless_given(name, rate):
 
 
 def test_cosine_head_on_request():
-    net = build(NetOptions(name="small-cnn", head="cosine"), classes=4, heads=("fed", "own"), seed=0, base=BASE)
+    net = build(
+        NetOptions(name="small-cnn", head="cosine"), classes=4, heads=("fed", "own"), seed=0, base=BASE
+    )
     assert all(isinstance(head, Cosine) for head in net.head.values())
     assert net(torch.randn(2, 3, 16, 16)).abs().max() <= 1
 

@@ -1,4 +1,5 @@
-"""MONAI bodies: shapes, counts, and weights under the names their publishers use (importing MONAI takes seconds)."""
+"""MONAI bodies: shapes, counts, and weights under the names their publishers use (importing MONAI takes
+seconds)."""
 
 from __future__ import annotations
 
@@ -32,8 +33,17 @@ COUNTS = {
 }
 
 
-def make(name: str, seed: int = 1, base: Path = Path(), channels: int = 3, image_size: int = 64, **options) -> Net:
-    return build(NetOptions(name=name, **options), classes=3, seed=seed, base=base, channels=channels, image_size=image_size)
+def make(
+    name: str, seed: int = 1, base: Path = Path(), channels: int = 3, image_size: int = 64, **options
+) -> Net:
+    return build(
+        NetOptions(name=name, **options),
+        classes=3,
+        seed=seed,
+        base=base,
+        channels=channels,
+        image_size=image_size,
+    )
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -89,14 +99,21 @@ def resnet_shapes(repeats: list[int], bottleneck: bool) -> dict[str, tuple[int, 
             for number, kernel in enumerate(kernels, start=1):
                 shapes |= {f"{at}.conv{number}.weight": kernel, **norm(f"{at}.bn{number}", kernel[0])}
             if inputs != outputs:
-                shapes |= {f"{at}.downsample.0.weight": (outputs, inputs, 1, 1), **norm(f"{at}.downsample.1", outputs)}
+                shapes |= {
+                    f"{at}.downsample.0.weight": (outputs, inputs, 1, 1),
+                    **norm(f"{at}.downsample.1", outputs),
+                }
             inputs = outputs
     return shapes
 
 
 def densenet_shapes(dot: str) -> dict[str, tuple[int, ...]]:
     """The same for DenseNet-121; old files write `norm.1` where newer ones write `norm1`."""
-    shapes = {"features.conv0.weight": (64, 3, 7, 7), **norm("features.norm0", 64), "classifier.weight": (1000, 7)}
+    shapes = {
+        "features.conv0.weight": (64, 3, 7, 7),
+        **norm("features.norm0", 64),
+        "classifier.weight": (1000, 7),
+    }
     channels = 64
     for block, repeat in enumerate([6, 12, 24, 16], start=1):
         for layer in range(1, repeat + 1):
@@ -142,7 +159,8 @@ def b0_shapes() -> dict[str, tuple[int, ...]]:
 
 
 def torchvision_b0_shapes() -> dict[str, tuple[int, ...]]:
-    """The same under the names of torchvision's module tree: a list of stages, of blocks, of layers, of parts."""
+    """The same under the names of torchvision's module tree: a list of stages, of blocks, of layers, of
+    parts."""
     shapes = {"features.0.0.weight": (32, 3, 3, 3), **norm("features.0.1", 32)}
     shapes |= {"features.8.0.weight": (1280, 320, 1, 1), **norm("features.8.1", 1280)}
     shapes |= {"classifier.1.weight": (1000, 1280), "classifier.1.bias": (1000,)}
@@ -154,15 +172,25 @@ def torchvision_b0_shapes() -> dict[str, tuple[int, ...]]:
                 shapes |= {f"{at}.0.0.weight": (wide, inputs, 1, 1), **norm(f"{at}.0.1", wide)}
                 layer = 1
             shapes |= {f"{at}.{layer}.0.weight": (wide, 1, kernel, kernel), **norm(f"{at}.{layer}.1", wide)}
-            shapes |= {f"{at}.{layer + 1}.fc1.weight": (narrow, wide, 1, 1), f"{at}.{layer + 1}.fc1.bias": (narrow,)}
-            shapes |= {f"{at}.{layer + 1}.fc2.weight": (wide, narrow, 1, 1), f"{at}.{layer + 1}.fc2.bias": (wide,)}
-            shapes |= {f"{at}.{layer + 2}.0.weight": (outputs, wide, 1, 1), **norm(f"{at}.{layer + 2}.1", outputs)}
+            shapes |= {
+                f"{at}.{layer + 1}.fc1.weight": (narrow, wide, 1, 1),
+                f"{at}.{layer + 1}.fc1.bias": (narrow,),
+            }
+            shapes |= {
+                f"{at}.{layer + 1}.fc2.weight": (wide, narrow, 1, 1),
+                f"{at}.{layer + 1}.fc2.bias": (wide,),
+            }
+            shapes |= {
+                f"{at}.{layer + 2}.0.weight": (outputs, wide, 1, 1),
+                **norm(f"{at}.{layer + 2}.1", outputs),
+            }
             inputs = outputs
     return shapes
 
 
 def drawn(shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """Weights that keep values in range through 81 layers: kernels scaled by their inputs, variances around 1."""
+    """Weights that keep values in range through 81 layers: kernels scaled by their inputs, variances around
+    1."""
     draw = generator(0, "weights")
     content = {}
     for name, shape in shapes.items():
@@ -182,7 +210,9 @@ def torchvision_b0(w: dict[str, Tensor], x: Tensor) -> Tensor:
     def unit(x: Tensor, at: str, stride: int = 1, groups: int = 1) -> Tensor:
         kernel = w[f"{at}.0.weight"]
         x = F.conv2d(x, kernel, stride=stride, padding=(kernel.shape[-1] - 1) // 2, groups=groups)
-        mean, variance, scale, shift = (w[f"{at}.1.{part}"] for part in ("running_mean", "running_var", "weight", "bias"))
+        mean, variance, scale, shift = (
+            w[f"{at}.1.{part}"] for part in ("running_mean", "running_var", "weight", "bias")
+        )
         return F.batch_norm(x, mean, variance, scale, shift, training=False, eps=1e-5)
 
     x = F.silu(unit(x, "features.0", stride=2))
@@ -194,7 +224,9 @@ def torchvision_b0(w: dict[str, Tensor], x: Tensor) -> Tensor:
             x = F.silu(unit(x, f"{at}.{layer}", stride if block == 0 else 1, groups=x.shape[1]))
             gate = x.mean((2, 3), keepdim=True)
             gate = F.silu(F.conv2d(gate, w[f"{at}.{layer + 1}.fc1.weight"], w[f"{at}.{layer + 1}.fc1.bias"]))
-            gate = F.conv2d(gate, w[f"{at}.{layer + 1}.fc2.weight"], w[f"{at}.{layer + 1}.fc2.bias"]).sigmoid()
+            gate = F.conv2d(
+                gate, w[f"{at}.{layer + 1}.fc2.weight"], w[f"{at}.{layer + 1}.fc2.bias"]
+            ).sigmoid()
             x = unit(x * gate, f"{at}.{layer + 2}")
             if before.shape == x.shape and (stride == 1 or block > 0):
                 x = x + before
@@ -204,10 +236,18 @@ def torchvision_b0(w: dict[str, Tensor], x: Tensor) -> Tensor:
 def test_torchvisions_names_are_one_for_one_and_complete():
     shapes = torchvision_b0_shapes()
     learned = [shape for name, shape in shapes.items() if "running" not in name]
-    assert sum(int(np.prod(shape)) for shape in learned) == 5_288_548  # what torchvision says of the whole net
-    renamed = {rename_b0_torchvision(name): shape for name, shape in shapes.items() if not name.startswith("classifier")}
+    assert (
+        sum(int(np.prod(shape)) for shape in learned) == 5_288_548
+    )  # what torchvision says of the whole net
+    renamed = {
+        rename_b0_torchvision(name): shape
+        for name, shape in shapes.items()
+        if not name.startswith("classifier")
+    }
     assert len(renamed) == len(shapes) - 2
-    assert renamed == {name: tuple(tensor.shape) for name, tensor in state(make("efficientnet-b0-torchvision").body).items()}
+    assert renamed == {
+        name: tuple(tensor.shape) for name, tensor in state(make("efficientnet-b0-torchvision").body).items()
+    }
 
 
 @pytest.mark.parametrize("size", [64, 75])
@@ -216,7 +256,11 @@ def test_torchvisions_weights_give_torchvisions_features(tmp_path, size):
     path = tmp_path / "efficientnet_b0.pth"
     torch.save(content | {"features.0.1.num_batches_tracked": torch.tensor(3)}, path)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    net = make("efficientnet-b0-torchvision", base=tmp_path, weights=path.name, sha256=digest, image_size=size).double().eval()
+    net = (
+        make("efficientnet-b0-torchvision", base=tmp_path, weights=path.name, sha256=digest, image_size=size)
+        .double()
+        .eval()
+    )
     x = torch.randn(2, 3, size, size, generator=generator(0, "images")).double()
     with torch.no_grad():
         expected = torchvision_b0({name: tensor.double() for name, tensor in content.items()}, x)
@@ -258,14 +302,23 @@ def test_torchvisions_file_for_the_other_b0_names_the_right_one(tmp_path):
 
 @pytest.mark.parametrize("zipped", [False, True])
 def test_a_checkpoint_of_moco_loads(tmp_path, zipped):
-    body = {key: shape for key, shape in resnet_shapes([3, 4, 6, 3], True).items() if not key.startswith("fc.")}
-    head = {"fc.0.weight": (2048, 2048), "fc.0.bias": (2048,), "fc.2.weight": (128, 2048), "fc.2.bias": (128,)}
+    body = {
+        key: shape for key, shape in resnet_shapes([3, 4, 6, 3], True).items() if not key.startswith("fc.")
+    }
+    head = {
+        "fc.0.weight": (2048, 2048),
+        "fc.0.bias": (2048,),
+        "fc.2.weight": (128, 2048),
+        "fc.2.bias": (128,),
+    }
     content = {f"module.encoder_q.{key}": tensor for key, tensor in drawn(body | head).items()}
     content |= {f"module.encoder_q.{key}": torch.tensor(7) for key in ("bn1.num_batches_tracked",)}
     path = tmp_path / "moco_v2_800ep_pretrain.pth.tar"
     checkpoint = {"epoch": 800, "arch": "resnet50", "state_dict": OrderedDict(content)}
     torch.save(checkpoint, path, _use_new_zipfile_serialization=zipped)
-    net = make("resnet50", base=tmp_path, weights=path.name, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+    net = make(
+        "resnet50", base=tmp_path, weights=path.name, sha256=hashlib.sha256(path.read_bytes()).hexdigest()
+    )
     for key in body:
         assert torch.equal(state(net.body)[key], content[f"module.encoder_q.{key}"])
 
@@ -273,8 +326,18 @@ def test_a_checkpoint_of_moco_loads(tmp_path, zipped):
 @pytest.mark.parametrize(
     ("name", "shapes", "published", "ours"),
     [
-        ("resnet18", resnet_shapes([2, 2, 2, 2], False), "layer2.0.downsample.1.bias", "layer2.0.downsample.1.bias"),
-        ("resnet50", resnet_shapes([3, 4, 6, 3], True), "layer1.0.downsample.0.weight", "layer1.0.downsample.0.weight"),
+        (
+            "resnet18",
+            resnet_shapes([2, 2, 2, 2], False),
+            "layer2.0.downsample.1.bias",
+            "layer2.0.downsample.1.bias",
+        ),
+        (
+            "resnet50",
+            resnet_shapes([3, 4, 6, 3], True),
+            "layer1.0.downsample.0.weight",
+            "layer1.0.downsample.0.weight",
+        ),
         (
             "densenet121",
             densenet_shapes(""),

@@ -17,7 +17,8 @@ def drawn(*shape: int, seed: int) -> Tensor:
 
 
 def by_hand(images: list[np.ndarray], share: float, phase: bool) -> list[np.ndarray]:
-    """Bin by bin: a bin is low if its distance from frequency 0 is at most share/2 of the axis, on both axes."""
+    """Bin by bin: a bin is low if its distance from frequency 0 is at most share/2 of the axis, on both
+    axes."""
     spectra = [np.fft.fft2(image) for image in images]
     rows, columns = images[0].shape
     mixed = [spectrum.copy() for spectrum in spectra]
@@ -63,7 +64,10 @@ def test_rows_by_themselves() -> None:
 
 
 def test_identical_nets_stay_as_they_are() -> None:
-    net = {"body.conv.weight": drawn(8, 3, 3, 3, seed=1).float(), "head.fed.weight": drawn(3, 8, seed=2).float()}
+    net = {
+        "body.conv.weight": drawn(8, 3, 3, 3, seed=1).float(),
+        "head.fed.weight": drawn(3, 8, seed=2).float(),
+    }
     net["head.fed.bias"] = drawn(3, seed=3).float()
     for mixed in mix_nets({"a": net, "b": dict(net), "c": dict(net)}, 0.8).values():
         for name, tensor in net.items():
@@ -83,12 +87,18 @@ def test_high_band_stays_each_net_s_own() -> None:
     weights = [drawn(1, 64, seed=s) for s in range(2)]
     high = torch.fft.fftfreq(64).abs() > 0.25
     for found, weight in zip(mix(weights, 0.5, rows=True), weights, strict=True):
-        torch.testing.assert_close(torch.fft.fft(found)[:, high], torch.fft.fft(weight)[:, high], rtol=0, atol=1e-10)
+        torch.testing.assert_close(
+            torch.fft.fft(found)[:, high], torch.fft.fft(weight)[:, high], rtol=0, atol=1e-10
+        )
 
 
 def test_nets_mix_heads_by_row_and_biases_by_mean() -> None:
     nets = {
-        site: {"body.a": drawn(4, 6, seed=s), "head.fed.weight": drawn(4, 6, seed=s), "head.fed.bias": drawn(4, seed=s)}
+        site: {
+            "body.a": drawn(4, 6, seed=s),
+            "head.fed.weight": drawn(4, 6, seed=s),
+            "head.fed.bias": drawn(4, seed=s),
+        }
         for s, site in enumerate(("a", "b"))
     }
     mixed = mix_nets(nets, 0.5)
@@ -97,4 +107,6 @@ def test_nets_mix_heads_by_row_and_biases_by_mean() -> None:
         rows = mix([nets[s]["head.fed.weight"] for s in nets], 0.5, rows=True)[k]
         torch.testing.assert_close(mixed[site]["head.fed.weight"], rows)
         assert not torch.allclose(rows, mixed[site]["body.a"])
-        torch.testing.assert_close(mixed[site]["head.fed.bias"], (nets["a"]["head.fed.bias"] + nets["b"]["head.fed.bias"]) / 2)
+        torch.testing.assert_close(
+            mixed[site]["head.fed.bias"], (nets["a"]["head.fed.bias"] + nets["b"]["head.fed.bias"]) / 2
+        )

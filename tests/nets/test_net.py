@@ -43,7 +43,9 @@ def test_dropout_acts_on_features_in_training_only():
 def test_names_start_with_their_part():
     net = make(projector=ProjectorSpec((8,)).make(64))
     assert {name.split(".")[0] for name in state(net)} == {"body", "head", "projector"}
-    assert {"body.norm1.running_var", "head.fed.weight", "head.own.bias", "projector.0.weight"} <= set(state(net))
+    assert {"body.norm1.running_var", "head.fed.weight", "head.own.bias", "projector.0.weight"} <= set(
+        state(net)
+    )
 
 
 def test_state_is_all_there_is_and_all_float():
@@ -79,7 +81,9 @@ def test_load_takes_a_part_and_leaves_the_rest():
 def test_load_refuses_before_copying_anything():
     net = make()
     bias = net.head["fed"].bias.clone()
-    with pytest.raises(WeightsError, match=r"no tensor 'head\.fed\.wieght'; did you mean 'head\.fed\.weight'"):
+    with pytest.raises(
+        WeightsError, match=r"no tensor 'head\.fed\.wieght'; did you mean 'head\.fed\.weight'"
+    ):
         load(net, {"head.fed.bias": torch.zeros(5), "head.fed.wieght": torch.zeros(5, 64)})
     with pytest.raises(WeightsError, match=r"'head\.own\.bias' has shape \[1\], but the net needs \[5\]"):
         load(net, {"head.fed.bias": torch.zeros(5), "head.own.bias": torch.zeros(1)})

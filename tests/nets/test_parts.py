@@ -67,7 +67,11 @@ def test_method_may_bring_its_own_head():
     assert seen == [(64, 4)]
     assert isinstance(net.head["fed"], Bottleneck)
     assert {"head.fed.down.weight", "head.fed.up.bias", "head.fed.units"} < set(state(net))
-    assert all(torch.equal(tensor, state(make())[name]) for name, tensor in state(net).items() if name.startswith("body."))
+    assert all(
+        torch.equal(tensor, state(make())[name])
+        for name, tensor in state(net).items()
+        if name.startswith("body.")
+    )
     assert torch.equal(make(make_head=bring).head["fed"].down.weight, net.head["fed"].down.weight)
 
 

@@ -16,7 +16,9 @@ from equipoise.nets import KNOWN, NETS, Net, NetOptions, build, load_weights, st
 
 
 def make(seed: int = 1, channels: int = 3, **options) -> Net:
-    return build(NetOptions(name="small-cnn", **options), classes=4, channels=channels, seed=seed, base=Path())
+    return build(
+        NetOptions(name="small-cnn", **options), classes=4, channels=channels, seed=seed, base=Path()
+    )
 
 
 def sha(path: Path) -> str:
@@ -113,7 +115,9 @@ def test_what_never_ends_is_refused_at_once(tmp_path, kind):
     else:
         with open(path, "wb") as file:
             file.truncate(2**42)
-    with pytest.raises(WeightsError, match=r"cannot be read \((not a regular file|larger than 4,294,967,296 bytes)\)"):
+    with pytest.raises(
+        WeightsError, match=r"cannot be read \((not a regular file|larger than 4,294,967,296 bytes)\)"
+    ):
         load_weights(make(), path, "0" * 64)
 
 
@@ -148,7 +152,10 @@ def test_known_files_are_complete():
         ({"norm1.bias": torch.zeros(2)}, r"'norm1\.bias' has shape \[2\] instead of \[16\]"),
         ({"conv1.weight": None}, r"'conv1\.weight' is missing"),
         ({"conv9.weight": torch.zeros(1)}, r"'conv9\.weight' is not part of the net"),
-        (dict.fromkeys(["norm1.bias", "norm2.bias", "norm3.bias", "conv2.weight", "conv3.weight"]), "and 2 more"),
+        (
+            dict.fromkeys(["norm1.bias", "norm2.bias", "norm3.bias", "conv2.weight", "conv3.weight"]),
+            "and 2 more",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named_and_nothing_is_loaded(tmp_path, change, message):

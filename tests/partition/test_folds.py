@@ -35,12 +35,16 @@ def samples(labels: Any, *, group: Any = None, site: Any = None, split: Any = No
 def all_folds(
     data: Samples, kind: PartitionOptions, count: int, seed: int, validation: float = 0.1
 ) -> list[tuple[Holding, ...]]:
-    return [divide(data, kind, Split(folds=count, fold=fold, validation=validation), seed) for fold in range(count)]
+    return [
+        divide(data, kind, Split(folds=count, fold=fold, validation=validation), seed)
+        for fold in range(count)
+    ]
 
 
 @st.composite
 def data_sets(draw: st.DrawFn) -> Samples:
-    """Random data of one or several labels, with or without groups, some of them blank and some at two sites."""
+    """Random data of one or several labels, with or without groups, some of them blank and some at two
+    sites."""
     total = draw(st.integers(60, 160))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     labels: np.ndarray = rng.choice(4, size=total, p=[0.6, 0.25, 0.1, 0.05])
@@ -50,7 +54,12 @@ def data_sets(draw: st.DrawFn) -> Samples:
     group[rng.random(total) < 0.1] = ""
     site = np.array(["north", "south", "west"])[np.arange(total) % 3]
     brought = rng.choice(["train", "test"], size=total)
-    return samples(labels, group=draw(st.sampled_from([group, None])), site=site, split=draw(st.sampled_from([brought, None])))
+    return samples(
+        labels,
+        group=draw(st.sampled_from([group, None])),
+        site=site,
+        split=draw(st.sampled_from([brought, None])),
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -60,7 +69,9 @@ def data_sets(draw: st.DrawFn) -> Samples:
     st.integers(2, 6),
     st.integers(0, 2**31),
 )
-def test_every_row_is_tested_in_exactly_one_fold(data: Samples, kind: PartitionOptions, count: int, seed: int) -> None:
+def test_every_row_is_tested_in_exactly_one_fold(
+    data: Samples, kind: PartitionOptions, count: int, seed: int
+) -> None:
     found = all_folds(data, kind, count, seed)
     tested = np.concatenate([holding.test for holdings in found for holding in holdings])
     assert np.array_equal(np.sort(tested), np.arange(len(data)))
@@ -79,7 +90,9 @@ def test_every_row_is_tested_in_exactly_one_fold(data: Samples, kind: PartitionO
 
 def test_each_class_of_each_site_is_spread_within_one_row() -> None:
     rng = np.random.default_rng(0)
-    data = samples(rng.choice(4, size=400, p=[0.6, 0.25, 0.1, 0.05]), site=rng.choice(["a", "b"], size=400, p=[0.8, 0.2]))
+    data = samples(
+        rng.choice(4, size=400, p=[0.6, 0.25, 0.1, 0.05]), site=rng.choice(["a", "b"], size=400, p=[0.8, 0.2])
+    )
     for holdings in zip(*all_folds(data, Column(), 5, 3), strict=True):
         counts = np.array([np.bincount(data.labels[h.test], minlength=4) for h in holdings])
         assert (counts.max(axis=0) - counts.min(axis=0) <= 1).all()
@@ -90,7 +103,10 @@ def test_each_class_of_each_site_is_spread_within_one_row() -> None:
 def test_single_images_of_a_rare_class_at_many_sites_do_not_meet_in_one_fold() -> None:
     sites = [f"s{i:02d}" for i in range(30)]
     data = samples([0] * 60 + [1] * 30, site=[*sites, *sites, *sites])
-    met = [sum(int((data.labels[h.test] == 1).sum()) for h in holdings) for holdings in all_folds(data, Column(), 3, 0, 0)]
+    met = [
+        sum(int((data.labels[h.test] == 1).sum()) for h in holdings)
+        for holdings in all_folds(data, Column(), 3, 0, 0)
+    ]
     assert sum(met) == 30 and max(met) < 20
 
 

@@ -1,4 +1,5 @@
-"""The partitions of the five papers: every image once, groups whole, the same again from the same seed, counts as asked."""
+"""The partitions of the five papers: every image once, groups whole, the same again from the same seed,
+counts as asked."""
 
 from __future__ import annotations
 
@@ -18,7 +19,17 @@ from pydantic import ValidationError
 from equipoise.data import Split as SplitOptions
 from equipoise.data.samples import Samples
 from equipoise.errors import PartitionError
-from equipoise.partition import KINDS, Attribute, Column, Dirichlet, Holding, Iid, Limited, PartitionOptions, divide
+from equipoise.partition import (
+    KINDS,
+    Attribute,
+    Column,
+    Dirichlet,
+    Holding,
+    Iid,
+    Limited,
+    PartitionOptions,
+    divide,
+)
 from equipoise.partition.kinds import filling
 
 ICH = [1497, 13932, 8914, 14717, 28909]
@@ -76,7 +87,25 @@ def same(a: tuple[Holding, ...], b: tuple[Holding, ...]) -> bool:
     )
 
 
-# Every kind -------------------------------------------------------------------------------------------------------------
+# Every kind
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 @st.composite
@@ -85,7 +114,9 @@ def data_sets(draw: st.DrawFn) -> Samples:
     total = draw(st.integers(200, 500))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     site = np.array(["north", "south", "west"])[np.arange(total) % 3]
-    group = np.char.add(site, np.where(rng.random(total) < 0.5, rng.integers(0, 50, total), np.arange(total) + 50).astype(str))
+    group = np.char.add(
+        site, np.where(rng.random(total) < 0.5, rng.integers(0, 50, total), np.arange(total) + 50).astype(str)
+    )
     group[rng.random(total) < 0.1] = ""
     return samples(
         np.append(rng.choice(4, size=total - 4, p=[0.4, 0.3, 0.2, 0.1]), range(4)),
@@ -138,7 +169,25 @@ def test_another_seed_is_another_partition(name: str) -> None:
     assert any(not np.array_equal(x, y) for x, y in zip(found[0].values(), found[1].values(), strict=True))
 
 
-# FCA --------------------------------------------------------------------------------------------------------------------
+# FCA
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_fca_split_one_skews_the_rare_class_alone() -> None:
@@ -163,7 +212,8 @@ def test_shares_have_the_moments_of_each_class_own_dirichlet() -> None:
 
 
 def test_fca_split_two_has_the_published_shape() -> None:
-    """Published: 10 sites, 15 of 50 cells empty, all 67,969 images given out, no site without training images."""
+    """Published: 10 sites, 15 of 50 cells empty, all 67,969 images given out, no site without training
+    images."""
     data = counted(ICH)
     kind = Dirichlet(sites=10, alpha=(0.5, 5, 10, 30, 50), capped=False, drop=0.3, min_cell=1)
     empty = []
@@ -192,7 +242,9 @@ def test_capped_sites_get_no_more_and_others_may_grow() -> None:
         capped: max(
             len(rows)
             for seed in range(20)
-            for rows in Dirichlet(sites=4, alpha=0.05, capped=capped, min_size=1).sites_of(data, seed).values()
+            for rows in Dirichlet(sites=4, alpha=0.05, capped=capped, min_size=1)
+            .sites_of(data, seed)
+            .values()
         )
         for capped in (True, False)
     }
@@ -200,7 +252,25 @@ def test_capped_sites_get_no_more_and_others_may_grow() -> None:
     assert largest[False] > 220
 
 
-# FedIIC -----------------------------------------------------------------------------------------------------------------
+# FedIIC
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -213,7 +283,8 @@ def test_fediic_sites_are_equally_large_and_lack_many_classes(seed: int) -> None
 
 
 def test_equal_cuts_the_line_of_sites_sorted_by_class() -> None:
-    """Every cut site takes from consecutive sites of the uncut draw, and within each from consecutive classes."""
+    """Every cut site takes from consecutive sites of the uncut draw, and within each from consecutive
+    classes."""
     data = counted([120, 90, 60, 30])
     kind = Dirichlet(sites=5, alpha=1.0, equal=True, min_size=30)
     before = Dirichlet(sites=5, alpha=1.0, min_size=30)  # half of the average, so the same draw is accepted
@@ -236,20 +307,44 @@ def test_blocks_share_the_rows_evenly_and_are_cut_alone() -> None:
     assert big.sum(axis=1).tolist() == [30] * 20
 
 
-# FedMLP -----------------------------------------------------------------------------------------------------------------
+# FedMLP
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_fedmlp_sites_are_equally_large_and_train_on_as_many_as_asked() -> None:
     rng = np.random.default_rng(0)
     data = samples(rng.random((3000, 5)) < 0.2)
-    holdings = divide(data, Iid(sites=5, missing=2, missing_seed=1037, train_size=200), Split(test=0.3, validation=0), 0)
+    holdings = divide(
+        data, Iid(sites=5, missing=2, missing_seed=1037, train_size=200), Split(test=0.3, validation=0), 0
+    )
     assert [len(holding.train) for holding in holdings] == [200] * 5
     whole = divide(data, Iid(sites=5), Split(test=0.3, validation=0), 0)
     for holding, before in zip(holdings, whole, strict=True):
         assert np.isin(holding.train, before.train).all()
         assert np.array_equal(holding.test, before.test)
         assert len(before.train) + len(before.test) == 600
-    lacking = [set(np.flatnonzero(~holding.labelled).tolist()) for holding in holdings if holding.labelled is not None]
+    lacking = [
+        set(np.flatnonzero(~holding.labelled).tolist())
+        for holding in holdings
+        if holding.labelled is not None
+    ]
     assert lacking == [{1, 4}, {1, 2}, {1, 4}, {0, 3}, {3, 4}]
 
 
@@ -271,14 +366,37 @@ def test_a_training_size_never_cuts_a_group() -> None:
     assert len(held.train) == 60
 
 
-# Fed-MAS ----------------------------------------------------------------------------------------------------------------
+# Fed-MAS
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_attribute_sites_hold_one_value_each_and_are_equally_large() -> None:
     tone = np.array(["light"] * 81 + ["dark"] * 30)
     data = samples(np.arange(111) % 3, attributes={"tone": tone})
     found = Attribute(column="tone", sites=2).sites_of(data, 0)
-    assert {name: len(rows) for name, rows in found.items()} == {"dark-00": 15, "dark-01": 15, "light-00": 41, "light-01": 40}
+    assert {name: len(rows) for name, rows in found.items()} == {
+        "dark-00": 15,
+        "dark-01": 15,
+        "light-00": 41,
+        "light-01": 40,
+    }
     for name, rows in found.items():
         assert set(tone[rows].tolist()) == {name.split("-")[0]}
     holdings = divide(data, Attribute(column="tone"), Split(test=0.15, validation=0.15), 0)
@@ -292,7 +410,25 @@ def test_a_group_of_two_values_goes_by_the_commoner() -> None:
     assert {name: rows.tolist() for name, rows in found.items()} == {"dark-00": [3], "light-00": [0, 1, 2, 4]}
 
 
-# FedSDC -----------------------------------------------------------------------------------------------------------------
+# FedSDC
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_fedsdc_tests_on_thirty_of_every_class() -> None:
@@ -322,7 +458,11 @@ def blood() -> Samples:
     """Three sources with ten, eight and nine of twelve classes, of very different sizes."""
     rng = np.random.default_rng(0)
     labels, source = [], []
-    for name, classes in (("acevedo", range(10)), ("bodzas", range(3, 11)), ("matek", [0, 1, 2, 4, 5, 6, 7, 8, 11])):
+    for name, classes in (
+        ("acevedo", range(10)),
+        ("bodzas", range(3, 11)),
+        ("matek", [0, 1, 2, 4, 5, 6, 7, 8, 11]),
+    ):
         for label in classes:
             count = int(rng.integers(15, 900))
             labels += [label] * count
@@ -345,7 +485,8 @@ def test_small_sites_of_each_source_have_few_classes_and_the_rest_tests(seed: in
     for holding in holdings:
         rows = np.concatenate([holding.train, holding.test])
         assert set(data.site[rows].tolist()) == {holding.name[:-3]}
-    # A row is tested at a site that trains on its class, where its source has one; and those share the class evenly.
+    # A row is tested at a site that trains on its class, where its source has one; and those share the class
+    # evenly.
     tested = cells(data, {holding.name: holding.test for holding in holdings}).reshape(3, 5, -1)
     for of_source, trained in zip(tested, found.reshape(3, 5, -1) > 0, strict=True):
         for label in np.flatnonzero(of_source.sum(axis=0)):
@@ -359,7 +500,8 @@ def test_without_a_site_column_there_is_one_source() -> None:
     assert [holding.name for holding in holdings] == ["site-00", "site-01", "site-02"]
 
 
-# An external test set ---------------------------------------------------------------------------------------------------
+# An external test set
+# ---------------------------------------------------------------------------------------------------
 
 
 def test_a_source_that_only_tests_is_shared_evenly_and_nothing_else_tests() -> None:
@@ -370,13 +512,18 @@ def test_a_source_that_only_tests_is_shared_evenly_and_nothing_else_tests() -> N
     assert np.array_equal(np.sort(np.concatenate([h.test for h in holdings])), np.arange(50, 75))
 
 
-# The list of experiments ------------------------------------------------------------------------------------------------
+# The list of experiments
+# ------------------------------------------------------------------------------------------------
 
 
 def test_documented_partitions_can_be_made() -> None:
     """Every row of the table in docs/config.md is valid, and makes as many sites as it says."""
     page = (Path(__file__).parents[2] / "docs" / "config.md").read_text(encoding="utf-8")
-    rows = [line.strip("|").split("|") for line in page.splitlines() if line.startswith("| F") and "`{ kind" in line]
+    rows = [
+        line.strip("|").split("|")
+        for line in page.splitlines()
+        if line.startswith("| F") and "`{ kind" in line
+    ]
     assert len(rows) == 14
     multi = samples(np.random.default_rng(0).random((4000, 8)) < 0.3)
     single = replace(
@@ -390,11 +537,31 @@ def test_documented_partitions_can_be_made() -> None:
         data = multi if kind.missing else blood() if kind.kind == "limited" else single
         holdings = divide(data, kind, SplitOptions.model_validate(table["split"]), 0)
         each = {"attribute": 2, "limited": 3}.get(kind.kind, 1)
-        expected = table["partition"].get("sites", 0) * each or (2 if "test_site" in table["partition"] else 3)
+        expected = table["partition"].get("sites", 0) * each or (
+            2 if "test_site" in table["partition"] else 3
+        )
         assert len(holdings) == expected, experiment
 
 
-# Refusals ---------------------------------------------------------------------------------------------------------------
+# Refusals
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 PLAIN = samples(np.arange(120) % 3, site=np.where(np.arange(120) < 60, "a", "b"))
 MULTI = samples(np.random.default_rng(0).random((40, 3)) < 0.3)
@@ -406,13 +573,25 @@ TONES = replace(PLAIN, attributes={"tone": np.array(["light"] * 119 + ["dark"])}
     [
         (PLAIN, Dirichlet(sites=3, alpha=(1.0, 2.0)), r"2 numbers and the data 3 classes \(c0, c1, c2\)"),
         (MULTI, Dirichlet(sites=3, alpha=(1.0, 2.0, 3.0), min_size=1), "single-label"),
-        (PLAIN, Dirichlet(sites=3, alpha=0.1, min_cell=30, capped=False, tries=20), "each with 30 rows of its classes"),
+        (
+            PLAIN,
+            Dirichlet(sites=3, alpha=0.1, min_cell=30, capped=False, tries=20),
+            "each with 30 rows of its classes",
+        ),
         (PLAIN, Dirichlet(sites=10, drop=0.99, min_size=10, tries=20), "20 draws"),
-        (samples([0] * 12, group=["p"] * 10 + ["q", "r"]), Dirichlet(sites=2, equal=True, min_size=1, tries=5), "gave no 2"),
+        (
+            samples([0] * 12, group=["p"] * 10 + ["q", "r"]),
+            Dirichlet(sites=2, equal=True, min_size=1, tries=5),
+            "gave no 2",
+        ),
         (PLAIN, Attribute(column="tone"), r"it has: none.*data\.attributes"),
         (TONES, Attribute(column="tine"), "it has: tone"),
         (TONES, Attribute(column="tone"), "'dark' in 'tone' has only 1 groups"),
-        (replace(TONES, attributes={"tone": np.array(["x"] * 119 + [""])}), Attribute(column="tone"), "'row119'"),
+        (
+            replace(TONES, attributes={"tone": np.array(["x"] * 119 + [""])}),
+            Attribute(column="tone"),
+            "'row119'",
+        ),
         (PLAIN, Column(test_per_class=40), "class 'c0' has 40 rows and some must be left"),
         (MULTI, Iid(sites=2, test_per_class=2), "test_per_class is for single-label"),
         (
@@ -420,16 +599,30 @@ TONES = replace(PLAIN, attributes={"tone": np.array(["light"] * 119 + ["dark"])}
             Iid(sites=2, test_per_class=7),
             "7",
         ),
-        (PLAIN, Limited(sites=3, classes=(3, 3), rows=(5, 20)), "'a' has 0 classes with more than 5 rows left for site 3 of 3"),
-        (replace(PLAIN, group=PLAIN.labels.astype(str)), Limited(sites=1, classes=(1, 1), rows=(3, 9)), "whole groups"),
+        (
+            PLAIN,
+            Limited(sites=3, classes=(3, 3), rows=(5, 20)),
+            "'a' has 0 classes with more than 5 rows left for site 3 of 3",
+        ),
+        (
+            replace(PLAIN, group=PLAIN.labels.astype(str)),
+            Limited(sites=1, classes=(1, 1), rows=(3, 9)),
+            "whole groups",
+        ),
         (MULTI, Limited(), "single-label"),
         (PLAIN, Column(test_site="c"), "unknown site 'c'"),
         (replace(PLAIN, site=np.array(["a"] * 120)), Column(test_site="a"), "only site"),
         (replace(PLAIN, group=np.array(["p"] * 120)), Column(test_site="a"), "group 'p'"),
-        (replace(PLAIN, split=np.array(["train", "test"] * 60)), Column(test_per_class=2), "remove one of the two"),
+        (
+            replace(PLAIN, split=np.array(["train", "test"] * 60)),
+            Column(test_per_class=2),
+            "remove one of the two",
+        ),
     ],
 )
-def test_what_cannot_be_done_is_refused_in_one_sentence(data: Samples, kind: PartitionOptions, words: str) -> None:
+def test_what_cannot_be_done_is_refused_in_one_sentence(
+    data: Samples, kind: PartitionOptions, words: str
+) -> None:
     with pytest.raises(PartitionError, match=words) as caught:
         divide(data, kind, Split(), 0)
     assert "\n" not in str(caught.value)
@@ -452,7 +645,9 @@ def test_folds_and_reserved_test_rows_exclude_each_other() -> None:
         (lambda: Column(test_site="a", test_per_class=3), "remove one"),
     ],
 )
-def test_options_that_contradict_each_other_are_refused(make: Callable[[], PartitionOptions], words: str) -> None:
+def test_options_that_contradict_each_other_are_refused(
+    make: Callable[[], PartitionOptions], words: str
+) -> None:
     with pytest.raises(ValidationError, match=words):
         make()
 

@@ -51,12 +51,17 @@ def missing_sets(sites: int, classes: int, missing: int, seed: int) -> list[set[
     return [set(np.flatnonzero(~row).tolist()) for row in found]
 
 
-# Missing labels ---------------------------------------------------------------------------------------------------------
+# Missing labels
+# ---------------------------------------------------------------------------------------------------------
 
 
-@given(sites=st.integers(1, 12), classes=st.integers(2, 9), missing=st.integers(1, 8), seed=st.integers(0, 2**32))
+@given(
+    sites=st.integers(1, 12), classes=st.integers(2, 9), missing=st.integers(1, 8), seed=st.integers(0, 2**32)
+)
 @settings(max_examples=200, deadline=None)
-def test_every_class_is_labelled_and_every_site_misses_as_many(sites: int, classes: int, missing: int, seed: int) -> None:
+def test_every_class_is_labelled_and_every_site_misses_as_many(
+    sites: int, classes: int, missing: int, seed: int
+) -> None:
     options = Iid(missing=missing)
     if missing >= classes or sites * (classes - missing) < classes:
         with pytest.raises(PartitionError, match=r"partition\.missing"):
@@ -137,7 +142,9 @@ def test_missing_labels_move_no_row() -> None:
     data = findings(200, 5)
     whole, partly = (divide(data, Dirichlet(sites=5, missing=missing), Split(), 4) for missing in (0, 3))
     for a, b in zip(whole, partly, strict=True):
-        assert all(np.array_equal(getattr(a, split), getattr(b, split)) for split in ("train", "validation", "test"))
+        assert all(
+            np.array_equal(getattr(a, split), getattr(b, split)) for split in ("train", "validation", "test")
+        )
 
 
 @pytest.mark.parametrize(
@@ -164,11 +171,31 @@ def test_missing_labels_that_cannot_be_are_refused(data: Samples, kind: Iid, wor
 
 def test_cover_too_unlikely_to_be_drawn_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partial_labels, "TRIES", 1)
-    with pytest.raises(PartitionError, match="no draw of 1 left every class labelled somewhere; miss fewer classes"):
+    with pytest.raises(
+        PartitionError, match="no draw of 1 left every class labelled somewhere; miss fewer classes"
+    ):
         labelled(8, 8, Iid(missing=5, missing_seed=1037), 0)
 
 
-# Long tails -------------------------------------------------------------------------------------------------------------
+# Long tails
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def counts(data: Samples, holdings: tuple[Holding, ...], *splits: str) -> list[int]:
@@ -194,7 +221,10 @@ def test_class_already_small_keeps_its_rows() -> None:
     data = samples(np.repeat(np.arange(4), [400, 350, 300, 3]))
     tail = divide(data, Iid(sites=2, long_tail=8), Split(test=0, validation=0), 0)
     assert counts(data, tail, "train") == [400, 200, 100, 3]
-    assert counts(data, divide(data, Iid(sites=2, long_tail=1e9), Split(test=0, validation=0), 0), "train")[3] == 1
+    assert (
+        counts(data, divide(data, Iid(sites=2, long_tail=1e9), Split(test=0, validation=0), 0), "train")[3]
+        == 1
+    )
 
 
 @pytest.mark.parametrize("kind", [Iid, Dirichlet])
@@ -212,7 +242,9 @@ def test_test_rows_and_the_owner_of_every_row_are_untouched(kind: type[Iid] | ty
 
 def test_long_tail_is_reproducible_and_follows_the_seed() -> None:
     data = samples(even().labels, site=np.arange(2500) % 3)
-    first, again, other = (divide(data, Column(long_tail=20), Split(test=0, validation=0), seed) for seed in (0, 0, 1))
+    first, again, other = (
+        divide(data, Column(long_tail=20), Split(test=0, validation=0), seed) for seed in (0, 0, 1)
+    )
     assert all(np.array_equal(a.train, b.train) for a, b in zip(first, again, strict=True))
     assert not all(np.array_equal(a.train, b.train) for a, b in zip(first, other, strict=True))
     assert counts(data, first, "train") == counts(data, other, "train")

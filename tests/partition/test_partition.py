@@ -31,7 +31,9 @@ class Split:
     fold: int | None = None
 
 
-def samples(labels: Any, *, classes: int | None = None, group: Any = None, site: Any = None, split: Any = None) -> Samples:
+def samples(
+    labels: Any, *, classes: int | None = None, group: Any = None, site: Any = None, split: Any = None
+) -> Samples:
     labels = np.asarray(labels)
     multi = labels.ndim == 2
     count = labels.shape[1] if multi else classes or int(labels.max()) + 1
@@ -87,7 +89,9 @@ KIND = st.sampled_from([Column(), Iid(sites=3), Dirichlet(sites=3, alpha=0.5, mi
 
 @settings(max_examples=120, deadline=None)
 @given(data_sets(), KIND, st.integers(0, 2**31))
-def test_every_row_is_held_once_and_groups_stay_whole(data: Samples, kind: PartitionOptions, seed: int) -> None:
+def test_every_row_is_held_once_and_groups_stay_whole(
+    data: Samples, kind: PartitionOptions, seed: int
+) -> None:
     holdings = divide(data, kind, Split(), seed)
     held = np.concatenate([rows_of(h) for h in holdings])
     assert np.array_equal(np.sort(held), np.arange(len(data)))
@@ -111,7 +115,9 @@ def test_every_row_is_held_once_and_groups_stay_whole(data: Samples, kind: Parti
 
 @settings(max_examples=80, deadline=None)
 @given(data_sets(), st.floats(0, 0.5), st.floats(0, 0.4), st.integers(0, 2**31))
-def test_each_class_is_within_one_group_of_its_fraction(data: Samples, test: float, validation: float, seed: int) -> None:
+def test_each_class_is_within_one_group_of_its_fraction(
+    data: Samples, test: float, validation: float, seed: int
+) -> None:
     data = replace(data, site=None)  # no group at two sites
     for h in divide(data, Iid(sites=2), Split(test, validation), seed):
         rows = np.sort(rows_of(h))
@@ -162,7 +168,8 @@ def test_a_class_trains_even_when_most_rows_are_for_testing() -> None:
 
 
 def test_large_groups_are_placed_first() -> None:
-    """Ten rows in groups of 6, 1, 1, 1, 1: the fractions can be met exactly, but only if the 6 is placed first."""
+    """Ten rows in groups of 6, 1, 1, 1, 1: the fractions can be met exactly, but only if the 6 is placed
+    first."""
     data = samples([0] * 10, group=["big"] * 6 + list("abcd"), site=["a"] * 10)
     for seed in range(5):
         (held,) = divide(data, Column(), Split(), seed)
@@ -212,7 +219,8 @@ def test_dirichlet_skews_more_when_alpha_is_small() -> None:
 
 
 def test_dirichlet_gives_full_sites_no_more() -> None:
-    """Four equal classes, four sites: a site at the average is closed, so none passes it by more than a class."""
+    """Four equal classes, four sites: a site at the average is closed, so none passes it by more than a
+    class."""
     for seed in range(20):
         found = Dirichlet(sites=4, alpha=0.05, min_size=1).sites_of(samples(np.arange(400) % 4), seed)
         assert max(len(rows) for rows in found.values()) < 200
@@ -282,7 +290,12 @@ PLAIN = samples(np.arange(12) % 2)
         (replace(PLAIN, site=np.array(["a"] * 11 + ["b"])), Column(min_size=2), Split(), r"b \(1\)"),
         (PLAIN, Iid(sites=13), Split(), "only 12 groups"),
         (PLAIN, Dirichlet(sites=2, min_size=7), Split(), "fewer sites"),
-        (replace(PLAIN, group=np.array(["p"] * 12)), Dirichlet(sites=2, min_size=1), Split(), "only 1 groups"),
+        (
+            replace(PLAIN, group=np.array(["p"] * 12)),
+            Dirichlet(sites=2, min_size=1),
+            Split(),
+            "only 1 groups",
+        ),
         (replace(PLAIN, split=np.array(["train"] * 11 + ["holdout"])), Iid(sites=2), Split(), "'holdout'"),
         (PLAIN, Iid(sites=2), Split(column="fold"), "'fold'"),
         (PLAIN, Iid(sites=2), Split(test=0.6, validation=0.4), "below 1"),
@@ -295,7 +308,9 @@ PLAIN = samples(np.arange(12) % 2)
         ),
     ],
 )
-def test_what_cannot_be_done_is_refused(data: Samples, kind: PartitionOptions, split: Split, words: str) -> None:
+def test_what_cannot_be_done_is_refused(
+    data: Samples, kind: PartitionOptions, split: Split, words: str
+) -> None:
     with pytest.raises(PartitionError, match=words):
         divide(data, kind, split, 0)
 

@@ -1,7 +1,8 @@
-"""The pages in real Chromium: nothing on the console, nothing fetched, nothing wider than the screen; sorting, values under the
-pointer, light and dark, print, and the live page.
+"""The pages in real Chromium: nothing on the console, nothing fetched, nothing wider than the screen;
+sorting, values under the pointer, light and dark, print, and the live page.
 
-Chromium is spoken to through its DevTools protocol over two pipes (file descriptors 3 and 4, JSON with a NUL after each).
+Chromium is spoken to through its DevTools protocol over two pipes (file descriptors 3 and 4, JSON with a NUL
+after each).
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from equipoise.report.figures import comparison_figures, run_figures
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-background-networking",
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+    "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-extensions", "--remote-debugging-pipe",
 )  # fmt: skip
 PATIENCE = 60.0
@@ -65,7 +67,10 @@ class Browser:
         """Ask the tab for something and wait for the answer."""
         self._count += 1
         message = {"id": self._count, "method": method, "params": given}
-        os.write(self._out, json.dumps(message | ({"sessionId": self._session} if self._session else {})).encode() + b"\0")
+        os.write(
+            self._out,
+            json.dumps(message | ({"sessionId": self._session} if self._session else {})).encode() + b"\0",
+        )
         while True:
             answer = self._read()
             if answer.get("id") == self._count:
@@ -93,7 +98,9 @@ class Browser:
         self.until("document.readyState === 'complete' && location.protocol === 'file:'")
 
     def size(self, width: int) -> None:
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False
+        )
 
     def media(self, dark: bool = False, kind: str = "screen") -> None:
         feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
@@ -103,10 +110,14 @@ class Browser:
         """The value of an expression in the page."""
         while True:
             try:
-                found = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+                found = self.call(
+                    "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+                )
                 break
             except Refused as error:
-                if not any(word in str(error) for word in ("navigated", "context")):  # a live page was just being loaded again
+                if not any(
+                    word in str(error) for word in ("navigated", "context")
+                ):  # a live page was just being loaded again
                     raise
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
@@ -122,9 +133,12 @@ class Browser:
     def middle(self, element: str) -> tuple[float, float]:
         """Where an element is, once it is scrolled to."""
         self.ask(f"({element}).scrollIntoView({{block: 'center', behavior: 'instant'}})")
-        self.ask("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))).then(() => true)")
+        self.ask(
+            "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))).then(() => true)"
+        )
         x, y = self.ask(
-            f"(() => {{ const b = ({element}).getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2] }})()"
+            f"(() => {{ const b = ({element}).getBoundingClientRect(); return [b.x + b.width / 2, b.y + "
+            f"b.height / 2] }})()"
         )
         return x, y
 
@@ -139,7 +153,11 @@ class Browser:
         return [event["params"] for event in self.events if event["method"] in kinds]
 
     def requests(self) -> list[str]:
-        return [one["params"]["request"]["url"] for one in self.events if one["method"] == "Network.requestWillBeSent"]
+        return [
+            one["params"]["request"]["url"]
+            for one in self.events
+            if one["method"] == "Network.requestWillBeSent"
+        ]
 
     def close(self) -> None:
         os.close(self._out)  # the end of its input is the end of Chromium
@@ -157,7 +175,9 @@ class Browser:
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     program = next(filter(None, map(shutil.which, NAMES)), None)
     if program is None:
-        pytest.skip(f"no browser: none of {', '.join(NAMES)} is installed; `make browser` installs it where it can")
+        pytest.skip(
+            f"no browser: none of {', '.join(NAMES)} is installed; `make browser` installs it where it can"
+        )
     found = Browser(program, tmp_path_factory.mktemp("chromium"))
     yield found
     found.close()
@@ -165,8 +185,8 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def made(tiny: Callable[..., Config], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The pages of a run with one label, of one whose classes have long names, of a run with several labels, and of a comparison
-    in which a run failed."""
+    """The pages of a run with one label, of one whose classes have long names, of a run with several labels,
+    and of a comparison in which a run failed."""
     folder = tmp_path_factory.mktemp("pages")
     single, multi = tiny("fca", train={"rounds": 3}), tiny("fedavg", data={"task": "multi"})
     for name, config in (("single", single), ("multi", multi)):
@@ -200,16 +220,22 @@ def test_the_page_is_whole_and_asks_for_nothing(browser: Browser, made: dict[str
     folder = made[kind].parent
     if kind == "comparison":
         facts = json.loads((folder / "comparison.json").read_text())
-        arms = [(label, [read_run(folder / one["folder"]) for one in arm["runs"]]) for label, arm in facts["arms"].items()]
+        arms = [
+            (label, [read_run(folder / one["folder"]) for one in arm["runs"]])
+            for label, arm in facts["arms"].items()
+        ]
         figures = comparison_figures(arms)
     else:
         figures = run_figures(read_run(folder))
     wanted = sorted(f"figure-{figure.key}" for figure in figures)
     assert sorted(browser.ask("[...document.querySelectorAll('figure')].map((one) => one.id)")) == wanted
-    drawn = "[...document.querySelectorAll('figure svg')].every((one) => one.getBoundingClientRect().height > 50)"
+    drawn = (
+        "[...document.querySelectorAll('figure svg')].every((one) => one.getBoundingClientRect().height > 50)"
+    )
     assert browser.ask(drawn) is True
     tables = (
-        "[...document.querySelectorAll('figure')].filter((one) => !one.querySelector('details table')).map((one) => one.id)"
+        "[...document.querySelectorAll('figure')].filter((one) => !one.querySelector('details "
+        "table')).map((one) => one.id)"
     )
     assert browser.ask(tables) == sorted(f"figure-{figure.key}" for figure in figures if not figure.rows)
     assert browser.ask("document.querySelectorAll('.short dt').length") >= 5
@@ -219,7 +245,9 @@ def test_the_page_is_whole_and_asks_for_nothing(browser: Browser, made: dict[str
 
 @pytest.mark.parametrize("kind", [*KINDS, "long"])
 @pytest.mark.parametrize("width", [375, 1280])
-def test_nothing_is_wider_than_the_screen(browser: Browser, made: dict[str, Path], kind: str, width: int) -> None:
+def test_nothing_is_wider_than_the_screen(
+    browser: Browser, made: dict[str, Path], kind: str, width: int
+) -> None:
     browser.open(made[kind], width)
     browser.ask("for (const one of document.querySelectorAll('details')) one.open = true")
     assert browser.ask("innerWidth") == width
@@ -230,13 +258,23 @@ def test_nothing_is_wider_than_the_screen(browser: Browser, made: dict[str, Path
 
 
 CONTRAST = """(() => {
-  const parse = (text) => { const [r, g, b, a = 1] = text.match(/[\\d.]+/g).map(Number); return {rgb: [r, g, b], a}; };
-  const light = (rgb) => { const [r, g, b] = rgb.map((v) => v / 255).map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+  const parse = (text) => {
+    const [r, g, b, a = 1] = text.match(/[\\d.]+/g).map(Number);
+    return {rgb: [r, g, b], a};
+  };
+  const linear = (v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+  const light = (rgb) => { const [r, g, b] = rgb.map((v) => linear(v / 255));
     return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
-  const ground = (one) => { for (; one; one = one.parentElement) { const c = parse(getComputedStyle(one).backgroundColor); if (c.a === 1) return c.rgb; } };
+  const ground = (one) => {
+    for (; one; one = one.parentElement) {
+      const c = parse(getComputedStyle(one).backgroundColor);
+      if (c.a === 1) return c.rgb;
+    }
+  };
   let worst = [21, ''];
   for (const one of document.querySelectorAll('main *')) {
-    if (one.closest('svg') || ![...one.childNodes].some((node) => node.nodeType === 3 && node.data.trim())) continue;
+    const written = [...one.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+    if (one.closest('svg') || !written) continue;
     const [a, b] = [light(parse(getComputedStyle(one).color).rgb), light(ground(one))];
     const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
     if (ratio < worst[0]) worst = [ratio, one.outerHTML.slice(0, 80)];
@@ -246,7 +284,9 @@ CONTRAST = """(() => {
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_text_stands_out_and_the_switch_is_remembered(browser: Browser, made: dict[str, Path], dark: bool) -> None:
+def test_text_stands_out_and_the_switch_is_remembered(
+    browser: Browser, made: dict[str, Path], dark: bool
+) -> None:
     def ground() -> int:
         return int(browser.ask("getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0]"))
 
@@ -268,7 +308,10 @@ def test_text_stands_out_and_the_switch_is_remembered(browser: Browser, made: di
 def test_a_click_or_a_key_on_a_head_sorts(browser: Browser, made: dict[str, Path]) -> None:
     browser.open(made["single"])
     columns = browser.ask(f"{TABLE}.tHead.rows[0].cells.length")
-    numbers = f"[...{TABLE}.tBodies[0].rows].map((row) => Number(row.cells[{columns - 3}].textContent.replace(',', '')))"
+    numbers = (
+        f"[...{TABLE}.tBodies[0].rows].map((row) => "
+        f"Number(row.cells[{columns - 3}].textContent.replace(',', '')))"
+    )
     before, foot = browser.ask(numbers), browser.ask(f"{TABLE}.tFoot.textContent")
     assert len(set(before)) > 1
     browser.click(f"{head(columns - 3)}.querySelector('button')")
@@ -287,7 +330,9 @@ def test_a_click_or_a_key_on_a_head_sorts(browser: Browser, made: dict[str, Path
     assert browser.ask(f"{TABLE}.tFoot.textContent") == foot
 
 
-def test_numbers_with_signs_units_and_gaps_are_sorted_as_numbers(browser: Browser, made: dict[str, Path]) -> None:
+def test_numbers_with_signs_units_and_gaps_are_sorted_as_numbers(
+    browser: Browser, made: dict[str, Path]
+) -> None:
     browser.open(made["comparison"])
     cells = ["9.5 ± 2.0", "–", "< 0.001", "10.5 ± 9", "1,234", "-3.1 %", "+2"]
     rows = "".join(f"<tr><td>{cell}</td></tr>" for cell in cells)
@@ -300,7 +345,9 @@ def test_numbers_with_signs_units_and_gaps_are_sorted_as_numbers(browser: Browse
 
 
 @pytest.mark.parametrize("touch", [False, True])
-def test_the_value_under_pointer_or_finger_is_shown(browser: Browser, made: dict[str, Path], touch: bool) -> None:
+def test_the_value_under_pointer_or_finger_is_shown(
+    browser: Browser, made: dict[str, Path], touch: bool
+) -> None:
     browser.open(made["single"])
     mark = "document.querySelector('figure [data-tip]')"
     text, tip = browser.ask(f"{mark}.dataset.tip"), "document.querySelector('#tip')"
@@ -313,10 +360,14 @@ def test_the_value_under_pointer_or_finger_is_shown(browser: Browser, made: dict
         browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
     browser.until(f"!{tip}.hidden")
     shown = browser.ask(f"{tip}.textContent")
-    assert shown in browser.ask("[...document.querySelectorAll('figure [data-tip]')].map((one) => one.dataset.tip)")
+    assert shown in browser.ask(
+        "[...document.querySelectorAll('figure [data-tip]')].map((one) => one.dataset.tip)"
+    )
     box = browser.ask(f"{tip}.getBoundingClientRect().toJSON()")
     assert box["left"] >= 0 and box["right"] <= 1280 and box["width"] > 10
-    browser.call("Input.dispatchKeyEvent", type="keyDown", key="Escape", code="Escape", windowsVirtualKeyCode=27)
+    browser.call(
+        "Input.dispatchKeyEvent", type="keyDown", key="Escape", code="Escape", windowsVirtualKeyCode=27
+    )
     assert browser.ask(f"{tip}.hidden") is True
 
 
@@ -326,15 +377,22 @@ def test_what_is_closed_is_printed(browser: Browser, made: dict[str, Path]) -> N
     closed = browser.ask(folds)
     assert closed > 0
     browser.ask(f"addEventListener('beforeprint', () => {{ window.left = {folds} }})")
-    assert browser.call("Page.printToPDF", printBackground=True)["data"].startswith("JVBERi0")  # %PDF- in base64
+    assert browser.call("Page.printToPDF", printBackground=True)["data"].startswith(
+        "JVBERi0"
+    )  # %PDF- in base64
     assert browser.ask("window.left") == 0
     assert browser.ask(folds) == closed
 
 
 def test_no_script_but_ours_can_run(browser: Browser, made: dict[str, Path]) -> None:
     browser.open(made["single"])
-    browser.ask("""(() => { const one = document.createElement('script'); one.textContent = 'window.caught = 1';
-        document.body.append(one); document.body.insertAdjacentHTML('beforeend', '<img src=x onerror="window.caught = 1">') })()""")
+    browser.ask("""(() => {
+        const one = document.createElement('script');
+        one.textContent = 'window.caught = 1';
+        document.body.append(one);
+        const image = '<img src=x onerror="window.caught = 1">';
+        document.body.insertAdjacentHTML('beforeend', image);
+    })()""")
     browser.until("document.images.length === 1")
     assert browser.ask("window.caught") is None
     assert any("Content Security Policy" in str(one) for one in browser.complaints())
@@ -352,12 +410,18 @@ def test_the_live_page_follows_the_run_and_stays_where_the_reader_is(
     (folder / "result.json").unlink()
     (folder / "metrics.jsonl").write_text(rows[0])
     browser.open(write_report(folder, live=True))
-    # The page may be loaded again between any two questions, so each looks at a whole page, and at all it wants to know.
+    # The page may be loaded again between any two questions, so each looks at a whole page, and at all it
+    # wants to know.
     whole = "document.readyState === 'complete' && document.querySelector('.banner h2')?.textContent"
     button = f"{head(0)}.querySelector('button').click()"
     fold = "document.querySelector('#training details').open"
-    browser.until(f"{whole} === 'Round 1 of 3: not finished' && ({fold} = true, {button}, {button}, scrollTo(0, 333), true)")
-    (folder / "metrics.jsonl").write_text(rows[0] + rows[1] + '{"round": 3, "tes')  # a row that is being written
+    browser.until(
+        f"{whole} === 'Round 1 of 3: not finished' && ({fold} = true, {button}, {button}, scrollTo(0, "
+        f"333), true)"
+    )
+    (folder / "metrics.jsonl").write_text(
+        rows[0] + rows[1] + '{"round": 3, "tes'
+    )  # a row that is being written
     write_report(folder, live=True)
     kept = browser.until(f"{whole} === 'Round 2 of 3: not finished' && [{fold}, {head(0)}.ariaSort, scrollY]")
     assert kept == [True, "descending", 333]

@@ -100,7 +100,12 @@ def test_small_numbers_are_hidden(done: Run) -> None:
     rows = [row for row in text.splitlines() if row.startswith("| rare |")]
     assert rows == ["| rare | \\<10 |", "| rare | \\<10 | not told for fewer than 10 |"]
     assert "Tested on fewer than 10 images of rare." in text
-    counts = {n for site in done.data["sites"].values() for split in ("train", "test") for n in site[split]["counts"]}
+    counts = {
+        n
+        for site in done.data["sites"].values()
+        for split in ("train", "test")
+        for n in site[split]["counts"]
+    }
     told = {int(n) for n in re.findall(r"\| (\d+) \|", text)}
     assert not told & counts
 
@@ -121,7 +126,9 @@ def test_the_card_is_taken_apart_for_the_page(done: Run) -> None:
     assert classes[0] == ["class", "training images"]
     assert [EVIL, bucket(done.data["train"][done.data["classes"].index(EVIL)])] in classes[1:]
     limits = next(rows for kind, rows in found if kind == "list")
-    assert limits[0] == ["For research. Not a medical device: nobody has shown that using it helps a patient."]
+    assert limits[0] == [
+        "For research. Not a medical device: nobody has shown that using it helps a patient."
+    ]
     assert {kind for kind, _ in found} == {"h1", "h2", "table", "list", "text"}
 
 
@@ -133,7 +140,9 @@ def test_identity_is_that_of_the_code_that_trained(done: Run) -> None:
     later = {**done.journal[at], "event": "resumed", "code": "looked at it"}
     assert line(card(replace(done, journal=[*done.journal, later])), "code") == ["code", code_hash()]
     helped = {**later, "code": "helped"}
-    assert line(card(replace(done, journal=[*done.journal[: at + 1], helped, *done.journal[at + 1 :]])), "code") == [
+    assert line(
+        card(replace(done, journal=[*done.journal[: at + 1], helped, *done.journal[at + 1 :]])), "code"
+    ) == [
         "code",
         f"{code_hash()}, helped",
     ]
@@ -146,7 +155,9 @@ def test_the_licence_of_a_published_set_is_told(done: Run) -> None:
     assert "for the sites to say" in card(done)
 
 
-def test_without_scores_the_card_says_why_there_is_no_interval(tiny: Callable[..., Config], tmp_path: Path) -> None:
+def test_without_scores_the_card_says_why_there_is_no_interval(
+    tiny: Callable[..., Config], tmp_path: Path
+) -> None:
     result = run(tiny(evaluate={"exact": False}), tmp_path)
     write_report(result.folder)
     text = (tmp_path / "model-card.md").read_text()

@@ -39,7 +39,11 @@ def test_round_numbers_under_the_axis(low: int, high: int, expected: list[int]) 
 
 
 def test_points_are_where_they_belong() -> None:
-    svg = lines("accuracy", [Series("a", [(1, 0.0), (2, None), (3, 0.4)]), Series("b", [(1, 0.2), (3, 0.4)])], percent=True)
+    svg = lines(
+        "accuracy",
+        [Series("a", [(1, 0.0), (2, None), (3, 0.4)]), Series("b", [(1, 0.2), (3, 0.4)])],
+        percent=True,
+    )
     ElementTree.fromstring(svg)
     first, second = re.findall(r'<polyline class="s\d" stroke-dasharray="[^"]*" points="([^"]+)"', svg)[:2]
     # the plot spans x 46…388 for rounds 1…3 and y 190…12 for 0…0.4
@@ -88,7 +92,10 @@ def test_the_band_is_the_mean_and_the_spread() -> None:
     svg = lines("accuracy", [Series("a", [(1, 0.2), (2, None), (3, 0.3)], [0.1, None, 0.1])], percent=True)
     # the plot spans x 46…388 for rounds 1…3 and y 190…12 for 0…0.4
     assert re.findall(r'<polygon points="([^"]+)"', svg) == ["46.0,56.5 388.0,12.0 388.0,101.0 46.0,145.5"]
-    assert "<title>a, round 1: 20.0 % ± 10.0 %</title>" in svg and "<title>a, round 3: 30.0 % ± 10.0 %</title>" in svg
+    assert (
+        "<title>a, round 1: 20.0 % ± 10.0 %</title>" in svg
+        and "<title>a, round 3: 30.0 % ± 10.0 %</title>" in svg
+    )
 
 
 def test_a_band_does_not_leave_the_chart() -> None:

@@ -34,7 +34,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def by_numpy(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Principal axes as eigenvectors of the covariance, each turned so that its largest component is positive."""
+    """Principal axes as eigenvectors of the covariance, each turned so that its largest component is
+    positive."""
     centred = points - points.mean(0)
     values, vectors = np.linalg.eigh(centred.T @ centred)
     axes = vectors[:, ::-1][:, :2]
@@ -89,7 +90,9 @@ def test_features_of_a_run_by_hand(folder: Path) -> None:
     assert projector is not None
     for c in range(len(stuff.samples.classes)):
         own = [row for row in rows if stuff.samples.labels[row] == c]
-        body = torch.stack([model.net.body(model.see(np.array(stuff.samples.images[row][None])))[0] for row in own])
+        body = torch.stack(
+            [model.net.body(model.see(np.array(stuff.samples.images[row][None])))[0] for row in own]
+        )
         means["body"].append(body.double().mean(0).numpy())
         means["projector"].append(projector(body).double().mean(0).numpy())
     for layer, points in means.items():
@@ -143,7 +146,10 @@ def test_images_are_few_and_of_every_class(task: str, monkeypatch: pytest.Monkey
     stuff = material(resolve({"data": {"kind": "phantom", "scale": 0.02, "image_size": 16, "task": task}}))
     rows = np.concatenate([holding.test for holding in stuff.holdings])
     labels = stuff.samples.labels
-    held = [int((labels[rows] == c).sum() if task == "single" else (labels[rows][:, c] > 0.5).sum()) for c in range(8)]
+    held = [
+        int((labels[rows] == c).sum() if task == "single" else (labels[rows][:, c] > 0.5).sum())
+        for c in range(8)
+    ]
     monkeypatch.setattr(module, "IMAGES", 40)
     found = chosen(stuff)
     assert len(found) <= 40 and len(set(found.tolist())) == len(found) and set(found) <= set(rows.tolist())

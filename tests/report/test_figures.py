@@ -68,11 +68,22 @@ def columns(figure: Figure) -> dict[str, list[Any]]:
     return {head: [row[i] for row in figure.rows] for i, head in enumerate(figure.columns)}
 
 
-# All of them -----------------------------------------------------------------------------------------------------------
+# All of them
+# -----------------------------------------------------------------------------------------------------------
 
 
 def test_every_run_has_the_figures_it_has_data_for(drawn) -> None:
-    common = {"distribution", "convergence", "loss", "recall", "confusion", "reliability", "ledger", "time", "bytes"}
+    common = {
+        "distribution",
+        "convergence",
+        "loss",
+        "recall",
+        "confusion",
+        "reliability",
+        "ledger",
+        "time",
+        "bytes",
+    }
     assert set(drawn["fedavg"]) == set(drawn["counted"]) == common | {"contribution", "features"}
     assert set(drawn["local"]) == common  # no global model, nothing is aggregated
     assert set(drawn["fedmas"]) == common | {"contribution", "rescue", "features"}
@@ -103,8 +114,13 @@ def test_every_figure_is_whole_accessible_and_has_its_numbers_as_a_table(drawn, 
 
 
 def test_a_run_that_was_never_tested_shows_what_there_is(runs) -> None:
-    bare = [{key: row[key] for key in ("round", "sites", "bytes_up", "bytes_down")} for row in runs["fedavg"].history]
-    untested = replace(runs["local"], result={"selected_rounds": [], "metrics": {}, "state_hash": None}, history=bare)
+    bare = [
+        {key: row[key] for key in ("round", "sites", "bytes_up", "bytes_down")}
+        for row in runs["fedavg"].history
+    ]
+    untested = replace(
+        runs["local"], result={"selected_rounds": [], "metrics": {}, "state_hash": None}, history=bare
+    )
     assert {figure.key for figure in run_figures(untested)} == {"distribution", "ledger", "time", "bytes"}
     begun = replace(untested, history=[], ledger=[])
     assert [figure.key for figure in run_figures(begun)] == ["distribution"]
@@ -117,7 +133,10 @@ def test_hostile_names_are_text(runs) -> None:
     text = json.dumps({"data": one.data, "result": one.result, "history": one.history})
     evil = json.loads(text.replace('"site-00"', json.dumps(EVIL)).replace('"NV"', json.dumps(EVIL)))
     hostile = replace(one, **evil)
-    for figure in [*run_figures(hostile), *comparison_figures([(EVIL, [hostile]), ("Local", [runs["local"]])])]:
+    for figure in [
+        *run_figures(hostile),
+        *comparison_figures([(EVIL, [hostile]), ("Local", [runs["local"]])]),
+    ]:
         ElementTree.fromstring(figure.svg)
         assert "<script" not in figure.svg
         assert figure.key not in ("distribution", "recall", "confusion") or EVIL in str(figure.rows)
@@ -130,13 +149,16 @@ def test_a_long_run_has_a_picture_and_no_table(runs) -> None:
     assert found["convergence"].svg and found["convergence"].columns == found["convergence"].rows == ()
 
 
-# Who holds what --------------------------------------------------------------------------------------------------------
+# Who holds what
+# --------------------------------------------------------------------------------------------------------
 
 
 def test_the_distribution_is_the_census(runs, drawn) -> None:
     data, figure = runs["fedavg"].data, drawn["fedavg"]["distribution"]
     assert figure.columns == ("class", *data["sites"])
-    assert [row[0] for row in figure.rows] == sorted(data["classes"], key=lambda c: -data["train"][data["classes"].index(c)])
+    assert [row[0] for row in figure.rows] == sorted(
+        data["classes"], key=lambda c: -data["train"][data["classes"].index(c)]
+    )
     for name, *counts in figure.rows:
         i = data["classes"].index(name)
         assert counts == [site["train"]["counts"][i] for site in data["sites"].values()]
@@ -153,11 +175,15 @@ def test_a_class_a_site_does_not_label_is_a_cross(runs, drawn) -> None:
         assert [n is not None for n in counts] == [site["labelled"][i] for site in data["sites"].values()]
 
 
-# Over rounds -----------------------------------------------------------------------------------------------------------
+# Over rounds
+# -----------------------------------------------------------------------------------------------------------
 
 
 def test_one_run_over_rounds(runs, drawn) -> None:
-    for key, split, view in (("test, global", "test", "generalisation"), ("test, own", "test", "specialisation")):
+    for key, split, view in (
+        ("test, global", "test", "generalisation"),
+        ("test, own", "test", "specialisation"),
+    ):
         wanted = [100 * row[split][view]["balanced_accuracy"] for row in runs["fedavg"].history]
         assert columns(drawn["fedavg"]["convergence"])[f"{key}, %"] == pytest.approx(wanted, rel=1e-3)
     wanted = [row["train.loss"] for row in runs["fedavg"].history]
@@ -181,13 +207,18 @@ def test_a_methods_ending_is_not_drawn_as_a_round(runs, tmp_path: Path) -> None:
     assert loss["train: loss"][2] is None and loss["tune: loss, after the ending"][:2] == [None, None]
     for key in ("convergence", "loss", "time", "bytes"):
         assert "what the method trains once the rounds are over" in found[key].caption
-    both = {figure.key: figure for figure in comparison_figures([("FedBABU", [one]), ("FedAvg", [runs["fedavg"]])])}
+    both = {
+        figure.key: figure
+        for figure in comparison_figures([("FedBABU", [one]), ("FedAvg", [runs["fedavg"]])])
+    }
     heads = both["convergence-specialisation"].columns
     assert heads == ("round", "FedBABU, %", "FedAvg, %", "FedBABU, after the ending, %")
     assert "once the rounds are over" in both["convergence-specialisation"].caption
     (spent,) = (row[1] for row in both["time"].rows if row[0] == "FedBABU")
     seconds = [json.loads(line) for line in (tmp_path / "timing.jsonl").read_text().splitlines()]
-    assert spent == pytest.approx(np.mean([line["train"] for line in seconds if line["round"] <= 2]), rel=1e-3)
+    assert spent == pytest.approx(
+        np.mean([line["train"] for line in seconds if line["round"] <= 2]), rel=1e-3
+    )
     assert f"| reported round | {ended['ending_of']}, with the method's ending (rule: " in card(one)
 
 
@@ -197,7 +228,10 @@ def test_a_comparison_shows_mean_and_standard_deviation_over_seeds(runs, compare
     for x, *cells in figure.rows:
         wanted: list[float] = []
         for name in ("fedavg", "local"):
-            two = [runs[name + seed].history[int(x) - 1]["test"]["generalisation"]["balanced_accuracy"] for seed in ("", " 1")]
+            two = [
+                runs[name + seed].history[int(x) - 1]["test"]["generalisation"]["balanced_accuracy"]
+                for seed in ("", " 1")
+            ]
             wanted += [100 * np.mean(two), 100 * np.std(two, ddof=1)]
         assert cells == pytest.approx(wanted, rel=1e-3)
     assert figure.svg.count("<polygon") == 2
@@ -205,10 +239,14 @@ def test_a_comparison_shows_mean_and_standard_deviation_over_seeds(runs, compare
 
 def test_one_seed_has_no_band(runs) -> None:
     found = {figure.key: figure for figure in comparison_figures([("a", [runs["fedavg"]])])}
-    assert "<polygon" not in found["convergence-generalisation"].svg and "±" not in found["convergence-generalisation"].columns
+    assert (
+        "<polygon" not in found["convergence-generalisation"].svg
+        and "±" not in found["convergence-generalisation"].columns
+    )
 
 
-# How good it is --------------------------------------------------------------------------------------------------------
+# How good it is
+# --------------------------------------------------------------------------------------------------------
 
 
 def test_recall_is_the_metric(runs, drawn, compared) -> None:
@@ -313,19 +351,41 @@ def test_the_map_has_a_point_per_class_and_layer(runs, drawn) -> None:
         }
 
 
-# Sites -----------------------------------------------------------------------------------------------------------------
+# Sites
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_rescue_factors_and_shares_are_what_the_sites_noted(runs, drawn) -> None:
     one = runs["fedmas"]
     noted = {}
     for site in one.data["sites"]:
-        noted[site] = [line["rescue_factor"] for line in doctored.rows(one.folder / "sites" / site / "notes.jsonl")]
+        noted[site] = [
+            line["rescue_factor"] for line in doctored.rows(one.folder / "sites" / site / "notes.jsonl")
+        ]
     total = np.sum(list(noted.values()), axis=0)
     assert columns(drawn["fedmas"]["rescue"])["round"] == [1, 2]
     for site, values in noted.items():
         assert columns(drawn["fedmas"]["rescue"])[site] == pytest.approx(values, rel=1e-3)
-        assert columns(drawn["fedmas"]["contribution"])[f"{site}, %"] == pytest.approx(100 * np.array(values) / total, rel=1e-3)
+        assert columns(drawn["fedmas"]["contribution"])[f"{site}, %"] == pytest.approx(
+            100 * np.array(values) / total, rel=1e-3
+        )
 
 
 def test_a_repeated_round_counts_by_its_last_note(runs, tmp_path: Path) -> None:
@@ -345,12 +405,18 @@ def test_many_sites_are_taken_together(runs, tmp_path: Path) -> None:
     sites = {f"s{i}": {"train": {"images": 100 - i, "counts": [0] * 8}} for i in range(9)}
     for i, site in enumerate(sites):
         (tmp_path / "sites" / site).mkdir(parents=True)
-        append_line(tmp_path / "sites" / site / "notes.jsonl", {"round": 0, "weight": i + 1, "rescue_factor": i + 1})
-    many = replace(one, folder=tmp_path, data={**one.data, "sites": sites}, result={**one.result, "selected_rounds": []})
+        append_line(
+            tmp_path / "sites" / site / "notes.jsonl", {"round": 0, "weight": i + 1, "rescue_factor": i + 1}
+        )
+    many = replace(
+        one, folder=tmp_path, data={**one.data, "sites": sites}, result={**one.result, "selected_rounds": []}
+    )
     found = {figure.key: figure for figure in run_figures(many)}
     assert found["rescue"].rows == ((1, 1.0, 2.0, 3.0, 4.0, 5.0, 7.5),)
     assert found["rescue"].columns[-1] == "the other 4, mean"
-    assert found["contribution"].rows[0][1:] == pytest.approx([100 * n / 45 for n in (1, 2, 3, 4, 5, 30)], rel=1e-3)
+    assert found["contribution"].rows[0][1:] == pytest.approx(
+        [100 * n / 45 for n in (1, 2, 3, 4, 5, 30)], rel=1e-3
+    )
 
 
 @pytest.mark.parametrize("name", ["fedavg", "counted"])
@@ -359,7 +425,9 @@ def test_fedavg_weighs_sites_by_their_images(runs, drawn, name: str) -> None:
     found = columns(drawn[name]["contribution"])
     assert len(found["round"]) == len(runs[name].history)
     for site, n in images.items():
-        assert found[f"{site}, %"] == pytest.approx([100 * n / sum(images.values())] * len(found["round"]), rel=1e-3)
+        assert found[f"{site}, %"] == pytest.approx(
+            [100 * n / sum(images.values())] * len(found["round"]), rel=1e-3
+        )
 
 
 def test_a_site_that_sat_out_has_no_share_of_that_round(runs, tmp_path: Path) -> None:
@@ -379,14 +447,17 @@ def test_gains_are_paired_differences_of_the_sites_own_predictors(runs, compared
 
     found = {row[1]: row[2:] for row in compared["gain-local"].rows}
     sizes = [row[2] for row in compared["gain-local"].rows]
-    assert sizes == sorted(sizes, reverse=True) and {row[0] for row in compared["gain-local"].rows} == {"FedAvg"}
+    assert sizes == sorted(sizes, reverse=True) and {row[0] for row in compared["gain-local"].rows} == {
+        "FedAvg"
+    }
     for site, (images, gain, spread) in found.items():
         pairs = [(own("fedavg" + seed, site), own("local" + seed, site)) for seed in ("", " 1")]
         known = [a - b for a, b in pairs if a is not None and b is not None]
         assert gain == pytest.approx(100 * np.mean(known), abs=0.051)
         assert spread == (pytest.approx(100 * np.std(known, ddof=1), abs=0.051) if len(known) > 1 else None)
         assert images == pytest.approx(
-            np.mean([runs["fedavg" + seed].data["sites"][site]["train"]["images"] for seed in ("", " 1")]), abs=0.5
+            np.mean([runs["fedavg" + seed].data["sites"][site]["train"]["images"] for seed in ("", " 1")]),
+            abs=0.5,
         )
     reverse = {row[1]: row[3] for row in compared["gain-fedavg"].rows}
     assert reverse == pytest.approx({site: -gain for site, (_, gain, _) in found.items()})
@@ -395,7 +466,10 @@ def test_gains_are_paired_differences_of_the_sites_own_predictors(runs, compared
 def test_no_gain_between_runs_of_different_seeds_or_folds(runs) -> None:
     assert site_gains([runs["fedavg"]], [runs["local 1"]]) == {}
     assert site_gains([runs["fedavg"]], [runs["local"]])
-    folded = {**runs["local"].config, "data": {**runs["local"].config["data"], "split": {"folds": 2, "fold": 1}}}
+    folded = {
+        **runs["local"].config,
+        "data": {**runs["local"].config["data"], "split": {"folds": 2, "fold": 1}},
+    }
     assert site_gains([runs["fedavg"]], [replace(runs["local"], config=folded)]) == {}
 
 
@@ -418,7 +492,8 @@ def test_of_many_arms_the_best_are_shown_and_the_caption_says_so(runs) -> None:
     assert len(found["bytes"].rows) == ARMS + 2  # bars have room for all
 
 
-# What it costs ---------------------------------------------------------------------------------------------------------
+# What it costs
+# ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_ledger_figure_adds_up(runs, drawn) -> None:
@@ -445,7 +520,9 @@ def test_seconds_and_bytes_of_every_round(runs, drawn, compared) -> None:
     assert table["training, s"] == pytest.approx([line["train"] for line in lines], rel=1e-3)
     assert table["testing, s"] == pytest.approx([line["evaluate"] for line in lines], rel=1e-3)
     table = columns(drawn["fedavg"]["bytes"])
-    assert table["up, from the sites, bytes"] == pytest.approx([row["bytes_up"] for row in runs["fedavg"].history], rel=1e-3)
+    assert table["up, from the sites, bytes"] == pytest.approx(
+        [row["bytes_up"] for row in runs["fedavg"].history], rel=1e-3
+    )
     both = [runs["fedavg"], runs["fedavg 1"]]
     mean = np.mean([(row["bytes_up"] + row["bytes_down"]) / 3 for one in both for row in one.history])
     assert dict(compared["bytes"].rows)["FedAvg"] == pytest.approx(mean, rel=1e-3)

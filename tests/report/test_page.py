@@ -45,7 +45,9 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        self.links += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href", "data", "action")]
+        self.links += [
+            value or "" for name, value in attrs if name in ("src", "href", "xlink:href", "data", "action")
+        ]
         if tag not in VOID:
             self.open.append(tag)
 
@@ -61,7 +63,8 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
-    """FedAvg and FCA on 40 images of two classes at two sites, one class and one site with a name that attacks."""
+    """FedAvg and FCA on 40 images of two classes at two sites, one class and one site with a name that
+    attacks."""
     folder = tmp_path_factory.mktemp("runs")
     draw = np.random.default_rng(0)
     rows = ["file,label,site"]
@@ -71,7 +74,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     (folder / "table.csv").write_text("\n".join(rows) + "\n")
     table = {
         "base": str(folder),
-        "data": {"kind": "csv", "path": "table.csv", "label": "label", "site": "site", "image_size": 8, "name": "<i>name</i>"},
+        "data": {
+            "kind": "csv",
+            "path": "table.csv",
+            "label": "label",
+            "site": "site",
+            "image_size": 8,
+            "name": "<i>name</i>",
+        },
         "partition": {"kind": "column"},
         "train": {"rounds": 2, "batch_size": 8},
     }
@@ -109,8 +119,14 @@ def test_only_options_that_were_changed_are_told(runs, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(runs["fca"].folder, tmp_path / "copy"))
     doctored.replace(copy / "config.toml", ("lambda_own = 3.0", "lambda_own = 2.0"))
     assert changed_options(read_run(copy)) == "fca, lambda_own = 2.0"
-    doctored.replace(copy / "config.toml", ("lambda_own = 2.0", "lambda_own = 3.0"), ('name = "fca"', 'name = "mine.py:Mine"'))
-    told = changed_options(read_run(copy))  # whose defaults only its own code knows, and a page runs no one's code
+    doctored.replace(
+        copy / "config.toml",
+        ("lambda_own = 2.0", "lambda_own = 3.0"),
+        ('name = "fca"', 'name = "mine.py:Mine"'),
+    )
+    told = changed_options(
+        read_run(copy)
+    )  # whose defaults only its own code knows, and a page runs no one's code
     assert told.startswith("mine.py:Mine, ") and "lambda_own = 3.0" in told
 
 
@@ -132,7 +148,9 @@ def test_the_page_can_be_made_again_without_the_data(runs, tmp_path) -> None:
     first = read_text(write_report(runs["fedavg"].folder), "")
     copy = Path(shutil.copytree(runs["fedavg"].folder, tmp_path / "copy"))
     doctored.replace(copy / "config.toml", ('path = "table.csv"', 'path = "gone.csv"'))
-    assert read_text(write_report(copy), "") == first.replace("path = &#34;table.csv&#34;", "path = &#34;gone.csv&#34;")
+    assert read_text(write_report(copy), "") == first.replace(
+        "path = &#34;table.csv&#34;", "path = &#34;gone.csv&#34;"
+    )
 
 
 def test_the_census_adds_up(runs) -> None:
@@ -176,10 +194,16 @@ def test_a_comparison_ranks_tests_links_and_names_failures(compared: Path) -> No
     facts = json.loads((compared / "comparison.json").read_text())
     folders = [one["folder"] for arm in facts["arms"].values() for one in arm["runs"]]
     assert len(folders) == 5
-    assert [link for link in shown.links if not link.startswith("#")] == [f"{folder}/report.html" for folder in folders]
+    assert [link for link in shown.links if not link.startswith("#")] == [
+        f"{folder}/report.html" for folder in folders
+    ]
     assert EVIL in shown.text and "<b>oh</b>" in shown.text and "1 of 6 failed" in shown.text
-    figures = {label: arm["figures"]["generalisation"]["balanced_accuracy"] for label, arm in facts["arms"].items()}
-    order = sorted({round(100 * one["mean"], 1): str(Figure(**one)) for one in figures.values()}.items(), reverse=True)
+    figures = {
+        label: arm["figures"]["generalisation"]["balanced_accuracy"] for label, arm in facts["arms"].items()
+    }
+    order = sorted(
+        {round(100 * one["mean"], 1): str(Figure(**one)) for one in figures.values()}.items(), reverse=True
+    )
     assert f'<td class="n best">{order[0][1]}</td>' in text
     if len(order) > 1:
         assert f'<td class="n second">{order[1][1]}</td>' in text

@@ -1,4 +1,5 @@
-"""Bars, dots, bubbles, the matrix, the reliability diagram and the map, against places and sizes worked out by hand."""
+"""Bars, dots, bubbles, the matrix, the reliability diagram and the map, against places and sizes worked out
+by hand."""
 
 from __future__ import annotations
 
@@ -34,12 +35,21 @@ def inside(svg: SVG) -> None:
     root = ElementTree.fromstring(svg)
     wide, tall = map(float, root.attrib["viewBox"].split()[2:])
     for one in root.iter():
-        at = {key: float(value) for key, value in one.attrib.items() if key in ("x", "y", "cx", "cy", "r", "width", "height")}
+        at = {
+            key: float(value)
+            for key, value in one.attrib.items()
+            if key in ("x", "y", "cx", "cy", "r", "width", "height")
+        }
         if one.tag == "circle":
             r = at["r"]
             assert r <= at["cx"] <= wide - r and r <= at["cy"] <= tall - r
         elif one.tag == "rect":
-            assert at["x"] >= 0 and at["x"] + at["width"] <= wide and at["y"] >= 0 and at["y"] + at["height"] <= tall
+            assert (
+                at["x"] >= 0
+                and at["x"] + at["width"] <= wide
+                and at["y"] >= 0
+                and at["y"] + at["height"] <= tall
+            )
         elif one.tag == "text":
             long = 7 * len("".join(one.itertext()).removeprefix(one.findtext("title", "")))
             start = at["x"] - {"middle": long / 2, "end": long}.get(one.attrib.get("text-anchor", ""), 0.0)
@@ -70,7 +80,9 @@ def test_bars_start_at_zero_and_stack() -> None:
 
 
 def test_bars_below_zero_go_to_the_left() -> None:
-    svg = bars("gains", [Bar("up", (Part(0.2, "gain"),), "+20"), Bar("down", (Part(-0.1, "loss"),), "-10")], whole)
+    svg = bars(
+        "gains", [Bar("up", (Part(0.2, "gain"),), "+20"), Bar("down", (Part(-0.1, "loss"),), "-10")], whole
+    )
     inside(svg)
     gain, loss = hovered(svg, "rect")
     zero = float(next(line for line in elements(svg, "line") if line["class"] == "axis")["x1"])
@@ -105,17 +117,29 @@ def test_dots_stand_at_their_value_and_differ_in_shape() -> None:
     assert corners == {3, 4}
     for name, one in shapes.items():
         xs = [float(pair.split(",")[0]) for pair in one["points"].split()]
-        assert (min(xs) + max(xs)) / 2 == pytest.approx(grid[0] + int(name) / 10 * (grid[4] - grid[0]), abs=0.2)
-    assert len({(one["style"], len(one["points"].split()), one["hover"] in "26") for one in shapes.values()}) == 5
+        assert (min(xs) + max(xs)) / 2 == pytest.approx(
+            grid[0] + int(name) / 10 * (grid[4] - grid[0]), abs=0.2
+        )
+    assert (
+        len({(one["style"], len(one["points"].split()), one["hover"] in "26") for one in shapes.values()})
+        == 5
+    )
 
 
 def test_the_area_of_a_bubble_is_the_count() -> None:
     counts = [[400, 100], [25, 0], [None, 4]]
     svg = bubbles(
-        "held", [Bar(f"c{i}", note="9") for i in range(3)], ["x", "y"], counts, lambda i, j: f"{i}{j}", "not labelled"
+        "held",
+        [Bar(f"c{i}", note="9") for i in range(3)],
+        ["x", "y"],
+        counts,
+        lambda i, j: f"{i}{j}",
+        "not labelled",
     )
     inside(svg)
-    radius = {one["hover"]: float(one["r"]) for one in hovered(svg, "circle") if "transparent" not in one["style"]}
+    radius = {
+        one["hover"]: float(one["r"]) for one in hovered(svg, "circle") if "transparent" not in one["style"]
+    }
     assert list(radius) == ["00", "01", "10", "21"]
     assert radius["00"] == pytest.approx(17.5)
     assert radius["01"] / radius["00"] == pytest.approx(math.sqrt(100 / 400), rel=0.01)
@@ -144,9 +168,18 @@ def test_grids_of_any_size_with_long_names_stay_inside(classes: int, sites: int)
 
 
 def test_the_matrix_is_shaded_by_the_share_of_the_row() -> None:
-    svg = matrix("confusion", [Bar("a"), Bar("b"), Bar("c")], ["a", "b", "c"], [[30, 10, 0], [0, 5, 5], [0, 0, 0]], whole)
+    svg = matrix(
+        "confusion",
+        [Bar("a"), Bar("b"), Bar("c")],
+        ["a", "b", "c"],
+        [[30, 10, 0], [0, 5, 5], [0, 0, 0]],
+        whole,
+    )
     inside(svg)
-    cells = {one["hover"]: float(re.search(r"fill-opacity:([\d.]+)", one["style"])[1]) for one in hovered(svg, "rect")}  # type: ignore[index]
+    cells = {
+        one["hover"]: float(re.search(r"fill-opacity:([\d.]+)", one["style"])[1])
+        for one in hovered(svg, "rect")
+    }  # type: ignore[index]
     assert cells == {
         "a called a: 30 (75.0 %)": 0.375,
         "a called b: 10 (25.0 %)": 0.125,

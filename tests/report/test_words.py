@@ -60,18 +60,22 @@ def make(
 def test_a_run_in_short() -> None:
     answers = dict(in_short(make()))
     assert list(answers) == [
-        "What was trained", "On whose data", "How good", "For which classes", "At which sites", "Who gains by joining",
+        "What was trained", "On whose data", "How good", "For which classes", "At which sites",
+        "Who gains by joining",
     ]  # fmt: skip
     assert answers["What was trained"] == (
-        "One small-cnn network was trained with fca at 3 sites, whose images stayed where they are, to name the one class of an "
+        "One small-cnn network was trained with fca at 3 sites, whose images stayed where they are, to "
+        "name the one class of an "
         "image out of 3: common, rare and odd. From a random start, 20 rounds."
     )
     assert answers["On whose data"] == (
-        "moles, 496 images: 372 for training and 124 for test. north trains on the most (300), tiny on the fewest (12). "
+        "moles, 496 images: 372 for training and 124 for test. north trains on the most (300), tiny on the "
+        "fewest (12). "
         "For one training image of odd (3 in all) there are 120.0 of common (360)."
     )
     assert answers["How good"] == (
-        "On the 124 test images of all sites together the global model reaches a balanced accuracy of 62.5 %: the share of images it "
+        "On the 124 test images of all sites together the global model reaches a balanced accuracy of 62.5 "
+        "%: the share of images it "
         "names rightly, every class counting the same. Guessing would reach 33.3 %."
     )
     assert answers["For which classes"] == (
@@ -79,7 +83,8 @@ def test_a_run_in_short() -> None:
         "With fewer than 10 test images nothing can be said of odd (0)."
     )
     assert answers["At which sites"] == (
-        "Judged by its own test images, each site's own predictor reaches from 50.0 % at north (100 images) to 75.0 % at south (20). "
+        "Judged by its own test images, each site's own predictor reaches from 50.0 % at north (100 "
+        "images) to 75.0 % at south (20). "
         "With fewer than 10 test images nothing can be said of tiny (4)."
     )
     assert "equipoise compare FILE.toml --methods local,fca" in answers["Who gains by joining"]
@@ -114,7 +119,11 @@ def facts(**changes: Any) -> dict[str, Any]:
         one = {"balanced_accuracy": {"mean": mean, "std": 0.01}, "tail": {"mean": tail, "std": 0.02}}
         return {"figures": {"generalisation": one}}
 
-    versus = {"difference": 0.05, "differences": [0.04, 0.06], "holm": {"images": 0.0004, "t": 0.21, "sign_flip": 0.5}}
+    versus = {
+        "difference": 0.05,
+        "differences": [0.04, 0.06],
+        "holm": {"images": 0.0004, "t": 0.21, "sign_flip": 0.5},
+    }
     return {
         "seeds": [0, 1],
         "folds": None,
@@ -139,20 +148,28 @@ def arms(partition: str = "column") -> list[tuple[str, list[Run]]]:
 
 def test_a_comparison_in_short() -> None:
     answers = dict(compared(facts(), arms()))
-    assert answers["What was compared"] == "FedAvg, FCA and alone on the same images, each trained twice (seeds 0 and 1)."
+    assert (
+        answers["What was compared"]
+        == "FedAvg, FCA and alone on the same images, each trained twice (seeds 0 and 1)."
+    )
     assert answers["How good"] == (
-        "FCA is best on the test images of all sites together: balanced accuracy 55.0 ± 1.0 %, before FedAvg with 50.0 ± 1.0 %."
+        "FCA is best on the test images of all sites together: balanced accuracy 55.0 ± 1.0 %, before "
+        "FedAvg with 50.0 ± 1.0 %."
     )
     assert answers["More than chance?"] == (
-        "FCA is 5.0 points above FedAvg. For these models on other such patients, that is more than chance explains (p < 0.001). "
-        "For the methods trained again, that is not more than chance may explain (p = 0.210), over 2 runs of each."
+        "FCA is 5.0 points above FedAvg. For these models on other such patients, that is more than chance "
+        "explains (p < 0.001). "
+        "For the methods trained again, that is not more than chance may explain (p = 0.210), over 2 runs "
+        "of each."
     )
     assert answers["For the rare classes"].startswith(
-        "Of the rarest third of the classes FCA recognises the most: 30.0 ± 2.0 %, every class counting the same; FedAvg 10.0 ± 2.0 %."
+        "Of the rarest third of the classes FCA recognises the most: 30.0 ± 2.0 %, every class counting "
+        "the same; FedAvg 10.0 ± 2.0 %."
     )
     # over the two runs, north gains (10 + 20) / 2 points, south (0 - 10) / 2
     assert answers["Who gains by joining"] == (
-        "With FCA, 1 of 2 sites recognise their own patients better than after training alone, north most of all (+15.0 points). "
+        "With FCA, 1 of 2 sites recognise their own patients better than after training alone, north most "
+        "of all (+15.0 points). "
         "No gain for south (-5.0 points). With fewer than 10 test images nothing can be said of tiny."
     )
 
@@ -162,7 +179,11 @@ def test_a_comparison_says_what_it_cannot_know() -> None:
     assert answers["Who gains by joining"].startswith("Not known: nobody trained alone")
     one = {"difference": 0.05, "differences": [0.05], "holm": {"images": None, "t": None, "sign_flip": None}}
     told = dict(compared(facts(versus={"FCA": one}), arms()))["More than chance?"]
-    assert told == "FCA is 5.0 points above FedAvg. One run each says nothing about how training again would turn out."
+    assert (
+        told
+        == "FCA is 5.0 points above FedAvg. One run each says nothing about how training again would turn "
+        "out."
+    )
     assert "nothing to set against" in dict(compared(facts(versus={}), arms()))["More than chance?"]
     assert dict(compared(facts(), []))["What was compared"] == "Nothing: every run failed."
     assert "drawn anew" in dict(compared(facts(), arms("dirichlet")))["Who gains by joining"]

@@ -1,4 +1,5 @@
-"""Every recipe: its rows resolve without data, at both scales, and its numbers and metrics are where they should be."""
+"""Every recipe: its rows resolve without data, at both scales, and its numbers and metrics are where they
+should be."""
 
 from __future__ import annotations
 
@@ -35,7 +36,13 @@ def configs(paper: Paper, small: bool = False, data: Path = Path("downloads")) -
 
 def test_every_table_of_the_five_papers_has_a_recipe() -> None:
     tables = {re.match(r"(\w+)-table(\d+)", name).groups() for name in names()}  # type: ignore[union-attr]
-    wanted = {"fca": range(4, 9), "fediic": range(1, 4), "fedmlp": range(1, 4), "fedmas": range(1, 9), "fedsdc": range(1, 3)}
+    wanted = {
+        "fca": range(4, 9),
+        "fediic": range(1, 4),
+        "fedmlp": range(1, 4),
+        "fedmas": range(1, 9),
+        "fedsdc": range(1, 3),
+    }
     assert tables == {(paper, str(number)) for paper, numbers in wanted.items() for number in numbers}
     assert {name.partition("-")[0] for name in names()} == PAPERS
 
@@ -75,7 +82,10 @@ def test_the_papers_best_rows_are_as_printed() -> None:
         return find(name).recipe.rows[row].reported
 
     assert reported("fca-table4", "FCA")["S bACC"] == (75.9, 0.6)
-    assert reported("fca-table5-split2", "FCA") == {"A bACC": (66.2, 0.5), "A bAUC": (92.0, 1.0)}  # Tables 6 to 8 have 0.1
+    assert reported("fca-table5-split2", "FCA") == {
+        "A bACC": (66.2, 0.5),
+        "A bAUC": (92.0, 1.0),
+    }  # Tables 6 to 8 have 0.1
     assert reported("fediic-table1-isic", "FedIIC") == {"BACC": 78.84, "F1": 78.05, "ACC": 85.71}
     means = {"Average BACC": 68.91, "Average AUC": 77.18, "Average mAP": 26.5}
     assert reported("fedmlp-table2-miss7", "FedMLP") == {"BACC": 70.08, "AUC": 75.76, "mAP": 22.48, **means}
@@ -118,7 +128,10 @@ def test_four_levels_average_to_the_papers_last_column(row: str) -> None:
 
 
 def test_p_values_are_as_printed() -> None:
-    printed = {name: {label: row.p_value for label, row in find(name).recipe.rows.items() if row.p_value} for name in names()}
+    printed = {
+        name: {label: row.p_value for label, row in find(name).recipe.rows.items() if row.p_value}
+        for name in names()
+    }
     both = {"BSM-FL + KD": "< 0.001", "Fed-MAS": "< 0.001"}
     assert {name: found for name, found in printed.items() if found} == {"fedmas-table2": both}
 
@@ -142,15 +155,29 @@ def test_all_authors_are_named(paper: str) -> None:
 def test_inherited_rows_keep_their_settings() -> None:
     first, later = find("fedmlp-table2-miss1"), find("fedmlp-table2-miss5")
     assert [arm.changes for arm in first.arms] == [arm.changes for arm in later.arms]
-    assert (first.table["partition"]["missing_seed"], later.table["partition"]["missing_seed"]) == (1037, 2023)
+    assert (first.table["partition"]["missing_seed"], later.table["partition"]["missing_seed"]) == (
+        1037,
+        2023,
+    )
     assert first.recipe.rows["FedMLP"].reported != later.recipe.rows["FedMLP"].reported
 
 
 def test_protocols() -> None:
     fca = configs(find("fca-table4"))["FCA"]
-    assert (fca.train.rounds, fca.train.batch_size, fca.train.lr, fca.train.milestones) == (80, 64, 1e-3, (60, 70))
-    assert fca.train.persist_optimizer and fca.net.name == "efficientnet-b0-torchvision" and fca.data.image_size == 224
-    assert configs(find("fediic-table1-isic"))["FedIIC"].net.name == "efficientnet-b0"  # not torchvision's there
+    assert (fca.train.rounds, fca.train.batch_size, fca.train.lr, fca.train.milestones) == (
+        80,
+        64,
+        1e-3,
+        (60, 70),
+    )
+    assert (
+        fca.train.persist_optimizer
+        and fca.net.name == "efficientnet-b0-torchvision"
+        and fca.data.image_size == 224
+    )
+    assert (
+        configs(find("fediic-table1-isic"))["FedIIC"].net.name == "efficientnet-b0"
+    )  # not torchvision's there
     assert [part.name for part in fca.objective.parts] == ["balanced_softmax"]
     plain = configs(find("fca-table4"))["FedAvg CE"]
     assert [part.name for part in plain.objective.parts] == ["cross_entropy"]
@@ -199,7 +226,10 @@ def test_a_name_that_is_none() -> None:
 
 def test_a_recipe_with_a_number_in_no_column_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.toml"
-    text = '[reproduce]\ntitle = "t"\nsource = "s"\nimages = 1\ncolumns = { BACC = "generalisation.balanced_accuracy" }\n'
+    text = (
+        '[reproduce]\ntitle = "t"\nsource = "s"\nimages = 1\ncolumns = { BACC = '
+        '"generalisation.balanced_accuracy" }\n'
+    )
     path.write_text(text + "[reproduce.rows.A]\nreported = { BAC = 1.0 }\n")
     with pytest.raises(ConfigError, match="unknown column 'BAC'"):
         read(path)

@@ -43,11 +43,15 @@ def phantom(tmp_path: Path) -> Path:
 def test_ours_beside_the_papers(phantom: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     rows = ["fedavg ce", "FCA"]
-    task = prepare(find("fca-table4"), phantom, scale="small", seeds=(0, 1), rows=rows, overrides=TINY, base=tmp_path)
+    task = prepare(
+        find("fca-table4"), phantom, scale="small", seeds=(0, 1), rows=rows, overrides=TINY, base=tmp_path
+    )
     assert [job.name for job in task.plan.jobs] == ["FedAvg-CE/0", "FCA/0", "FedAvg-CE/1", "FCA/1"]
     facts = reproduce(task, out, 1)
     assert list(facts["rows"]) == ["FedAvg CE", "FCA"] and not facts["failures"]
-    results = [json.loads((out / f"FCA/{seed}/result.json").read_text())["metrics"]["test"] for seed in (0, 1)]
+    results = [
+        json.loads((out / f"FCA/{seed}/result.json").read_text())["metrics"]["test"] for seed in (0, 1)
+    ]
     found = [100 * one["average"]["balanced_accuracy"] for one in results]
     cell = facts["rows"]["FCA"]["cells"]["A bACC"]
     assert cell["ours"] == pytest.approx(sum(found) / 2)
@@ -61,8 +65,15 @@ def test_ours_beside_the_papers(phantom: Path, tmp_path: Path) -> None:
         and f"{cell['difference']:+.1f}" in page
     )
     assert "not of the paper's own files" in page and facts["scale"] == "small"
-    (row,) = (row for row in csv.DictReader(io.StringIO((out / "reproduction.csv").read_text())) if row["method"] == "FCA")
-    assert float(row["A bACC ours"]) == pytest.approx(cell["ours"], abs=1e-4) and row["A bACC paper"] == "75.1000"
+    (row,) = (
+        row
+        for row in csv.DictReader(io.StringIO((out / "reproduction.csv").read_text()))
+        if row["method"] == "FCA"
+    )
+    assert (
+        float(row["A bACC ours"]) == pytest.approx(cell["ours"], abs=1e-4)
+        and row["A bACC paper"] == "75.1000"
+    )
     assert doctored.table(out / "reproduction.json") == facts
     assert r"75.1 $\pm$ 0.4" in (out / "reproduction.tex").read_text() and (out / "table.md").is_file()
 
@@ -109,16 +120,27 @@ def test_averages_over_tables_and_p_values_stand_beside_ours(phantom: Path, tmp_
     assert facts["rows"]["B"]["p"] == {"ours": versus, "paper": "< 0.001"} and versus is not None
     assert "p" not in facts["rows"]["A"]
     text = (out / "reproduction.md").read_text()
-    lines = {line.split("|")[1].strip(): line.split("|") for line in text.splitlines() if line.startswith("|")}
+    lines = {
+        line.split("|")[1].strip(): line.split("|") for line in text.splitlines() if line.startswith("|")
+    }
     assert [cell.strip() for cell in lines["method"][-4:-1]] == ["p", "paper p", "runs"]
     assert [cell.strip() for cell in lines["A"][-4:-1]] == ["", "", "2"]
     assert [cell.strip() for cell in lines["B"][-4:-2]] == [f"{versus:.3f}", r"\< 0.001"]
     assert "paired t test against A" in text
-    (row,) = (row for row in csv.DictReader(io.StringIO((out / "reproduction.csv").read_text())) if row["method"] == "B")
-    assert row["p paper"] == "< 0.001" and row["Average ACC paper"] == "61.5000" and row["Average ACC ours"] == ""
+    (row,) = (
+        row
+        for row in csv.DictReader(io.StringIO((out / "reproduction.csv").read_text()))
+        if row["method"] == "B"
+    )
+    assert (
+        row["p paper"] == "< 0.001"
+        and row["Average ACC paper"] == "61.5000"
+        and row["Average ACC ours"] == ""
+    )
 
 
-# What is asked for ------------------------------------------------------------------------------------------------------
+# What is asked for
+# ------------------------------------------------------------------------------------------------------
 
 
 def test_rows_that_are_none_and_rows_that_cannot(phantom: Path) -> None:
@@ -130,9 +152,13 @@ def test_rows_that_are_none_and_rows_that_cannot(phantom: Path) -> None:
 
 def test_pretrained_weights_are_asked_for(phantom: Path, tmp_path: Path) -> None:
     paper = find("fedmas-table2")
-    with pytest.raises(ConfigError, match=r"ImageNet weights of ResNet-18: give net\.weights=FILE net\.sha256=HASH"):
+    with pytest.raises(
+        ConfigError, match=r"ImageNet weights of ResNet-18: give net\.weights=FILE net\.sha256=HASH"
+    ):
         prepare(paper, phantom, base=tmp_path)
-    with pytest.raises(ConfigError, match=r"MoCo-v2 .* give method\.target_weights=FILE method\.target_sha256=HASH"):
+    with pytest.raises(
+        ConfigError, match=r"MoCo-v2 .* give method\.target_weights=FILE method\.target_sha256=HASH"
+    ):
         prepare(paper, phantom, overrides=["net.weights=a.pth"], base=tmp_path)
     task = prepare(paper, phantom, seeds=(3,), from_scratch=True, base=tmp_path)
     assert "Random weights in place of ImageNet weights of ResNet-18 and of MoCo-v2" in task.remarks[-1]
@@ -149,7 +175,10 @@ def test_own_values_win_and_those_of_methods_go_where_they_belong(phantom: Path,
     assert by_row["Fed-MAS"].method.model_dump()["target"] == "mobilenet-v2"
     assert task.plan.seeds == (0,) and task.plan.folds is None
     told = " ".join(task.remarks)  # what was run, not what would have been without the changes
-    assert "small-cnn on images of 24 pixels, 2 rounds of 1 epoch" in told and "Changed by hand: method.target=mob" in told
+    assert (
+        "small-cnn on images of 24 pixels, 2 rounds of 1 epoch" in told
+        and "Changed by hand: method.target=mob" in told
+    )
     assert "Random weights in place of ImageNet weights of ResNet-18 and of MoCo-v2" in told
 
 
@@ -159,7 +188,9 @@ def test_where_the_data_is_looked_for(tmp_path: Path) -> None:
     (tmp_path / "down" / "fed-isic2019").mkdir(parents=True)
     assert placed(paper, Path("down"), tmp_path)["data"]["path"] == str(tmp_path / "down" / "fed-isic2019")
     blood = placed(find("fedsdc-table1-niid2"), Path("down"), tmp_path)["data"]["parts"]
-    assert [part["path"] for part in blood] == [str(tmp_path / "down" / kind) for kind in ("matek19", "acevedo20", "bodzas23")]
+    assert [part["path"] for part in blood] == [
+        str(tmp_path / "down" / kind) for kind in ("matek19", "acevedo20", "bodzas23")
+    ]
     with pytest.raises(ConfigError, match="needs matek19 and acevedo20 and bodzas23: give --data ROOT"):
         placed(find("fedsdc-table1-niid2"), None, tmp_path)
     (tmp_path / "empty.toml").write_text("[train]\nrounds = 1\n")
@@ -169,7 +200,25 @@ def test_where_the_data_is_looked_for(tmp_path: Path) -> None:
         prepare(paper, Path("gone"), scale="small", base=tmp_path)
 
 
-# The list ---------------------------------------------------------------------------------------------------------------
+# The list
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_list_has_rows_data_and_cost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,11 +247,14 @@ def test_pace_is_measured_once_and_known_of_every_network(monkeypatch: pytest.Mo
 
 def test_a_recipe_of_ones_own(tmp_path: Path, phantom: Path) -> None:
     facts: dict[str, Any] = {
-        "title": "t", "source": "s", "images": 10, "seeds": "0", "columns": {"ACC": "generalisation.accuracy"},
+        "title": "t", "source": "s", "images": 10, "seeds": "0",
+        "columns": {"ACC": "generalisation.accuracy"},
         "rows": {"A": {"method": {"name": "fedavg"}, "reported": {"ACC": 50.0}}},
     }  # fmt: skip
     path = tmp_path / "mine.toml"
-    path.write_text('extends = "phantom.toml"\n' + tomli_w.dumps({"train": {"rounds": 1}, "reproduce": facts}))
+    path.write_text(
+        'extends = "phantom.toml"\n' + tomli_w.dumps({"train": {"rounds": 1}, "reproduce": facts})
+    )
     paper = read(path)
     assert (paper.name, paper.sets, [arm.label for arm in paper.arms]) == ("mine", ("phantom",), ["A"])
     assert paper.table["data"]["scale"] == 0.004

@@ -1,4 +1,5 @@
-"""One conversation: guarded, reduced, journalled; a site that falls out stays out, and its private state is not committed."""
+"""One conversation: guarded, reduced, journalled; a site that falls out stays out, and its private state is
+not committed."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ SITES = ("a", "b", "c")
 
 
 def upload(x: float) -> Upload:
-    return {"delta": Mean({"w": torch.tensor([x])}, 1.0), "loss": Mean(torch.tensor(x, dtype=torch.float64), 1.0)}
+    return {
+        "delta": Mean({"w": torch.tensor([x])}, 1.0),
+        "loss": Mean(torch.tensor(x, dtype=torch.float64), 1.0),
+    }
 
 
 class Scripted:
@@ -52,7 +56,10 @@ def good(x: float, wrote: bool = True) -> bytes:
 
 class Talk(Protocol):
     def __call__(
-        self, answers: Mapping[tuple[str, str], bytes], versions: Mapping[str, str] | None = None, **facts: Any
+        self,
+        answers: Mapping[tuple[str, str], bytes],
+        versions: Mapping[str, str] | None = None,
+        **facts: Any,
     ) -> tuple[Exchange, Scripted]: ...
 
 
@@ -106,7 +113,12 @@ def test_a_bad_answer_is_journalled_and_the_site_stays_out(talk: Talk, tmp_path:
     assert ask(train, model={})["delta"]["w"].tolist() == [2.0]
     assert ask.sites == ("a", "c")
     rejected, missing = events(tmp_path)
-    assert (rejected["event"], rejected["site"], rejected["round"], rejected["question"]) == ("rejected", "b", 5, "train")
+    assert (rejected["event"], rejected["site"], rejected["round"], rejected["question"]) == (
+        "rejected",
+        "b",
+        5,
+        "train",
+    )
     assert "site 'b' was left out of 'train'" in rejected["reason"]
     assert (missing["event"], missing["sites"]) == ("missing", ["b"])
     ask(again, model={})
@@ -130,7 +142,9 @@ def test_private_versions_are_read_written_and_kept(talk: Talk) -> None:
 
 
 def test_a_question_to_everyone_reaches_all_and_keeps_nothing(talk: Talk, tmp_path: Path) -> None:
-    sent = {("train", s): good(1.0) for s in "ac"} | {("again", s): good(x) for s, x in (("a", 1.0), ("b", 2.0), ("c", 6.0))}
+    sent = {("train", s): good(1.0) for s in "ac"} | {
+        ("again", s): good(x) for s, x in (("a", 1.0), ("b", 2.0), ("c", 6.0))
+    }
     ask, engine = talk(sent, {"a": "4.0", "b": "2.1"}, sites=("a", "c"), everyone=SITES, tuned=True)
     ask(train, model={})
     answers = ask(again, everyone=True, model={})
@@ -146,7 +160,12 @@ def test_a_question_to_everyone_reaches_all_and_keeps_nothing(talk: Talk, tmp_pa
 
 
 def test_who_fell_out_is_not_asked_again_with_everyone(talk: Talk, tmp_path: Path) -> None:
-    sent = {("train", "a"): good(1.0), ("again", "a"): good(1.0), ("again", "c"): good(3.0), ("again", "d"): good(5.0)}
+    sent = {
+        ("train", "a"): good(1.0),
+        ("again", "a"): good(1.0),
+        ("again", "c"): good(3.0),
+        ("again", "d"): good(5.0),
+    }
     ask, engine = talk(sent, sites=("a", "c"), everyone=(*SITES, "d"))
     ask(train, model={})
     assert ask(again, everyone=True, model={}).sites == ("a", "d")
@@ -154,7 +173,9 @@ def test_who_fell_out_is_not_asked_again_with_everyone(talk: Talk, tmp_path: Pat
     assert [line["sites"] for line in events(tmp_path)] == [["c"], ["b"]]
     assert ask.sites == ("a",)
     with pytest.raises(SiteError, match=r"only 2 of 2 sites gave a usable answer to 'again', 3 are needed"):
-        talk(sent, sites=("a",), everyone=("a", "d"), limits=ExchangeOptions(min_sites=3))[0](again, everyone=True, model={})
+        talk(sent, sites=("a",), everyone=("a", "d"), limits=ExchangeOptions(min_sites=3))[0](
+            again, everyone=True, model={}
+        )
 
 
 def test_a_listener_writes_nothing(talk: Talk) -> None:
@@ -171,7 +192,9 @@ def test_too_few_usable_answers_stop_the_run(needed: int, enough: bool, talk: Ta
     if enough:
         assert ask(train, model={}).sites == ("a", "b")
         return
-    with pytest.raises(SiteError, match=r"round 5: only 2 of 3 sites gave a usable answer to 'train', 3 are needed"):
+    with pytest.raises(
+        SiteError, match=r"round 5: only 2 of 3 sites gave a usable answer to 'train', 3 are needed"
+    ):
         ask(train, model={})
     assert events(tmp_path)[0]["sites"] == ["c"]
 
@@ -189,7 +212,9 @@ def test_a_question_outside_the_ledger_is_refused(talk: Talk) -> None:
 
 
 def test_a_leaf_that_only_a_simulation_may_see_keeps_the_order(talk: Talk) -> None:
-    sent = {("train", s): encode_upload({"head": Each(torch.tensor([float(i)]))}) for i, s in enumerate(SITES)}
+    sent = {
+        ("train", s): encode_upload({"head": Each(torch.tensor([float(i)]))}) for i, s in enumerate(SITES)
+    }
     ledger = Ledger((Line("train", 0, entries({"head": Each(torch.ones(1))}), 0),))
     ask, _ = talk(sent, ledger=ledger, sites=("c", "a", "b"))
     assert list(ask(train, model={})["head"]) == ["c", "a", "b"]
@@ -208,8 +233,16 @@ def test_the_coordinator_draws_by_round_and_purpose(talk: Talk) -> None:
 def test_a_question_says_who_is_asked(talk: Talk) -> None:
     """Each site sees the others' names, and who fell out is not asked again."""
     ask, engine = talk(
-        {("train", "a"): good(1.0), ("train", "c"): good(2.0), ("again", "a"): good(1.0), ("again", "c"): good(2.0)}
+        {
+            ("train", "a"): good(1.0),
+            ("train", "c"): good(2.0),
+            ("again", "a"): good(1.0),
+            ("again", "c"): good(2.0),
+        }
     )
     ask(train)
     ask(again)
-    assert [question.call(sites[0])["asked"] for question, sites in engine.asked] == [["a", "b", "c"], ["a", "c"]]
+    assert [question.call(sites[0])["asked"] for question, sites in engine.asked] == [
+        ["a", "b", "c"],
+        ["a", "c"],
+    ]

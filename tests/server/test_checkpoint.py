@@ -88,7 +88,8 @@ def test_a_crash_at_any_step_leaves_a_whole_checkpoint(
 
         return call
 
-    # The steps of one save, in order: the oldest round's file is taken over, (open, fsync, replace) of the checkpoint, of the head.
+    # The steps of one save, in order: the oldest round's file is taken over, (open, fsync, replace) of the
+    # checkpoint, of the head.
     with monkeypatch.context() as patch:
         patch.setattr("builtins.open", fails(open))
         patch.setattr(os, "fsync", fails(os.fsync))
@@ -116,18 +117,23 @@ def test_half_a_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mo
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(StorageError, match=r"x cannot be written: No space left on device; free disk space.*resume"):
+    with pytest.raises(
+        StorageError, match=r"x cannot be written: No space left on device; free disk space.*resume"
+    ):
         write_atomic(tmp_path / "x", b"new and longer")
     assert (tmp_path / "x").read_bytes() == b"old"
 
 
 @pytest.mark.parametrize(
-    "text", [b"", b"{", b"[]", b"{}", b'{"round": null}', b'{"round": "two"}', b'{"round": 1e999}', b"\xff\xfe\x00"]
+    "text",
+    [b"", b"{", b"[]", b"{}", b'{"round": null}', b'{"round": "two"}', b'{"round": 1e999}', b"\xff\xfe\x00"],
 )
 def test_a_damaged_head_is_told(text: bytes, checkpoints: Checkpoints) -> None:
     save(checkpoints, 0)
     (checkpoints.folder / HEAD).write_bytes(text)
-    with pytest.raises(StorageError, match=r"HEAD\.json is damaged or was changed.*: delete it, then `equipoise resume`"):
+    with pytest.raises(
+        StorageError, match=r"HEAD\.json is damaged or was changed.*: delete it, then `equipoise resume`"
+    ):
         checkpoints.newest()
 
 
@@ -180,7 +186,9 @@ def test_changed_tensors_are_found_by_the_digest(checkpoints: Checkpoints) -> No
         checkpoints.newest()
 
 
-@pytest.mark.parametrize("changes", [{"round": 4}, {"config": "other"}, {"versions": {"a": "2.0"}}, {"finished": True}])
+@pytest.mark.parametrize(
+    "changes", [{"round": 4}, {"config": "other"}, {"versions": {"a": "2.0"}}, {"finished": True}]
+)
 def test_a_changed_header_is_found_by_its_digest(changes: dict[str, Any], checkpoints: Checkpoints) -> None:
     save(checkpoints, 3)
     path = checkpoints.path(3)
@@ -203,10 +211,13 @@ def test_a_checkpoint_under_another_name_is_told(checkpoints: Checkpoints) -> No
         checkpoints.newest()
 
 
-# Behind the next round ------------------------------------------------------------------------------------------------------
+# Behind the next round
+# ------------------------------------------------------------------------------------------------------
 
 
-def test_a_commit_is_written_behind_the_round_that_follows(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_is_written_behind_the_round_that_follows(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
     may_write, told, save = threading.Event(), list[Header](), checkpoints.save
 
     def slow(*given: Any) -> None:

@@ -55,15 +55,21 @@ def flip(path: Path, place: int = -1) -> None:
 
 
 @pytest.mark.parametrize("engine", [{"kind": "serial"}, {"kind": "pool", "workers": 2}])
-def test_a_changed_private_file_stops_a_resume(engine: dict[str, Any], tiny: MakeConfig, tmp_path: Path) -> None:
+def test_a_changed_private_file_stops_a_resume(
+    engine: dict[str, Any], tiny: MakeConfig, tmp_path: Path
+) -> None:
     folder = half(tiny("fca", engine=engine), tmp_path)
     flip(folder / "sites" / "site-01" / "0.0.safetensors")
-    with pytest.raises(StorageError, match=r"private state '0\.0' of site 'site-01' .*was changed: restore the folder"):
+    with pytest.raises(
+        StorageError, match=r"private state '0\.0' of site 'site-01' .*was changed: restore the folder"
+    ):
         resume(folder)
 
 
 @pytest.mark.parametrize("other", ["site-00/0.0", "site-01/1.0"])
-def test_the_private_file_of_another_site_or_round_stops_a_resume(other: str, tiny: MakeConfig, tmp_path: Path) -> None:
+def test_the_private_file_of_another_site_or_round_stops_a_resume(
+    other: str, tiny: MakeConfig, tmp_path: Path
+) -> None:
     folder = half(tiny("fca"), tmp_path)
     path = folder / "sites" / "site-01" / "0.0.safetensors"
     path.write_bytes((folder / "sites" / f"{other}.safetensors").read_bytes())
@@ -82,14 +88,18 @@ def test_a_changed_private_file_is_not_used_to_predict(tiny: MakeConfig, tmp_pat
 # The config -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("old", "new"), [("lr = 0.001", "lr = 0.002"), ("seed = 0", "seed = 1"), ("rounds = 2", "rounds = 3")])
+@pytest.mark.parametrize(
+    ("old", "new"), [("lr = 0.001", "lr = 0.002"), ("seed = 0", "seed = 1"), ("rounds = 2", "rounds = 3")]
+)
 def test_an_edited_config_stops_a_resume(old: str, new: str, tiny: MakeConfig, tmp_path: Path) -> None:
     folder = half(tiny("fedavg", train={"lr": 0.001, "seed": 0}), tmp_path)
     path = folder / "config.toml"
     text = path.read_text()
     place = text.index(f"\n{old}\n", text.index("[train]"))
     path.write_text(text[:place] + text[place:].replace(old, new, 1))
-    with pytest.raises(StorageError, match=r"config\.toml .*was changed: undo the change, or start a new run"):
+    with pytest.raises(
+        StorageError, match=r"config\.toml .*was changed: undo the change, or start a new run"
+    ):
         resume(folder)
     path.write_text(text)
     assert resume(folder).state_hash == run(tiny("fedavg"), tmp_path / "straight").state_hash
@@ -100,7 +110,9 @@ def test_a_config_with_a_digest_of_its_own_stops_a_resume_too(tiny: MakeConfig, 
     folder = half(tiny("fedavg"), tmp_path / "one")
     other = half(tiny("fedavg", train={"lr": 0.1}), tmp_path / "other")
     (folder / "config.toml").write_bytes((other / "config.toml").read_bytes())
-    with pytest.raises(StorageError, match=r"was begun with another config .*: undo the change, or start a new run"):
+    with pytest.raises(
+        StorageError, match=r"was begun with another config .*: undo the change, or start a new run"
+    ):
         resume(folder)
 
 
@@ -171,7 +183,9 @@ def test_data_replaced_before_a_worker_reads_them_stop_the_run(tmp_path: Path) -
         run(config, tmp_path / "run", wrap=replaced)
 
 
-def test_a_damaged_cache_is_made_anew_and_journalled(tiny: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_cache_is_made_anew_and_journalled(
+    tiny: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("EQUIPOISE_CACHE", str(tmp_path / "cache"))
     config = tiny("fedavg")
     straight = run(config, tmp_path / "straight")
@@ -258,7 +272,9 @@ def test_lost_rows_of_metrics_are_not_reported(use: Callable[[Path], Any], how: 
         ("sites/site-00/notes.jsonl", '"round": ', '"round": 1', write_report),
     ],
 )
-def test_a_changed_file_is_named(name: str, old: str, new: str, use: Callable[[Path], Any], copy: Path) -> None:
+def test_a_changed_file_is_named(
+    name: str, old: str, new: str, use: Callable[[Path], Any], copy: Path
+) -> None:
     path = copy / name
     text = path.read_text()
     assert old in text
@@ -290,8 +306,12 @@ def rewritten(lines: list[bytes]) -> list[bytes]:
     return found
 
 
-@pytest.mark.parametrize("change", [rewritten, lambda lines: lines[:-1], lambda lines: lines[:2], lambda lines: []])
-def test_a_journal_that_was_cut_or_written_anew_is_noticed(change: Callable[[list[bytes]], list[bytes]], copy: Path) -> None:
+@pytest.mark.parametrize(
+    "change", [rewritten, lambda lines: lines[:-1], lambda lines: lines[:2], lambda lines: []]
+)
+def test_a_journal_that_was_cut_or_written_anew_is_noticed(
+    change: Callable[[list[bytes]], list[bytes]], copy: Path
+) -> None:
     path = copy / "journal.jsonl"
     path.write_bytes(b"".join(change(lines_of(path))))
     with pytest.raises(StorageError, match=r"journal\.jsonl has lost lines or was written anew"):
@@ -305,7 +325,9 @@ def test_a_run_does_not_go_on_with_another_journal(
     folder = half(tiny("fedavg"), tmp_path)
     path = folder / "journal.jsonl"
     path.write_bytes(b"".join(change(lines_of(path))))
-    with pytest.raises(StorageError, match=r"journal\.jsonl has lost lines or was written anew since round 1"):
+    with pytest.raises(
+        StorageError, match=r"journal\.jsonl has lost lines or was written anew since round 1"
+    ):
         resume(folder)
 
 

@@ -115,7 +115,9 @@ def file_size_limit(size: int) -> Iterator[None]:
 def test_a_disk_that_fills_up_in_a_line_is_told_and_recovered_from(path: Path) -> None:
     journal = Journal(path)
     with file_size_limit(path.stat().st_size + 50):
-        with pytest.raises(StorageError, match=r"cannot be written: .*; free disk space, then `equipoise resume`"):
+        with pytest.raises(
+            StorageError, match=r"cannot be written: .*; free disk space, then `equipoise resume`"
+        ):
             journal.write("committed", round=4)
         journal.close()  # what the disk does not take must not hide the first error
     assert len(read(path)[0]) == 4
@@ -133,7 +135,9 @@ def test_a_journal_that_cannot_be_opened_is_told(tmp_path: Path) -> None:
 
 def test_one_process_at_a_time_writes(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.jsonl")
-    with pytest.raises(StorageError, match="is in use by another process: wait until that one ends, or choose another folder"):
+    with pytest.raises(
+        StorageError, match="is in use by another process: wait until that one ends, or choose another folder"
+    ):
         Journal(tmp_path / "journal.jsonl")
     journal.write("still whole")
     journal.close()

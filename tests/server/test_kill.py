@@ -1,4 +1,5 @@
-"""kill -9 at random moments, then resume; and nothing is ever unpickled on the way. See benchmarks/kill.py for fifty of them."""
+"""kill -9 at random moments, then resume; and nothing is ever unpickled on the way. See benchmarks/kill.py
+for fifty of them."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ from pathlib import Path
 from equipoise.running import resume, run
 
 seen = []
-sys.addaudithook(lambda event, args: seen.append((event, args)) if event.startswith(("pickle.", "marshal.")) else None)
+kinds = ("pickle.", "marshal.")
+sys.addaudithook(lambda event, args: seen.append((event, args)) if event.startswith(kinds) else None)
 
 class Stop(Exception):
     pass
@@ -54,7 +56,8 @@ resume(sys.argv[2])
 found = [repr(args) for event, args in seen if event == "pickle.find_class"]
 import pickle
 pickle.loads(b"cbuiltins\\nlen\\n.")
-assert [event for event, _ in seen].count("pickle.find_class") == len(found) + 1, "the hook does not see pickles"
+classes = [event for event, _ in seen].count("pickle.find_class")
+assert classes == len(found) + 1, "the hook does not see pickles"
 print(len(found), found[:3])
 """
 
@@ -74,7 +77,9 @@ def test_killed_at_random_moments_and_resumed(tiny: MakeConfig, rows: Rows, tmp_
     reached: list[int] = []
     for _ in range(3):
         # Each kill hits the same run further on, until it is done.
-        child = subprocess.Popen([sys.executable, "-c", CHILD, str(path), str(tmp_path / "killed")], stdout=subprocess.PIPE)
+        child = subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(path), str(tmp_path / "killed")], stdout=subprocess.PIPE
+        )
         assert child.stdout is not None
         assert child.stdout.readline() == b"ready\n"
         time.sleep(draw.uniform(0, duration / 2))

@@ -1,4 +1,5 @@
-"""Whole tiny runs: bad answers, dropped sites, stops at every round, full disks; the result is the same bits or an honest error."""
+"""Whole tiny runs: bad answers, dropped sites, stops at every round, full disks; the result is the same bits
+or an honest error."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ Change = Callable[[bytes], bytes | None]
 Private = Callable[[Path], dict[str, str]]
 
 
-# Stopping and going on -----------------------------------------------------------------------------------------------
+# Stopping and going on
+# -----------------------------------------------------------------------------------------------
 
 
 class Stop(Exception):
@@ -84,7 +86,9 @@ def test_stopping_at_every_round_changes_nothing(
     assert resume(tmp_path / "stopped").state_hash == straight.state_hash
 
 
-@pytest.mark.parametrize(("question", "round"), [("train", 0), ("train", 1), ("evaluate", 0), ("evaluate", 2)])
+@pytest.mark.parametrize(
+    ("question", "round"), [("train", 0), ("train", 1), ("evaluate", 0), ("evaluate", 2)]
+)
 def test_stopping_in_the_middle_of_a_question_changes_nothing(
     question: str, round: int, tiny: MakeConfig, rows: Rows, private: Private, tmp_path: Path
 ) -> None:
@@ -146,7 +150,9 @@ def test_lost_private_state_stops_a_resume_with_a_sentence(tiny: MakeConfig, tmp
         resume(tmp_path)
 
 
-def test_private_state_is_kept_for_both_checkpoints_and_the_round_under_way(tiny: MakeConfig, tmp_path: Path) -> None:
+def test_private_state_is_kept_for_both_checkpoints_and_the_round_under_way(
+    tiny: MakeConfig, tmp_path: Path
+) -> None:
     run(tiny("fca", train={"rounds": 5}), tmp_path)
     for site in ("site-00", "site-01", "site-02"):
         folder = tmp_path / "sites" / site
@@ -154,7 +160,25 @@ def test_private_state_is_kept_for_both_checkpoints_and_the_round_under_way(tiny
         assert folder.stat().st_mode & 0o777 == 0o700
 
 
-# Disks ---------------------------------------------------------------------------------------------------------------
+# Disks
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -201,11 +225,13 @@ def test_a_full_disk_at_any_write_is_told_and_the_run_goes_on_later(
         assert again.state_hash == straight.state_hash
         assert rows(folder) == rows(tmp_path / "straight")
         assert private(folder) == private(tmp_path / "straight")
-    # config, ledger, metrics, a checkpoint and its head by round, result; private files by round (renamed, not synced) and the probe's
+    # config, ledger, metrics, a checkpoint and its head by round, result; private files by round (renamed,
+    # not synced) and the probe's
     assert failed >= writes
 
 
-# Drawing sites -------------------------------------------------------------------------------------------------------
+# Drawing sites
+# -------------------------------------------------------------------------------------------------------
 
 
 class Silent:
@@ -254,7 +280,8 @@ def test_sites_are_drawn_by_seed_and_round(share: float, count: int, tmp_path: P
         assert {site for chosen in first for site in chosen} == set(sites)
 
 
-# How many sites ------------------------------------------------------------------------------------------------------
+# How many sites
+# ------------------------------------------------------------------------------------------------------
 
 
 def test_more_sites_than_sums_have_room_for_are_refused(

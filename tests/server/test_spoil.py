@@ -29,7 +29,8 @@ def journal(folder: Path, event: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["event"] == event]
 
 
-# Bad answers ---------------------------------------------------------------------------------------------------------
+# Bad answers
+# ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,10 @@ def lost(tiny: MakeConfig, tmp_path_factory: pytest.TempPathFactory) -> Callable
         if method not in made:
             folder = tmp_path_factory.mktemp("lost") / method
             config = tiny(method, train={"rounds": 3})
-            made[method] = run(config, folder, wrap=lambda engine: Spoil(engine, BAD_SITE, lambda data: None, (0, 1))), folder
+            made[method] = (
+                run(config, folder, wrap=lambda engine: Spoil(engine, BAD_SITE, lambda data: None, (0, 1))),
+                folder,
+            )
         return made[method]
 
     return get
@@ -71,23 +75,41 @@ def test_a_bad_answer_counts_as_none(
     assert rows(tmp_path) == rows(folder)
     assert private(tmp_path) == private(folder)
     rejected = journal(tmp_path, "rejected")
-    assert [(line["site"], line["round"], line["question"]) for line in rejected] == [(BAD_SITE, r, "train") for r in (0, 1)]
+    assert [(line["site"], line["round"], line["question"]) for line in rejected] == [
+        (BAD_SITE, r, "train") for r in (0, 1)
+    ]
     assert all(re.search(reason, line["reason"]) and BAD_SITE in line["reason"] for line in rejected)
-    assert [row["sites"] for row in rows(tmp_path)] == [["site-00", "site-02"]] * 2 + [["site-00", "site-01", "site-02"]]
+    assert [row["sites"] for row in rows(tmp_path)] == [["site-00", "site-02"]] * 2 + [
+        ["site-00", "site-01", "site-02"]
+    ]
 
 
 @pytest.mark.parametrize(
     ("exact", "name"),
     [
-        *((False, name) for name in ("negative decisions", "huge own histogram", "one decision more", "surer than possible")),
+        *(
+            (False, name)
+            for name in (
+                "negative decisions",
+                "huge own histogram",
+                "one decision more",
+                "surer than possible",
+            )
+        ),
         *((True, name) for name in ("one row more", "NaN scores")),
     ],
 )
-def test_a_bad_evaluation_counts_as_none(exact: bool, name: str, tiny: MakeConfig, rows: Rows, tmp_path: Path) -> None:
+def test_a_bad_evaluation_counts_as_none(
+    exact: bool, name: str, tiny: MakeConfig, rows: Rows, tmp_path: Path
+) -> None:
     change, reason = (SCORED if exact else COUNTED)[name]
     config = tiny("fedavg", train={"rounds": 1}, evaluate={"exact": exact})
     for folder, what in (("spoiled", change), ("lost", lambda data: None)):
-        run(config, tmp_path / folder, wrap=lambda engine, what=what: Spoil(engine, BAD_SITE, what, (0,), "evaluate"))
+        run(
+            config,
+            tmp_path / folder,
+            wrap=lambda engine, what=what: Spoil(engine, BAD_SITE, what, (0,), "evaluate"),
+        )
     assert rows(tmp_path / "spoiled") == rows(tmp_path / "lost")
     (line,) = journal(tmp_path / "spoiled", "rejected")
     assert (line["site"], line["question"]) == (BAD_SITE, "evaluate") and re.search(reason, line["reason"])
@@ -101,13 +123,17 @@ def test_who_is_left_out_is_told_at_once(tiny: MakeConfig, tmp_path: Path) -> No
 
     spoil = lambda engine: Spoil(engine, BAD_SITE, KINDS["NaN"][0], (1,))  # noqa: E731
     run(tiny("fedavg"), tmp_path, watch=watch, wrap=spoil)
-    assert told == ["round 2: site 'site-01' was left out of 'train': leaf 'delta' has values that are not finite"]
+    assert told == [
+        "round 2: site 'site-01' was left out of 'train': leaf 'delta' has values that are not finite"
+    ]
 
 
 def test_an_answer_that_runs_ahead_is_slowed_down(tiny: MakeConfig, rows: Rows, tmp_path: Path) -> None:
     run(tiny("fedavg"), tmp_path, wrap=lambda engine: Spoil(engine, BAD_SITE, scaled(20.0), (0, 1)))
     slowed = journal(tmp_path, "slowed")
-    assert [(line["site"], line["round"], line["question"]) for line in slowed] == [(BAD_SITE, r, "train") for r in (0, 1)]
+    assert [(line["site"], line["round"], line["question"]) for line in slowed] == [
+        (BAD_SITE, r, "train") for r in (0, 1)
+    ]
     assert all(1 / 3 < line["factors"]["delta"] < 1 for line in slowed)
     assert [row["sites"] for row in rows(tmp_path)] == [["site-00", "site-01", "site-02"]] * 2
     assert not journal(tmp_path, "rejected")
@@ -141,7 +167,9 @@ def test_a_large_answer_is_judged_alike_after_a_stop(tiny: MakeConfig, rows: Row
         }
 
 
-def test_losing_a_site_matters(tiny: MakeConfig, lost: Callable[[str], tuple[Result, Path]], tmp_path: Path) -> None:
+def test_losing_a_site_matters(
+    tiny: MakeConfig, lost: Callable[[str], tuple[Result, Path]], tmp_path: Path
+) -> None:
     assert run(tiny("fedavg", train={"rounds": 3}), tmp_path).state_hash != lost("fedavg")[0].state_hash
 
 

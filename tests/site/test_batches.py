@@ -22,9 +22,19 @@ def samples(n: int, task: Task = "single") -> Samples:
     """Image i is of one colour, i; its label follows from i."""
     images = np.broadcast_to(np.arange(n, dtype=np.uint8)[:, None, None, None], (n, 2, 2, 1)).copy()
     y = np.arange(n) % 3
-    labels = y.astype(np.int64) if task == "single" else np.stack([np.ones(n), y == 1, y == 2], 1).astype(np.float32)
+    labels = (
+        y.astype(np.int64)
+        if task == "single"
+        else np.stack([np.ones(n), y == 1, y == 2], 1).astype(np.float32)
+    )
     return Samples(
-        images, labels, ("a", "b", "c"), task, np.arange(n).astype(str), "", attributes={"sex": np.array(["f", "m"] * n)[:n]}
+        images,
+        labels,
+        ("a", "b", "c"),
+        task,
+        np.arange(n).astype(str),
+        "",
+        attributes={"sex": np.array(["f", "m"] * n)[:n]},
     )
 
 
@@ -76,7 +86,9 @@ def test_an_empty_split_is_an_empty_batch_with_a_shape() -> None:
 
 
 def test_every_view_shows_the_same_rows() -> None:
-    (batch,) = rows(4).batches(torch.tensor([2, 0, 3, 1]), 9, [PLAIN, PLAIN], [torch.Generator(), torch.Generator()])
+    (batch,) = rows(4).batches(
+        torch.tensor([2, 0, 3, 1]), 9, [PLAIN, PLAIN], [torch.Generator(), torch.Generator()]
+    )
     assert len(batch.views) == 2
     assert batch.x is batch.views[0]
     assert torch.equal(batch.views[0], batch.views[1])
@@ -100,7 +112,11 @@ def test_labels_a_site_does_not_have_are_gone() -> None:
 
 def test_a_site_holds_its_own_rows() -> None:
     data = SiteData(samples(9), Holding("a", np.array([1, 4, 5]), np.array([6]), np.array([8, 7])), CPU)
-    assert {split: len(rows) for split, rows in data.splits.items()} == {"train": 3, "validation": 1, "test": 2}
+    assert {split: len(rows) for split, rows in data.splits.items()} == {
+        "train": 3,
+        "validation": 1,
+        "test": 2,
+    }
     assert data.counts.tolist() == [0, 2, 1]
     assert data.counts.dtype == torch.float64
     assert data.labelled is None

@@ -1,4 +1,5 @@
-"""Local training against arithmetic by hand: one step, momentum, kept moments, frozen parts, order of batches."""
+"""Local training against arithmetic by hand: one step, momentum, kept moments, frozen parts, order of
+batches."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ VIEWS = {name: make_view(name, ViewOptions(), (0.0,), (1.0,)) for name in ("eval
 def data(n: int) -> SiteData:
     draw = np.random.default_rng(3)
     images = draw.integers(0, 256, (n + 3, 2, 2, 1), dtype=np.uint8)
-    samples = Samples(images, np.arange(n + 3) % 3, ("a", "b", "c"), "single", np.arange(n + 3).astype(str), "")
+    samples = Samples(
+        images, np.arange(n + 3) % 3, ("a", "b", "c"), "single", np.arange(n + 3).astype(str), ""
+    )
     return SiteData(samples, Holding("north", np.arange(n), np.arange(0), np.arange(n, n + 3)), CPU)
 
 
@@ -33,7 +36,13 @@ def make_loc(n: int = 7, round: int = 0, down: dict[str, Any] | None = None, **o
     site = data(n)
     chosen = TrainOptions(**{"optimizer": "sgd", "lr": 0.5, "batch_size": 100, **options})
     objective = make_objective(
-        parse_objective("cross_entropy"), counts=site.counts, total=n, task="single", labelled=None, round=round, rounds=9
+        parse_objective("cross_entropy"),
+        counts=site.counts,
+        total=n,
+        task="single",
+        labelled=None,
+        round=round,
+        rounds=9,
     )
     return Loc(
         data=site,
@@ -63,7 +72,9 @@ def loss(net: Net, batch: Batch, loc: Loc) -> Tensor:
     return loc.objective(net(batch.x), batch.y)
 
 
-def gradients(weight: np.ndarray, bias: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+def gradients(
+    weight: np.ndarray, bias: np.ndarray, x: np.ndarray, y: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, float]:
     """Softmax regression by hand: gradients of weight and bias, and the loss."""
     z = x @ weight.T + bias
     p = np.exp(z) / np.exp(z).sum(1, keepdims=True)
@@ -131,7 +142,9 @@ def continuous(net: Net, locs: list[Loc], kind: str, **options: Any) -> None:
         ("SGD", {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9}, {"lr": 0.1, "momentum": 0.9}),
     ],
 )
-def test_kept_moments_make_rounds_one_optimisation(kind: str, given: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_kept_moments_make_rounds_one_optimisation(
+    kind: str, given: dict[str, Any], expected: dict[str, Any]
+) -> None:
     first, whole = linear(), linear()
     forgets = linear()
     locs = [make_loc(round=r, batch_size=3, persist_optimizer=True, **given) for r in range(3)]

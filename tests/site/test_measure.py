@@ -53,7 +53,10 @@ def test_multi_label_counts_by_hand() -> None:
     logits = torch.tensor([[2.0, -1.0], [0.0, 3.0], [-4.0, 1.0]])
     labels = torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]])
     stats = measure(logits, labels, task="multi", bins=8)
-    assert stats["binary"].tolist() == [[[1, 0], [1, 1]], [[1, 1], [0, 1]]]  # logit 0 is p = 0.5: not above, negative
+    assert stats["binary"].tolist() == [
+        [[1, 0], [1, 1]],
+        [[1, 1], [0, 1]],
+    ]  # logit 0 is p = 0.5: not above, negative
     assert stats["calibration"][:, 0].sum() == 6
     assert stats["calibration"][:, 1].sum() == 4
     sure = [1 / (1 + math.exp(-abs(z))) for z in (2, 1, 0, 3, 4, 1)]
@@ -92,7 +95,9 @@ def test_no_rows_give_zeros(task: Task) -> None:
 
 
 def test_score_bins_keep_the_order_of_probabilities_up_to_saturation() -> None:
-    rows = torch.tensor([[-800.0, 0.0], [-30.0, 0.0], [-1.0, 0.0], [0.0, 0.0], [1.0, 0.0], [30.0, 0.0], [800.0, 0.0]])
+    rows = torch.tensor(
+        [[-800.0, 0.0], [-30.0, 0.0], [-1.0, 0.0], [0.0, 0.0], [1.0, 0.0], [30.0, 0.0], [800.0, 0.0]]
+    )
     found = score_bins(rows, "single", 1000)[:, 0].tolist()
     assert found == sorted(found)
     assert (found[0], found[3], found[-1]) == (0, 500, 999)
@@ -112,11 +117,13 @@ def test_input_that_would_be_miscounted_is_refused() -> None:
         measure(logits, labels, task="single")
 
 
-# What is told for one site alone ---------------------------------------------------------------------------------------
+# What is told for one site alone
+# ---------------------------------------------------------------------------------------
 
 
 def test_bins_are_put_together_until_each_holds_enough() -> None:
-    """By hand: 1, 0, 2, 2 | 5 | 3, 1, 1 with the last one joining the group before it, as it would stand alone."""
+    """By hand: 1, 0, 2, 2 | 5 | 3, 1, 1 with the last one joining the group before it, as it would stand
+    alone."""
     rows = torch.tensor([1, 0, 2, 2, 5, 3, 1, 1, 1])
     scores = torch.stack([rows, torch.zeros_like(rows)])[None]
     confidence = torch.arange(1, 10) * rows

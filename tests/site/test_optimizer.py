@@ -1,4 +1,5 @@
-"""The local optimisers take torch.optim's steps, bit for bit, and go on from kept moments as if never stopped."""
+"""The local optimisers take torch.optim's steps, bit for bit, and go on from kept moments as if never
+stopped."""
 
 from __future__ import annotations
 
@@ -13,8 +14,16 @@ from equipoise.site.optimizer import Optimizer
 
 CASES: list[tuple[dict[str, Any], type[torch.optim.Optimizer], dict[str, Any]]] = [
     ({"optimizer": "sgd"}, torch.optim.SGD, {}),
-    ({"optimizer": "sgd", "momentum": 0.9, "weight_decay": 1e-2}, torch.optim.SGD, {"momentum": 0.9, "weight_decay": 1e-2}),
-    ({"optimizer": "sgd", "momentum": 0.9, "nesterov": True}, torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
+    (
+        {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 1e-2},
+        torch.optim.SGD,
+        {"momentum": 0.9, "weight_decay": 1e-2},
+    ),
+    (
+        {"optimizer": "sgd", "momentum": 0.9, "nesterov": True},
+        torch.optim.SGD,
+        {"momentum": 0.9, "nesterov": True},
+    ),
     ({"optimizer": "adam", "weight_decay": 5e-4}, torch.optim.Adam, {"weight_decay": 5e-4}),
     ({"optimizer": "adamw", "weight_decay": 1e-2}, torch.optim.AdamW, {"weight_decay": 1e-2}),
 ]
@@ -29,7 +38,9 @@ def parameters() -> dict[str, nn.Parameter]:
 
 
 @pytest.mark.parametrize(("options", "reference", "arguments"), CASES)
-def test_steps_are_those_of_torch(options: dict[str, Any], reference: type[torch.optim.Optimizer], arguments: dict) -> None:
+def test_steps_are_those_of_torch(
+    options: dict[str, Any], reference: type[torch.optim.Optimizer], arguments: dict
+) -> None:
     ours, theirs = parameters(), parameters()
     optimizer = Optimizer(TrainOptions(**options), 0.01, ours)
     oracle = reference(list(theirs.values()), lr=0.01, fused=True, **arguments)
@@ -39,7 +50,10 @@ def test_steps_are_those_of_torch(options: dict[str, Any], reference: type[torch
             gradient = torch.randn(ours[name].shape, generator=draw)
             ours[name].grad, theirs[name].grad = gradient.clone(), gradient.clone()
         if step == 3:  # a site stops and comes back with what it kept
-            kept = {name: {key: value.clone() for key, value in m.items()} for name, m in optimizer.moments.items()}
+            kept = {
+                name: {key: value.clone() for key, value in m.items()}
+                for name, m in optimizer.moments.items()
+            }
             optimizer = Optimizer(TrainOptions(**options), 0.01, ours)
             optimizer.restore(kept)
         optimizer.step()
@@ -78,7 +92,8 @@ def some_parameters() -> dict[str, nn.Parameter]:
 def test_gradients_come_late_and_go_missing(
     options: dict[str, Any], reference: type[torch.optim.Optimizer], arguments: dict[str, Any], kept: bool
 ) -> None:
-    """One oracle per parameter, since torch's fused SGD cannot start the momentum of one after another's; and one for all."""
+    """One oracle per parameter, since torch's fused SGD cannot start the momentum of one after another's; and
+    one for all."""
     ours, theirs, together = some_parameters(), some_parameters(), some_parameters()
     optimizer = Optimizer(TrainOptions(**options), 0.01, ours)
     oracles = {name: reference([p], lr=0.01, fused=True, **arguments) for name, p in theirs.items()}
@@ -91,7 +106,10 @@ def test_gradients_come_late_and_go_missing(
                 copies[name].grad = gradient.clone() if HAS_GRADIENT[name][step] else None
             oracles[name].step()
         if kept:
-            moments = {name: {key: value.clone() for key, value in m.items()} for name, m in optimizer.moments.items()}
+            moments = {
+                name: {key: value.clone() for key, value in m.items()}
+                for name, m in optimizer.moments.items()
+            }
             optimizer = Optimizer(TrainOptions(**options), 0.01, ours)
             optimizer.restore(moments)
         optimizer.step()

@@ -23,7 +23,11 @@ def images(count=2, size=32, seed=0):
 
 def smooth(count=2, size=32):
     """Images that a resampling by another library reproduces well."""
-    return (kornia.filters.gaussian_blur2d(images(count, size) / 255, (7, 7), (1.5, 1.5)) * 255).round().to(torch.uint8)
+    return (
+        (kornia.filters.gaussian_blur2d(images(count, size) / 255, (7, 7), (1.5, 1.5)) * 255)
+        .round()
+        .to(torch.uint8)
+    )
 
 
 def raw(name, x, seed=0, **options):
@@ -37,7 +41,9 @@ def still(monkeypatch):
     def give(*values):
         waiting = [torch.tensor(value, dtype=torch.float32) for value in values]
         monkeypatch.setattr(views, "chance", lambda share, count, generator: torch.full((count,), share >= 1))
-        monkeypatch.setattr(views, "uniform", lambda low, high, count, generator: waiting.pop(0).expand(count))
+        monkeypatch.setattr(
+            views, "uniform", lambda low, high, count, generator: waiting.pop(0).expand(count)
+        )
         return waiting
 
     return give
@@ -72,7 +78,9 @@ def factors(monkeypatch):
         found = {}
         for change in ("brightness", "contrast", "saturation", "hue"):
             monkeypatch.setattr(
-                views, change, lambda x, factor, change=change: (x, found.setdefault(change, factor.flatten()))[0]
+                views,
+                change,
+                lambda x, factor, change=change: (x, found.setdefault(change, factor.flatten()))[0],
             )
         raw(name, images(1, 8).expand(MANY, -1, -1, -1))
         return found
@@ -81,7 +89,8 @@ def factors(monkeypatch):
 
 
 def parts(whole):
-    """Angle in degrees, whether mirrored, enlargement and shift (as a share of the side) of maps of a square image."""
+    """Angle in degrees, whether mirrored, enlargement and shift (as a share of the side) of maps of a square
+    image."""
     inverse = torch.linalg.inv(whole.double())
     area = torch.linalg.det(inverse[:, :2, :2])
     # A mirror flips the first column; undo it to read the angle.
@@ -96,12 +105,29 @@ def folded(angle):
 
 
 def test_the_papers_have_their_views():
-    assert PAPERS == ["fca", "fediic-1", "fediic-2", "fedmlp", "fedmlp-strong", "fedmas", "fedsdc-skin", "fedsdc-blood"]
+    assert PAPERS == [
+        "fca",
+        "fediic-1",
+        "fediic-2",
+        "fedmlp",
+        "fedmlp-strong",
+        "fedmas",
+        "fedsdc-skin",
+        "fedsdc-blood",
+    ]
 
 
 @pytest.mark.parametrize("name", PAPERS)
 def test_options_do_not_reach_a_papers_view(name):
-    weaker = {"horizontal": False, "vertical": False, "rotation": 0, "crop": 1, "strong_crop": 1, "blur": 0, "operations": 0}
+    weaker = {
+        "horizontal": False,
+        "vertical": False,
+        "rotation": 0,
+        "crop": 1,
+        "strong_crop": 1,
+        "blur": 0,
+        "operations": 0,
+    }
     x = images()
     assert torch.equal(raw(name, x), raw(name, x, **weaker, jitter=(0, 0, 0, 0), grey_share=0, shift=0))
     assert not torch.allclose(raw(name, x), x / 255, atol=0.02)
@@ -150,7 +176,9 @@ def test_fca_flips_both_ways_and_turns_by_ten_degrees(maps):
 def test_fediic_crops_keep_a_twelfth_of_the_area_or_more(name, monkeypatch):
     asked = []
     crop_map = views.crop_map
-    monkeypatch.setattr(views, "crop_map", lambda smallest, *rest: asked.append(smallest) or crop_map(smallest, *rest))
+    monkeypatch.setattr(
+        views, "crop_map", lambda smallest, *rest: asked.append(smallest) or crop_map(smallest, *rest)
+    )
     raw(name, images())
     assert asked == [0.08]
 
@@ -176,7 +204,12 @@ def test_fediic_jitters_its_first_view_always_and_never_in_hue(factors):
 
 def test_fediic_jitters_four_of_five_in_its_second_view(factors):
     found = factors("fediic-2")
-    for name, middle, width in (("brightness", 1, 0.4), ("contrast", 1, 0.4), ("saturation", 1, 0.4), ("hue", 0, 0.1)):
+    for name, middle, width in (
+        ("brightness", 1, 0.4),
+        ("contrast", 1, 0.4),
+        ("saturation", 1, 0.4),
+        ("hue", 0, 0.1),
+    ):
         assert found[name].min() == pytest.approx(middle - width, abs=width / 40)
         assert found[name].max() == pytest.approx(middle + width, abs=width / 40)
         assert (found[name] == middle).double().mean() == pytest.approx(0.2, abs=0.03)
@@ -205,7 +238,8 @@ def test_fediic_second_is_not_blurred_and_one_of_five_is_grey(monkeypatch):
 
 
 def rotated_then_shifted(image, degrees, along, down):
-    """Pixel by pixel in float64: turned counter-clockwise about the centre, then moved left by `along`, up by `down` pixels."""
+    """Pixel by pixel in float64: turned counter-clockwise about the centre, then moved left by `along`, up by
+    `down` pixels."""
     size = image.shape[-1]
     middle, angle = (size - 1) / 2, math.radians(degrees)
     out = torch.full(image.shape, math.nan, dtype=torch.float64)
@@ -218,9 +252,9 @@ def rotated_then_shifted(image, degrees, along, down):
             if not (0 <= left < size - 1 and 0 <= top < size - 1):
                 continue
             u, v = column - left, row - top
-            out[..., i, j] = (1 - v) * ((1 - u) * image[..., top, left] + u * image[..., top, left + 1]) + v * (
-                (1 - u) * image[..., top + 1, left] + u * image[..., top + 1, left + 1]
-            )
+            out[..., i, j] = (1 - v) * (
+                (1 - u) * image[..., top, left] + u * image[..., top, left + 1]
+            ) + v * ((1 - u) * image[..., top + 1, left] + u * image[..., top + 1, left + 1])
     return out
 
 
@@ -287,7 +321,12 @@ def test_fedmas_ranges(maps):
 
 def test_fedmas_colours(factors):
     found = factors("fedmas")
-    for name, middle, width in (("brightness", 1, 0.25), ("contrast", 1, 0.25), ("saturation", 1, 0.25), ("hue", 0, 0.01)):
+    for name, middle, width in (
+        ("brightness", 1, 0.25),
+        ("contrast", 1, 0.25),
+        ("saturation", 1, 0.25),
+        ("hue", 0, 0.01),
+    ):
         assert found[name].min() == pytest.approx(middle - width, abs=width / 40)
         assert found[name].max() == pytest.approx(middle + width, abs=width / 40)
 
@@ -325,7 +364,8 @@ def test_fedsdc_blood_turns_all_around_and_crops_a_fifth_at_most(maps):
     whole = maps("fedsdc-blood")
     angle, mirrored, area, _ = parts(whole)
     assert mirrored.double().mean() == pytest.approx(0.5, abs=0.04)
-    # Not all boxes are square, so the angle read off a turned box is a little off; it still goes all the way around.
+    # Not all boxes are square, so the angle read off a turned box is a little off; it still goes all the way
+    # around.
     counts = torch.histc(angle.float(), 8, -180, 180)
     assert counts.min() > MANY / 8 * 0.8
     assert area.min() >= 1 - 1e-5

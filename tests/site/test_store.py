@@ -61,7 +61,9 @@ def test_nobody_else_may_look(tmp_path: Path) -> None:
 
 def test_missing_or_damaged_state_is_told(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    with pytest.raises(StorageError, match=r"private state '3\.0' of site 'a' cannot be read from .*start the run anew"):
+    with pytest.raises(
+        StorageError, match=r"private state '3\.0' of site 'a' cannot be read from .*start the run anew"
+    ):
         store.read("a", "3.0")
     store.write("a", "3.0", X)
     path = tmp_path / "a" / "3.0.safetensors"
@@ -70,7 +72,9 @@ def test_missing_or_damaged_state_is_told(tmp_path: Path) -> None:
         store.read("a", "3.0")
 
 
-def test_a_full_disk_is_told_and_the_old_version_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_told_and_the_old_version_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = Store(tmp_path)
     store.write("a", "1.0", X)
 
@@ -79,7 +83,9 @@ def test_a_full_disk_is_told_and_the_old_version_stays(tmp_path: Path, monkeypat
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", full)
-        with pytest.raises(StorageError, match=r"site 'a' cannot be written .*: free disk space, then `equipoise resume`"):
+        with pytest.raises(
+            StorageError, match=r"site 'a' cannot be written .*: free disk space, then `equipoise resume`"
+        ):
             store.write("a", "1.0", {"mine/n": torch.tensor(4)})
     assert store.read("a", "1.0")["mine/n"].item() == 3
 

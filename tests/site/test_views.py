@@ -96,7 +96,9 @@ def test_every_image_has_its_own_parameters(name, least):
 @pytest.mark.parametrize("name", [name for name, kind in VIEWS.items() if kind.fixed is None])
 def test_switched_off_a_view_is_eval(name):
     x = images()
-    torch.testing.assert_close(view(name, **OFF)(x, generator(0)), view("eval")(x, generator(0)), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        view(name, **OFF)(x, generator(0)), view("eval")(x, generator(0)), atol=1e-5, rtol=0
+    )
 
 
 def test_only_eval_is_deterministic():
@@ -202,10 +204,14 @@ def test_shear_moves_each_row_by_its_distance_from_the_middle():
     zero = torch.zeros(1)
     out = views.resample(x, [views.slant_map(zero + 1, zero, zero, zero, 9, 21)])
     for row in range(9):
-        torch.testing.assert_close(out[0, :, row, 5:16], x[0, :, row, 5 + row - 4 : 16 + row - 4], atol=1e-4, rtol=0)
+        torch.testing.assert_close(
+            out[0, :, row, 5:16], x[0, :, row, 5 + row - 4 : 16 + row - 4], atol=1e-4, rtol=0
+        )
     out = views.resample(x.transpose(2, 3), [views.slant_map(zero, zero + 1, zero, zero, 21, 9)])
     for row in range(9):
-        torch.testing.assert_close(out[0, :, 5:16, row], x[0, :, row, 5 + row - 4 : 16 + row - 4], atol=1e-4, rtol=0)
+        torch.testing.assert_close(
+            out[0, :, 5:16, row], x[0, :, row, 5 + row - 4 : 16 + row - 4], atol=1e-4, rtol=0
+        )
 
 
 def test_a_crop_is_the_enlarged_box():
@@ -242,7 +248,9 @@ def test_maps_apply_in_the_order_given():
 def test_the_flip_view_gives_the_four_mirrors_about_equally_often():
     one = images(count=1, height=6, width=5)
     out, one = raw("flip", one.expand(4000, -1, -1, -1)), one[0] / 255
-    share = [out.eq(one.flip(axes)).flatten(1).all(1).float().mean().item() for axes in ((), (2,), (1,), (1, 2))]
+    share = [
+        out.eq(one.flip(axes)).flatten(1).all(1).float().mean().item() for axes in ((), (2,), (1,), (1, 2))
+    ]
     assert sum(share) == pytest.approx(1.0)
     assert min(share) > 0.215
     assert max(share) < 0.285
@@ -252,10 +260,13 @@ def test_the_flip_view_gives_the_four_mirrors_about_equally_often():
 def test_up_stays_up_when_vertical_is_off(name):
     ramp = torch.arange(0, 240, 10, dtype=torch.uint8).view(1, 1, 24, 1).expand(64, 3, 24, 20)
     options = OFF | {"horizontal": True, "rotation": 10}
-    top, bottom = (raw(name, ramp, **options)[:, :, rows].mean((1, 2, 3)) for rows in (slice(8), slice(-8, None)))
+    top, bottom = (
+        raw(name, ramp, **options)[:, :, rows].mean((1, 2, 3)) for rows in (slice(8), slice(-8, None))
+    )
     assert (top < bottom).all()
     top, bottom = (
-        raw(name, ramp, **options | {"vertical": True})[:, :, rows].mean((1, 2, 3)) for rows in (slice(8), slice(-8, None))
+        raw(name, ramp, **options | {"vertical": True})[:, :, rows].mean((1, 2, 3))
+        for rows in (slice(8), slice(-8, None))
     )
     assert 0.25 < (top < bottom).float().mean() < 0.75
 
@@ -287,7 +298,9 @@ def test_blur_of_an_image_smaller_than_the_kernel():
 def test_brightness_agrees_with_kornia():
     factor = torch.tensor([0.0, 0.6, 1.7])
     expected = kornia.enhance.adjust_brightness_accumulative(floats(count=3), factor)
-    torch.testing.assert_close(views.brightness(floats(count=3), column(0.0, 0.6, 1.7)), expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        views.brightness(floats(count=3), column(0.0, 0.6, 1.7)), expected, atol=1e-4, rtol=0
+    )
 
 
 def test_contrast_agrees_with_kornia():
@@ -297,19 +310,25 @@ def test_contrast_agrees_with_kornia():
             for image, factor in zip(floats(count=3), (0.0, 0.6, 1.7), strict=True)
         ]
     )
-    torch.testing.assert_close(views.contrast(floats(count=3), column(0.0, 0.6, 1.7)), expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        views.contrast(floats(count=3), column(0.0, 0.6, 1.7)), expected, atol=1e-4, rtol=0
+    )
 
 
 def test_saturation_agrees_with_kornia():
     factor = torch.tensor([0.0, 0.6, 1.7])
     expected = kornia.enhance.adjust_saturation_with_gray_subtraction(floats(count=3), factor)
-    torch.testing.assert_close(views.saturation(floats(count=3), column(0.0, 0.6, 1.7)), expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        views.saturation(floats(count=3), column(0.0, 0.6, 1.7)), expected, atol=1e-4, rtol=0
+    )
 
 
 def test_hue_agrees_with_kornia():
     turn = torch.tensor([0.0, 0.1, -0.3, 0.5])
     expected = kornia.enhance.adjust_hue(floats(count=4), 2 * math.pi * turn)
-    torch.testing.assert_close(views.hue(floats(count=4), turn.view(-1, 1, 1, 1)), expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        views.hue(floats(count=4), turn.view(-1, 1, 1, 1)), expected, atol=1e-4, rtol=0
+    )
 
 
 def test_hue_by_hand():
@@ -327,7 +346,9 @@ def test_grey_agrees_with_kornia():
 def test_sharpness_agrees_with_kornia():
     factor = torch.tensor([0.0, 0.6, 1.7])
     expected = kornia.enhance.sharpness(floats(count=3), factor)
-    torch.testing.assert_close(views.sharpness(floats(count=3), column(0.0, 0.6, 1.7)), expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        views.sharpness(floats(count=3), column(0.0, 0.6, 1.7)), expected, atol=1e-4, rtol=0
+    )
 
 
 @pytest.mark.parametrize("bits", [1, 4, 7, 8])
@@ -338,7 +359,9 @@ def test_posterise_keeps_the_highest_bits(bits):
 
 
 def test_solarise_agrees_with_kornia():
-    torch.testing.assert_close(views.solarise(floats(), 0.7), kornia.enhance.solarize(floats(), 0.7), atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        views.solarise(floats(), 0.7), kornia.enhance.solarize(floats(), 0.7), atol=1e-6, rtol=0
+    )
 
 
 def test_autocontrast_agrees_with_kornia_and_leaves_a_constant_channel():
@@ -366,7 +389,8 @@ def test_rand_draws_every_operation_and_each_changes_the_image():
     options = OFF | {"operations": 1, "magnitude": 20}
     out = raw("rand", x, **options)
     unchanged = torch.isclose(out, x / 255, atol=1e-4).flatten(1).all(1)
-    # Of fourteen, identity changes nothing, and autocontrast nothing here: the image already spans black to white.
+    # Of fourteen, identity changes nothing, and autocontrast nothing here: the image already spans black to
+    # white.
     assert 0.08 < unchanged.float().mean() < 0.21
     assert len(views.Rand.choices) == 14
 

@@ -16,10 +16,13 @@ Finished = Callable[..., Result]
 
 @pytest.fixture(scope="session")
 def finished(tiny: Callable[..., Config], tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """finished(method, options of it, **sections): the result of a tiny run; asked again, the same one. It is not to be changed."""
+    """finished(method, options of it, **sections): the result of a tiny run; asked again, the same one. It is
+    not to be changed."""
     root, done = tmp_path_factory.mktemp("finished"), dict[str, Result]()
 
-    def make(method: str = "fedavg", options: Mapping[str, Any] | None = None, **sections: dict[str, Any]) -> Result:
+    def make(
+        method: str = "fedavg", options: Mapping[str, Any] | None = None, **sections: dict[str, Any]
+    ) -> Result:
         table = tiny(method, base=Path.cwd(), **sections).table()
         config = resolve({**table, "method": {**table["method"], **(options or {})}})
         if config.digest not in done:

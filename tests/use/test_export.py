@@ -35,7 +35,8 @@ X = torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 def of_net(model: Predictor, name: str) -> Predictor:
     """A predictor with another, untrained network whose answers depend on the image.
 
-    Fresh BatchNorm statistics would let the signal of a deep network die out; those of some images keep it alive.
+    Fresh BatchNorm statistics would let the signal of a deep network die out; those of some images keep it
+    alive.
     """
     facts = model.facts.model_copy(
         update={
@@ -68,9 +69,14 @@ def test_safetensors_bring_the_model_back(
     assert sorted(path.parent.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "small-cnn")) for name in NETS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "small-cnn")) for name in NETS]
+)
 def test_every_net_can_be_exported(name: str, finished: Callable[..., Result], tmp_path: Path) -> None:
-    assert export(of_net(load(finished("fedavg").folder), name), tmp_path / "model.safetensors", "safetensors") == 0
+    assert (
+        export(of_net(load(finished("fedavg").folder), name), tmp_path / "model.safetensors", "safetensors")
+        == 0
+    )
 
 
 def test_the_file_says_how_to_prepare_images(finished: Callable[..., Result], tmp_path: Path) -> None:
@@ -90,11 +96,16 @@ def test_the_file_says_how_to_prepare_images(finished: Callable[..., Result], tm
         "std": None,
     }
     assert facts["input"]["mean"] == pytest.approx([0.485, 0.456, 0.406])
-    assert facts["classes"] == list(done.classes) and facts["site"] == "site-00" and facts["net"]["weights"] is None
+    assert (
+        facts["classes"] == list(done.classes)
+        and facts["site"] == "site-00"
+        and facts["net"]["weights"] is None
+    )
 
 
 def test_only_what_prediction_reads_leaves_with_it(finished: Callable[..., Result], tmp_path: Path) -> None:
-    """MOON keeps a site's previous model, FCA its personal head: one is for training only, the other for its site only."""
+    """MOON keeps a site's previous model, FCA its personal head: one is for training only, the other for its
+    site only."""
     done = finished("moon")
     assert list((done.folder / "sites").glob("*/*.safetensors"))
     export(load(done.folder, "site-00"), tmp_path / "moon.safetensors", "safetensors")
@@ -110,7 +121,9 @@ def test_an_export_that_answers_otherwise_is_not_written(
     model = load(finished("fedavg").folder)
     wrong = {"safetensors": (formats.KINDS["safetensors"][0], lambda path: lambda x: model(x) + 2e-4)}
     monkeypatch.setattr(formats, "KINDS", wrong)
-    with pytest.raises(MethodError, match=r"answers otherwise than the model, by 0\.0002: nothing was written"):
+    with pytest.raises(
+        MethodError, match=r"answers otherwise than the model, by 0\.0002: nothing was written"
+    ):
         export(model, tmp_path / "x.safetensors", "safetensors")
     assert not list(tmp_path.iterdir())
 
@@ -140,20 +153,48 @@ def test_damaged_files_are_told(finished: Callable[..., Result], tmp_path: Path)
     model = load(finished("fedavg").folder)
     path = tmp_path / "x.safetensors"
     export(model, path, "safetensors")
-    with pytest.raises(ConfigError, match=r"holds the global predictor of fedavg after round 2: leave --site out"):
+    with pytest.raises(
+        ConfigError, match=r"holds the global predictor of fedavg after round 2: leave --site out"
+    ):
         load(path, "site-00")
     data = path.read_bytes()
     header, tensors = unseal(data)
     less = {name: tensor for name, tensor in tensors.items() if name != "net/head.fed.bias"}
     strange = {**tensors, "net/head.fed.bais": tensors["net/head.fed.bias"]}
-    spoilt = [data[:-3], struct.pack("<Q", 2) + b"{}", seal({}, tensors), seal(header, less), seal(header, strange)]
+    spoilt = [
+        data[:-3],
+        struct.pack("<Q", 2) + b"{}",
+        seal({}, tensors),
+        seal(header, less),
+        seal(header, strange),
+    ]
     for content in spoilt:
         path.write_bytes(content)
-        with pytest.raises(StorageError, match="is not a model that `equipoise export --to safetensors` wrote"):
+        with pytest.raises(
+            StorageError, match="is not a model that `equipoise export --to safetensors` wrote"
+        ):
             load(path)
 
 
-# ONNX -------------------------------------------------------------------------------------------------------------------
+# ONNX
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_without_the_packages_the_fix_is_told(
@@ -165,7 +206,9 @@ def test_without_the_packages_the_fix_is_told(
 
 
 @pytest.mark.parametrize(("method", "site"), PREDICTORS)
-def test_onnx_answers_as_the_model(method: str, site: str | None, finished: Callable[..., Result], tmp_path: Path) -> None:
+def test_onnx_answers_as_the_model(
+    method: str, site: str | None, finished: Callable[..., Result], tmp_path: Path
+) -> None:
     import onnxruntime as runtime
 
     model = load(finished(method).folder, site)

@@ -42,17 +42,26 @@ def folder(tmp_path: Path) -> Path:
 def test_images_are_found_in_order(folder: Path) -> None:
     names = [name for name, _ in find_images([folder.with_suffix(".zip"), folder, folder / "a.png"])]
     inside = ["a.png", "c.png", "sub/b.png"]
-    assert names == [f"{folder}.zip/{n}" for n in inside] + [f"{folder}/{n}" for n in inside] + [str(folder / "a.png")]
+    assert names == [f"{folder}.zip/{n}" for n in inside] + [f"{folder}/{n}" for n in inside] + [
+        str(folder / "a.png")
+    ]
 
 
 def test_each_answer_is_that_of_the_image_alone(model: Predictor, folder: Path) -> None:
     found = {row.file: row for row in model.predict([folder, folder.with_suffix(".zip")])}
     assert len(found) == 6
     for place in (str(folder), f"{folder}.zip"):
-        assert found[f"{place}/c.png"].probabilities is None and found[f"{place}/c.png"].error == "not an image"
+        assert (
+            found[f"{place}/c.png"].probabilities is None and found[f"{place}/c.png"].error == "not an image"
+        )
         for name in ("a.png", "sub/b.png"):
-            pixels = torch.from_numpy(np.array(Image.open(folder / name))).permute(2, 0, 1)[None].double() / 255
-            mean, std = (torch.tensor(values).view(3, 1, 1) for values in (model.facts.input.mean, model.facts.input.std))
+            pixels = (
+                torch.from_numpy(np.array(Image.open(folder / name))).permute(2, 0, 1)[None].double() / 255
+            )
+            mean, std = (
+                torch.tensor(values).view(3, 1, 1)
+                for values in (model.facts.input.mean, model.facts.input.std)
+            )
             expected = model(((pixels - mean) / std).float())[0].tolist()
             assert found[f"{place}/{name}"].probabilities == pytest.approx(expected, abs=1e-6)
             assert sum(found[f"{place}/{name}"].probabilities) == pytest.approx(1, abs=1e-5)
@@ -68,10 +77,15 @@ def test_batches_do_not_matter(model: Predictor, folder: Path, monkeypatch: pyte
         assert one.probabilities == pytest.approx(other.probabilities, abs=1e-6)
 
 
-def test_a_decision_is_the_likeliest_class_or_all_that_are_likely(model: Predictor, finished: Callable[..., Result]) -> None:
+def test_a_decision_is_the_likeliest_class_or_all_that_are_likely(
+    model: Predictor, finished: Callable[..., Result]
+) -> None:
     assert model.decide([0.1, 0.2, 0.4, 0.05, 0.05, 0.1, 0.05, 0.05]) == [model.facts.classes[2]]
     several = load(finished("fedavg", data={"task": "multi"}).folder)
-    assert several.decide([0.6, 0.5, 0.9, 0, 0, 0, 0, 0.1]) == [several.facts.classes[0], several.facts.classes[2]]
+    assert several.decide([0.6, 0.5, 0.9, 0, 0, 0, 0, 0.1]) == [
+        several.facts.classes[0],
+        several.facts.classes[2],
+    ]
     x = torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(several(x), 1 / (1 + (-several.logits(x)).exp()))
 
@@ -82,9 +96,16 @@ def dicom(pixels: np.ndarray) -> bytes:
 
     meta = pydicom.dataset.FileMetaDataset()
     meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
-    meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID = pydicom.uid.SecondaryCaptureImageStorage, "1.2.3"
+    meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID = (
+        pydicom.uid.SecondaryCaptureImageStorage,
+        "1.2.3",
+    )
     content = pydicom.dataset.FileDataset("", {}, file_meta=meta, preamble=b"\0" * 128)
-    content.SOPClassUID, content.SOPInstanceUID, content.Modality = meta.MediaStorageSOPClassUID, "1.2.3", "DX"
+    content.SOPClassUID, content.SOPInstanceUID, content.Modality = (
+        meta.MediaStorageSOPClassUID,
+        "1.2.3",
+        "DX",
+    )
     content.Rows, content.Columns = pixels.shape
     content.SamplesPerPixel, content.PhotometricInterpretation = 1, "MONOCHROME2"
     content.BitsAllocated = content.BitsStored = 8
@@ -108,7 +129,9 @@ def test_dicom_without_an_extension_is_read(model: Predictor, tmp_path: Path) ->
     assert slide.probabilities == pytest.approx(same.probabilities, abs=1e-6)
 
 
-def test_what_is_not_there_is_refused_before_the_first_image(model: Predictor, folder: Path, tmp_path: Path) -> None:
+def test_what_is_not_there_is_refused_before_the_first_image(
+    model: Predictor, folder: Path, tmp_path: Path
+) -> None:
     with pytest.raises(DataError, match=r"gone\.png does not exist"):
         next(model.predict([folder, tmp_path / "gone.png"]))
     (tmp_path / "empty").mkdir()

@@ -1,4 +1,5 @@
-"""A model on new data: the same metrics as in the run where the images are the same, and classes that must match."""
+"""A model on new data: the same metrics as in the run where the images are the same, and classes that must
+match."""
 
 from __future__ import annotations
 
@@ -35,28 +36,50 @@ def hospital(folder: Path, labels: list[str], extra: str = "") -> Path:
     (folder / "rows.csv").write_text("\n".join(lines) + "\n")
     return write(
         folder / "new.toml",
-        f'base = "{folder}"\n[data]\nkind = "csv"\npath = "rows.csv"\nlabel = "diagnosis"\nname = "new hospital"\n{extra}',
+        f'base = "{folder}"\n[data]\nkind = "csv"\npath = "rows.csv"\nlabel = "diagnosis"\nname = "new '
+        f'hospital"\n{extra}',
     )
 
 
-def test_the_runs_own_test_images_give_the_runs_own_metrics(finished: Callable[..., Result], tmp_path: Path) -> None:
+def test_the_runs_own_test_images_give_the_runs_own_metrics(
+    finished: Callable[..., Result], tmp_path: Path
+) -> None:
     done = finished("fedavg")
-    found = evaluate(load(done.folder), write(tmp_path / "same.toml", '[data]\nkind = "phantom"\nscale = 0.004\n'))
+    found = evaluate(
+        load(done.folder), write(tmp_path / "same.toml", '[data]\nkind = "phantom"\nscale = 0.004\n')
+    )
     expected = done.metrics["test"]["generalisation"]
     assert found["rows"] == "test" and found["images"] == sum(expected["support"])
-    for key in ("accuracy", "balanced_accuracy", "macro_auc", "map", "macro_f1", "head", "tail", "recall", "support"):
+    for key in (
+        "accuracy",
+        "balanced_accuracy",
+        "macro_auc",
+        "map",
+        "macro_f1",
+        "head",
+        "tail",
+        "recall",
+        "support",
+    ):
         assert found["metrics"][key] == pytest.approx(expected[key], abs=1e-9)
     assert found["metrics"]["ece"] == pytest.approx(expected["ece"], abs=1e-5)
     assert found["attributes"]["tone"].keys() == done.metrics["test"]["attributes"]["tone"].keys()
     assert sum(sum(one["support"]) for one in found["sites"].values()) == found["images"]
 
 
-def test_an_unseen_hospital_may_lack_classes_and_order_them_otherwise(model: Predictor, tmp_path: Path) -> None:
+def test_an_unseen_hospital_may_lack_classes_and_order_them_otherwise(
+    model: Predictor, tmp_path: Path
+) -> None:
     labels = ["VASC", "NV", "NV", "MEL", "VASC", "NV", "MEL"]
     found = evaluate(model, hospital(tmp_path, labels))
     assert found["data"] == "new hospital" and found["rows"] == "all"
-    rows = [model.decide(row.probabilities)[0] for row in model.predict([tmp_path / f"{i}.png" for i in range(len(labels))])]
-    assert found["metrics"]["accuracy"] == pytest.approx(np.mean([a == b for a, b in zip(rows, labels, strict=True)]))
+    rows = [
+        model.decide(row.probabilities)[0]
+        for row in model.predict([tmp_path / f"{i}.png" for i in range(len(labels))])
+    ]
+    assert found["metrics"]["accuracy"] == pytest.approx(
+        np.mean([a == b for a, b in zip(rows, labels, strict=True)])
+    )
     assert found["metrics"]["support"] == [labels.count(name) for name in model.facts.classes]
     for name, recall in zip(model.facts.classes, found["metrics"]["recall"], strict=True):
         hits = [guess == name for guess, label in zip(rows, labels, strict=True) if label == name]
@@ -70,9 +93,13 @@ def test_findings_nobody_labelled_count_nowhere(finished: Callable[..., Result],
         Image.fromarray(draw.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(tmp_path / f"{i}.png")
     rows = "\n".join(f"{i}.png,{i % 2},{int(i > 2)}" for i in range(6))
     (tmp_path / "rows.csv").write_text(f"file,streaks,asymmetry\n{rows}\n")
-    text = f'base = "{tmp_path}"\n[data]\nkind = "csv"\npath = "rows.csv"\nlabels = ["streaks", "asymmetry"]\n'
+    text = (
+        f'base = "{tmp_path}"\n[data]\nkind = "csv"\npath = "rows.csv"\nlabels = ["streaks", "asymmetry"]\n'
+    )
     found = evaluate(model, write(tmp_path / "new.toml", text))["metrics"]
-    chance = torch.tensor([row.probabilities for row in model.predict([tmp_path / f"{i}.png" for i in range(6)])])
+    chance = torch.tensor(
+        [row.probabilities for row in model.predict([tmp_path / f"{i}.png" for i in range(6)])]
+    )
     columns = [model.facts.classes.index(name) for name in ("streaks", "asymmetry")]
     truth = torch.tensor([[i % 2, int(i > 2)] for i in range(6)])
     right = (chance[:, columns] > 0.5) == truth.bool()
@@ -82,7 +109,8 @@ def test_findings_nobody_labelled_count_nowhere(finished: Callable[..., Result],
 
 def test_a_strange_class_is_named(model: Predictor, tmp_path: Path) -> None:
     with pytest.raises(
-        DataError, match="knows no class 'MELL': did you mean 'MEL'? its classes are MEL, NV".replace("?", r"\?")
+        DataError,
+        match="knows no class 'MELL': did you mean 'MEL'? its classes are MEL, NV".replace("?", r"\?"),
     ):
         evaluate(model, hospital(tmp_path, ["NV", "MELL", "NV"]))
 
@@ -95,7 +123,9 @@ def test_a_strange_class_is_named(model: Predictor, tmp_path: Path) -> None:
         ('resize = "pad"\n', "data.resize is pad, but the model saw squash"),
     ],
 )
-def test_images_must_look_as_the_model_saw_them(extra: str, message: str, model: Predictor, tmp_path: Path) -> None:
+def test_images_must_look_as_the_model_saw_them(
+    extra: str, message: str, model: Predictor, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=message):
         evaluate(model, hospital(tmp_path, ["NV", "MEL"], extra))
 

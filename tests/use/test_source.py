@@ -38,7 +38,9 @@ def own_metrics(model: Predictor, folder: Path, site: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("method", GLOBAL)
-def test_the_global_predictor_gives_the_scores_of_the_run(method: str, finished: Callable[..., Result]) -> None:
+def test_the_global_predictor_gives_the_scores_of_the_run(
+    method: str, finished: Callable[..., Result]
+) -> None:
     done = finished(method, GLOBAL[method])
     model, kept = load(done.folder), read_scores(done.folder / "scores", done.rounds)
     samples = material(read(done.folder / "config.toml")).samples
@@ -49,7 +51,9 @@ def test_the_global_predictor_gives_the_scores_of_the_run(method: str, finished:
 
 
 @pytest.mark.parametrize("method", OWN)
-def test_a_sites_own_predictor_reaches_what_the_run_says(method: str, finished: Callable[..., Result]) -> None:
+def test_a_sites_own_predictor_reaches_what_the_run_says(
+    method: str, finished: Callable[..., Result]
+) -> None:
     done = finished(method, GLOBAL.get(method))
     for site, expected in done.metrics["test"]["sites"].items():
         found = own_metrics(load(done.folder, site), done.folder, site)
@@ -58,8 +62,13 @@ def test_a_sites_own_predictor_reaches_what_the_run_says(method: str, finished: 
 
 
 @pytest.mark.parametrize("method", ["prr-imb", "local", "fedrep"])
-def test_a_method_whose_parts_stay_at_the_sites_asks_for_one(method: str, finished: Callable[..., Result]) -> None:
-    with pytest.raises(MethodError, match=r"leaves parts of the model at the sites.*name a site \(site-00, site-01, site-02\)"):
+def test_a_method_whose_parts_stay_at_the_sites_asks_for_one(
+    method: str, finished: Callable[..., Result]
+) -> None:
+    with pytest.raises(
+        MethodError,
+        match=r"leaves parts of the model at the sites.*name a site \(site-00, site-01, site-02\)",
+    ):
         load(finished(method).folder)
 
 
@@ -71,7 +80,8 @@ def test_local_batch_norm_asks_for_a_site(finished: Callable[..., Result]) -> No
     assert own_metrics(load(done.folder, "site-01"), done.folder, "site-01")["accuracy"] == expected
 
 
-# Which round ------------------------------------------------------------------------------------------------------------
+# Which round
+# ------------------------------------------------------------------------------------------------------------
 
 STILL = {"rounds": 5, "lr": 0.0}
 """nothing moves, so the first round is as good as any and is the one selected"""
@@ -120,7 +130,9 @@ def test_training_after_the_last_round_is_what_is_used(finished: Callable[..., R
     assert torch.equal(model.server["model"]["head.fed.bias"], done.server["model"]["head.fed.bias"])
 
 
-def test_a_round_and_its_ending_have_each_their_own_checkpoint(finished: Callable[..., Result], tmp_path: Path) -> None:
+def test_a_round_and_its_ending_have_each_their_own_checkpoint(
+    finished: Callable[..., Result], tmp_path: Path
+) -> None:
     done = finished("fedavg", {"crt": 1})
     copy = Path(shutil.copytree(done.folder, tmp_path / "copy"))
     doctored.change(copy / "result.json", selected_rounds=[2], ending_of=[])
@@ -134,10 +146,13 @@ def test_a_round_and_its_ending_have_each_their_own_checkpoint(finished: Callabl
         load(copy)
 
 
-# What the run noted -----------------------------------------------------------------------------------------------------
+# What the run noted
+# -----------------------------------------------------------------------------------------------------
 
 
-def test_the_data_need_not_be_there(finished: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_data_need_not_be_there(
+    finished: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done = finished("fedavg", train={"augment": {"normalise": "data"}})
     expected = load(done.folder).facts
     copy = Path(shutil.copytree(done.folder, tmp_path / "copy"))
@@ -170,7 +185,9 @@ def test_what_cannot_be_loaded_is_told(finished: Callable[..., Result], tmp_path
         load(copy)
 
 
-def test_a_site_that_never_took_part_has_nothing_of_its_own(finished: Callable[..., Result], tmp_path: Path) -> None:
+def test_a_site_that_never_took_part_has_nothing_of_its_own(
+    finished: Callable[..., Result], tmp_path: Path
+) -> None:
     done = finished("fca", train={"rounds": 1, "participation": 0.4})
     rows = [json.loads(line) for line in (done.folder / "metrics.jsonl").read_text().splitlines()]
     (drawn,) = rows[0]["sites"]

@@ -17,7 +17,8 @@ JOIN = ";"
 
 
 def table(model: Predictor, rows: Sequence[Prediction]) -> str:
-    """CSV: file, predicted class (or classes), one probability per class. Images that could not be read have no row."""
+    """CSV: file, predicted class (or classes), one probability per class. Images that could not be read have
+    no row."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["file", "predicted", *(cell(f"p_{name}") for name in model.facts.classes)])

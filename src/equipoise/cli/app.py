@@ -19,7 +19,15 @@ import click
 import typer
 
 from equipoise.cli import flower, new
-from equipoise.errors import INTERRUPTED, TERMINATED, ConfigError, DataError, EquipoiseError, RunsFailed, StorageError
+from equipoise.errors import (
+    INTERRUPTED,
+    TERMINATED,
+    ConfigError,
+    DataError,
+    EquipoiseError,
+    RunsFailed,
+    StorageError,
+)
 from equipoise.names import unknown
 from equipoise.text import printable
 
@@ -45,31 +53,65 @@ new.mount(app)
 
 File = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The config of the run.")]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[section.key=value]…", help="Values that replace those of the file.")
+    list[str] | None,
+    typer.Argument(metavar="[section.key=value]…", help="Values that replace those of the file."),
 ]
-Model = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder, or a file that `equipoise export` wrote.")]
-Site = Annotated[str | None, typer.Option(metavar="NAME", help="The own predictor of this site, instead of the global one.")]
+Model = Annotated[
+    Path, typer.Argument(metavar="DIR", help="A run folder, or a file that `equipoise export` wrote.")
+]
+Site = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="The own predictor of this site, instead of the global one."),
+]
 Trust = Annotated[
-    bool, typer.Option("--trust", help="Run the method's file or module that the run folder names, and note it as trusted.")
+    bool,
+    typer.Option(
+        "--trust", help="Run the method's file or module that the run folder names, and note it as trusted."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; only the result.")]
-Live = Annotated[bool, typer.Option("--live", help="A page that follows the run, from its start; open it in a browser.")]
+Live = Annotated[
+    bool, typer.Option("--live", help="A page that follows the run, from its start; open it in a browser.")
+]
 
 
-# The verbs -------------------------------------------------------------------------------------------------------------
+# The verbs
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 @app.command()
 def demo(
-    out: Annotated[Path | None, typer.Option(help="Folder for the four runs and the page. [default: runs/demo]")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes. [default: one per core]")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the four runs and the page. [default: runs/demo]")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Worker processes. [default: one per core]")
+    ] = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Train four methods on made-up images and compare them: offline, in about a minute.
 
-    Training alone, FedAvg, FedAvg with balanced softmax, and FCA, with the same budget each, at six made-up hospitals.
+    Training alone, FedAvg, FedAvg with balanced softmax, and FCA, with the same budget each, at six made-up
+    hospitals.
     """
     from equipoise.cli import show
     from equipoise.cli.demo import choose_folder, compare
@@ -87,7 +129,9 @@ def demo(
 def run(
     file: File,
     overrides: Overrides = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder. [default: runs/<file>-<method>-<seed>]")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run folder. [default: runs/<file>-<method>-<seed>]")
+    ] = None,
     live: Live = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -110,7 +154,8 @@ def resume(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Go on with a run that was interrupted, to the same result bit for bit; a finished run is shown again."""
+    """Go on with a run that was interrupted, to the same result bit for bit; a finished run is shown
+    again."""
     from equipoise.config import read_folder
 
     _train(read_folder(folder, trust), folder, live, json, quiet)
@@ -118,14 +163,19 @@ def resume(
 
 @app.command()
 def verify(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder, a site's folder, or the image cache.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A run folder, a site's folder, or the image cache.")
+    ],
     other: Annotated[
         Path | None,
-        typer.Option("--with", metavar="JOURNAL", help="The journal of the other side of a federation, or its folder."),
+        typer.Option(
+            "--with", metavar="JOURNAL", help="The journal of the other side of a federation, or its folder."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Check the digest of every file in a folder and the journal's chain, and whether they fit together; change nothing.
+    """Check the digest of every file in a folder and the journal's chain, and whether they fit together;
+    change nothing.
 
     Example: `equipoise verify runs/fca --with north/journal.jsonl`
     """
@@ -140,8 +190,12 @@ def verify(
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder, finished or not, or that of a comparison.")],
-    live: Annotated[bool, typer.Option("--live", help="Follow a run that goes on, until it is finished or Ctrl-C.")] = False,
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A run folder, finished or not, or that of a comparison.")
+    ],
+    live: Annotated[
+        bool, typer.Option("--live", help="Follow a run that goes on, until it is finished or Ctrl-C.")
+    ] = False,
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     trust: Trust = False,
     json: Json = False,
@@ -168,18 +222,31 @@ def report(
 def compare(
     file: File,
     overrides: Overrides = None,
-    methods: Annotated[str, typer.Option(help="NAME or NAME:preset, with commas between; 'all': every one that fits.")] = "",
+    methods: Annotated[
+        str, typer.Option(help="NAME or NAME:preset, with commas between; 'all': every one that fits.")
+    ] = "",
     seeds: Annotated[str, typer.Option(help="0..4 or 0,3,7.")] = "0..4",
-    folds: Annotated[int | None, typer.Option(min=2, help="Cross-validation instead of the file's test set.")] = None,
-    grid: Annotated[list[str] | None, typer.Option(help="section.key=value,value: an arm for every value. Repeatable.")] = None,
-    arm: Annotated[list[str] | None, typer.Option(help="'LABEL: section.key=value …': one more arm. Repeatable.")] = None,
-    reference: Annotated[str | None, typer.Option(help="The arm the others are tested against. [default: the first]")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for runs and tables. [default: runs/<file>-compare]")] = None,
+    folds: Annotated[
+        int | None, typer.Option(min=2, help="Cross-validation instead of the file's test set.")
+    ] = None,
+    grid: Annotated[
+        list[str] | None, typer.Option(help="section.key=value,value: an arm for every value. Repeatable.")
+    ] = None,
+    arm: Annotated[
+        list[str] | None, typer.Option(help="'LABEL: section.key=value …': one more arm. Repeatable.")
+    ] = None,
+    reference: Annotated[
+        str | None, typer.Option(help="The arm the others are tested against. [default: the first]")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for runs and tables. [default: runs/<file>-compare]")
+    ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time. [default: one per core]")] = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Compare methods over seeds or folds: one table with mean ± std and p-values; finished runs are not repeated.
+    """Compare methods over seeds or folds: one table with mean ± std and p-values; finished runs are not
+    repeated.
 
     Example: `equipoise compare ham.toml --methods fedavg,fca,fediic:dala --seeds 0..4 --out runs/ham`
     """
@@ -209,17 +276,30 @@ def compare(
 
 @app.command()
 def reproduce(
-    table: Annotated[str | None, typer.Argument(metavar="[TABLE]", help="A table of `equipoise reproduce --list`.")] = None,
+    table: Annotated[
+        str | None, typer.Argument(metavar="[TABLE]", help="A table of `equipoise reproduce --list`.")
+    ] = None,
     overrides: Overrides = None,
     data: Annotated[
-        Path | None, typer.Option(metavar="ROOT", help="The download, a folder of downloads, or a .toml with [data].")
+        Path | None,
+        typer.Option(metavar="ROOT", help="The download, a folder of downloads, or a .toml with [data]."),
     ] = None,
-    scale: Annotated[str, typer.Option(help="full, or small: images, rounds and network for a laptop.")] = "full",
-    seeds: Annotated[str | None, typer.Option(help="0..4 or 0,3,7. [default: the paper's; small: the first]")] = None,
+    scale: Annotated[
+        str, typer.Option(help="full, or small: images, rounds and network for a laptop.")
+    ] = "full",
+    seeds: Annotated[
+        str | None, typer.Option(help="0..4 or 0,3,7. [default: the paper's; small: the first]")
+    ] = None,
     rows: Annotated[str, typer.Option(help="Labels of rows, with commas between. [default: all]")] = "",
-    from_scratch: Annotated[bool, typer.Option("--from-scratch", help="Random weights, not pretrained ones.")] = False,
-    list_: Annotated[bool, typer.Option("--list", help="Every table: rows, data, estimated cost on this machine.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder for runs and tables. [default: runs/<table>[-small]]")] = None,
+    from_scratch: Annotated[
+        bool, typer.Option("--from-scratch", help="Random weights, not pretrained ones.")
+    ] = False,
+    list_: Annotated[
+        bool, typer.Option("--list", help="Every table: rows, data, estimated cost on this machine.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for runs and tables. [default: runs/<table>[-small]]")
+    ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time. [default: one per core]")] = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -260,7 +340,8 @@ def reproduce(
 
 @app.command()
 def check(file: File, overrides: Overrides = None, json: Json = False) -> None:
-    """Try everything that can go wrong before training (config, data, sites, network, method, exchange); train nothing."""
+    """Try everything that can go wrong before training (config, data, sites, network, method, exchange);
+    train nothing."""
     from equipoise.cli import show
     from equipoise.cli.trial import trial
     from equipoise.config import read
@@ -274,7 +355,9 @@ def check(file: File, overrides: Overrides = None, json: Json = False) -> None:
 
 @app.command()
 def methods(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One method, with its fields and presets.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="One method, with its fields and presets.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """List the methods: paper, tasks, what leaves a site, defaults. With a name: its fields and presets."""
@@ -304,7 +387,9 @@ def ledger(file: File, overrides: Overrides = None, json: Json = False) -> None:
 @app.command()
 def predict(
     model: Model,
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGES…", help="Image files, folders, zip files; DICOM too.")],
+    images: Annotated[
+        list[Path], typer.Argument(metavar="IMAGES…", help="Image files, folders, zip files; DICOM too.")
+    ],
     site: Site = None,
     trust: Trust = False,
     out: Annotated[Path | None, typer.Option(help="A CSV file. [default: CSV on standard output]")] = None,
@@ -333,13 +418,18 @@ def predict(
     if bad and json:
         raise typer.Exit(DataError.exit_code)
     if bad:
-        raise DataError(f"{len(bad)} of {len(rows)} images cannot be read, the first is {bad[0].file}: {bad[0].error}")
+        raise DataError(
+            f"{len(bad)} of {len(rows)} images cannot be read, the first is {bad[0].file}: {bad[0].error}"
+        )
 
 
 @app.command()
 def evaluate(
     model: Model,
-    data: Annotated[Path, typer.Option(metavar="FILE.toml", help="A file whose [data] section says where the new images are.")],
+    data: Annotated[
+        Path,
+        typer.Option(metavar="FILE.toml", help="A file whose [data] section says where the new images are."),
+    ],
     site: Site = None,
     trust: Trust = False,
     json: Json = False,
@@ -360,12 +450,15 @@ def evaluate(
 def export(
     model: Model,
     to: Annotated[str, typer.Option(help="safetensors or onnx.")],
-    out: Annotated[Path | None, typer.Option(help="The file. [default: model.<kind> in the run folder]")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The file. [default: model.<kind> in the run folder]")
+    ] = None,
     site: Site = None,
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    """Write a trained model to one file, with its pre-processing, and check that it answers as the model does.
+    """Write a trained model to one file, with its pre-processing, and check that it answers as the model
+    does.
 
     Example: `equipoise export runs/fca --to onnx --out fca.onnx`
     """
@@ -384,7 +477,8 @@ def export(
 
 @data_app.command("list")
 def list_sets(json: Json = False) -> None:
-    """List the published data sets that can be read by name: classes, images, sites, licence. `--json`: layout and source too."""
+    """List the published data sets that can be read by name: classes, images, sites, licence. `--json`:
+    layout and source too."""
     from equipoise.cli import show
     from equipoise.cli.catalogue import describe_sets
 
@@ -395,9 +489,12 @@ def list_sets(json: Json = False) -> None:
 @data_app.command("check")
 def check_set(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A data set of `equipoise data list`.")],
-    root: Annotated[Path, typer.Argument(metavar="ROOT", help="The folder or zip file of its official download.")],
+    root: Annotated[
+        Path, typer.Argument(metavar="ROOT", help="The folder or zip file of its official download.")
+    ],
     options: Annotated[
-        list[str] | None, typer.Argument(metavar="[key=value]…", help="Keys of the [data] section, such as task=multi.")
+        list[str] | None,
+        typer.Argument(metavar="[key=value]…", help="Keys of the [data] section, such as task=multi."),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -434,7 +531,9 @@ def inspect(file: File, overrides: Overrides = None, json: Json = False) -> None
 
 @app.command()
 def version(
-    sbom: Annotated[bool, typer.Option("--sbom", help="Every installed package it runs on, as CycloneDX JSON.")] = False,
+    sbom: Annotated[
+        bool, typer.Option("--sbom", help="Every installed package it runs on, as CycloneDX JSON.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Show the versions of Equipoise, Python and PyTorch."""
@@ -455,7 +554,8 @@ def version(
         print(" · ".join(f"{name} {number}" for name, number in facts.items()))
 
 
-# What they share -------------------------------------------------------------------------------------------------------
+# What they share
+# -------------------------------------------------------------------------------------------------------
 
 
 def _train(config: Config, folder: Path, live: bool, json: bool, quiet: bool) -> None:
@@ -483,7 +583,9 @@ def _some_failed(failures: Sequence[dict[str, Any]], runs: int, json: bool) -> N
         raise typer.Exit(RunsFailed.exit_code)
     if failures:
         first = f"{failures[0]['run']}: {failures[0]['error']}"
-        raise RunsFailed(f"{len(failures)} of {runs} runs failed ({first}); the same command tries them again")
+        raise RunsFailed(
+            f"{len(failures)} of {runs} runs failed ({first}); the same command tries them again"
+        )
 
 
 def _default_folder(file: Path, config: Config) -> Path:

@@ -1,4 +1,5 @@
-"""The terminal: whatever is shown on it, a name out of somebody's file cannot move its cursor or turn its text around."""
+"""The terminal: whatever is shown on it, a name out of somebody's file cannot move its cursor or turn its
+text around."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The verbs of real hospitals: a coordinator's day, a site's day, and the rehearsal of both on one machine."""
+"""The verbs of real hospitals: a coordinator's day, a site's day, and the rehearsal of both on one
+machine."""
 
 from __future__ import annotations
 
@@ -19,10 +20,15 @@ server_app = typer.Typer(help="A coordinator's day: the server the sites dial.",
 
 File = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The config of the run.")]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[section.key=value]…", help="Values that replace those of the file.")
+    list[str] | None,
+    typer.Argument(metavar="[section.key=value]…", help="Values that replace those of the file."),
 ]
-Coordinator = Annotated[Path, typer.Argument(metavar="DIR", help="The coordinator's folder (see `equipoise keys new`).")]
-SiteFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The site's folder (see `equipoise site init`).")]
+Coordinator = Annotated[
+    Path, typer.Argument(metavar="DIR", help="The coordinator's folder (see `equipoise keys new`).")
+]
+SiteFolder = Annotated[
+    Path, typer.Argument(metavar="DIR", help="The site's folder (see `equipoise site init`).")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
 
@@ -34,17 +40,21 @@ def mount(app: typer.Typer) -> None:
         app.command()(verb)
 
 
-# The coordinator -------------------------------------------------------------------------------------------------------
+# The coordinator
+# -------------------------------------------------------------------------------------------------------
 
 
 @keys_app.command("new")
 def keys_new(
     folder: Coordinator,
-    host: Annotated[list[str] | None, typer.Option(help="A name or address sites reach the coordinator at.")] = None,
+    host: Annotated[
+        list[str] | None, typer.Option(help="A name or address sites reach the coordinator at.")
+    ] = None,
     site: Annotated[list[str] | None, typer.Option(help="A site to make a key pair for.")] = None,
     json: Json = False,
 ) -> None:
-    """Make the federation's certificate authority, the server's certificate and a key pair per site; keep what is there.
+    """Make the federation's certificate authority, the server's certificate and a key pair per site; keep
+    what is there.
 
     Example: `equipoise keys new federation --host fl.example.org --site north --site south`
     """
@@ -67,7 +77,8 @@ def keys_renew(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Sign the server's certificate anew, and the authority's if it would expire before; keys stay as they are.
+    """Sign the server's certificate anew, and the authority's if it would expire before; keys stay as they
+    are.
 
     Example: `equipoise keys renew federation`
     """
@@ -101,7 +112,8 @@ def server_start(
         int, typer.Option(min=8, help="Open connections from one address: more where many sites share one.")
     ] = 64,
 ) -> None:
-    """Start the server the sites dial, and keep it running until Ctrl-C. Always TLS; only listed sites are let in."""
+    """Start the server the sites dial, and keep it running until Ctrl-C. Always TLS; only listed sites are
+    let in."""
     _need()
     import signal
 
@@ -116,7 +128,9 @@ def server_start(
         per_address=per_address,
     )
     process = link.start(folder, host, port, limits)
-    print(f"listening on {host}:{port}; `equipoise submit FILE.toml --to {folder}` hands in a run", flush=True)
+    print(
+        f"listening on {host}:{port}; `equipoise submit FILE.toml --to {folder}` hands in a run", flush=True
+    )
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         code = process.wait()
@@ -132,10 +146,13 @@ def submit(
     file: File,
     overrides: Overrides = None,
     to: Annotated[Path, typer.Option(help="The coordinator's folder.")] = Path("federation"),
-    out: Annotated[Path | None, typer.Option(help="The run folder; one that was begun is gone on with.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run folder; one that was begun is gone on with.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Hand a run to the server and wait for its end. Handed in again with the same --out, it goes on where it stopped.
+    """Hand a run to the server and wait for its end. Handed in again with the same --out, it goes on where it
+    stopped.
 
     Example: `equipoise submit fca.toml --to federation --out runs/fca`
     """
@@ -186,7 +203,25 @@ def stop(
         print("\n".join(f"stopped {number}" for number in stopped) or "no run was going on")
 
 
-# A site ----------------------------------------------------------------------------------------------------------------
+# A site
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 @site_app.command("init")
@@ -209,7 +244,10 @@ def site_init(
         _print({"made": [str(path) for path in made]})
     else:
         print("\n".join(map(str, made)))
-        print(f"next: describe your data in {folder / 'site.toml'}, send {folder / 'keys' / 'site.pub'} to the coordinator,")
+        print(
+            f"next: describe your data in {folder / 'site.toml'}, send {folder / 'keys' / 'site.pub'} to "
+            f"the coordinator,"
+        )
         print(f"put their ca.crt into {folder / 'keys'}, then `equipoise site check {folder}`")
 
 
@@ -221,7 +259,8 @@ def site_check(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Try all that can go wrong before taking part: data, keys, policy; with a run's config, what would leave this site."""
+    """Try all that can go wrong before taking part: data, keys, policy; with a run's config, what would leave
+    this site."""
     _need()
     from equipoise.cli import show
     from equipoise.cli.trial import totals
@@ -254,20 +293,44 @@ def site_join(
     from equipoise.deploy.join import join
     from equipoise.deploy.site import read_site
 
-    print(f"dialling {read_site(folder).superlink}; {folder / 'journal.jsonl'} says what is asked; Ctrl-C ends", flush=True)
+    print(
+        f"dialling {read_site(folder).superlink}; {folder / 'journal.jsonl'} says what is asked; Ctrl-C ends",
+        flush=True,
+    )
     join(folder, patience)
 
 
-# Both ------------------------------------------------------------------------------------------------------------------
+# Both
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def rehearse(
     file: File,
     overrides: Overrides = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder. [default: runs/<file>-rehearsal-<seed>]")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run folder. [default: runs/<file>-rehearsal-<seed>]")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Run a config as a federation of real processes on this machine (keys, TLS, Flower), and compare with the simulation."""
+    """Run a config as a federation of real processes on this machine (keys, TLS, Flower), and compare with
+    the simulation."""
     _need()
     from equipoise.config import read
     from equipoise.deploy.rehearse import rehearse as perform
@@ -281,7 +344,10 @@ def rehearse(
         _print(found | {"report": str(page)})
     else:
         print(f"state       {found['state_hash']}\nsimulation  {found['simulation_hash']}")
-        print(f"{found['sites']} sites in {found['seconds']} s: {'the same bits' if found['same'] else 'NOT THE SAME'}")
+        print(
+            f"{found['sites']} sites in {found['seconds']} s: "
+            f"{'the same bits' if found['same'] else 'NOT THE SAME'}"
+        )
         print(f"report      {page}")
     if not found["same"]:
         raise typer.Exit(1)
@@ -319,7 +385,10 @@ def _follow(folder: Path, rounds: int, quiet: bool) -> Callable[[], None]:
         if quiet:
             return
         left_out = [entry for entry in fresh("journal.jsonl") if entry["event"] in ("left out", "rejected")]
-        told = [f"round {entry['round'] + 1}: {entry['reason']}" if "round" in entry else entry["reason"] for entry in left_out]
+        told = [
+            f"round {entry['round'] + 1}: {entry['reason']}" if "round" in entry else entry["reason"]
+            for entry in left_out
+        ]
         for text in (*told, *(line(row, rounds) for row in fresh("metrics.jsonl"))):
             print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)
 

@@ -34,14 +34,16 @@ def write_page(folder: Path, trust: bool = False) -> Path:
         return summary.page(folder)
     if not (folder / "config.toml").is_file():
         raise StorageError(
-            f"{folder} has no config.toml and no {summary.FACTS}: name a run folder, or that of a comparison that has ended"
+            f"{folder} has no config.toml and no {summary.FACTS}: name a run folder, or that of a "
+            f"comparison that has ended"
         )
     return write_report(folder)
 
 
 @contextmanager
 def following(watch: Watch, folder: Path) -> Iterator[Watch]:
-    """A `watch` for `equipoise.run` that also writes the live page, at the start and after every evaluated round.
+    """A `watch` for `equipoise.run` that also writes the live page, at the start and after every evaluated
+    round.
 
     Left before its end, the run has a page that no longer waits for more.
     """
@@ -63,7 +65,8 @@ def following(watch: Watch, folder: Path) -> Iterator[Watch]:
 
 
 def follow(folder: Path) -> None:
-    """Write the live page of a run that goes on elsewhere, again whenever it has more to tell, until the run is finished."""
+    """Write the live page of a run that goes on elsewhere, again whenever it has more to tell, until the run
+    is finished."""
     path, seen = folder / "metrics.jsonl", -1
     try:
         while not (folder / "result.json").is_file():

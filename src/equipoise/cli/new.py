@@ -24,7 +24,9 @@ def mount(app: typer.Typer) -> None:
 
 
 def new_method(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Lower-case letters, digits and _: the name of the file.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Lower-case letters, digits and _: the name of the file.")
+    ],
     task: Annotated[
         str | None, typer.Option(help="single or multi: labels per image. [default: the method takes both]")
     ] = None,
@@ -43,7 +45,13 @@ def new_method(
     _write(
         {method: "method.py.j2", test: "test.py.j2", config: "config.toml.j2"},
         {
-            **{"name": name, "cls": cls, "task": task, "source": method.as_posix(), "config": shlex.quote(str(config))},
+            **{
+                "name": name,
+                "cls": cls,
+                "task": task,
+                "source": method.as_posix(),
+                "config": shlex.quote(str(config)),
+            },
             "method": jsons.dumps(f"{method.as_posix()}:{cls}", ensure_ascii=False),
         },
     )
@@ -61,11 +69,17 @@ def _check(name: str) -> None:
     from equipoise.methods import METHODS
 
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name):
-        raise ConfigError(f"'{name}' cannot name a method: take lower-case letters, digits and single _, such as 'fed_tail'")
+        raise ConfigError(
+            f"'{name}' cannot name a method: take lower-case letters, digits and single _, such as 'fed_tail'"
+        )
     if name in METHODS:
-        raise ConfigError(f"there is a method '{name}' already: take another name (`equipoise methods {name}` shows it)")
+        raise ConfigError(
+            f"there is a method '{name}' already: take another name (`equipoise methods {name}` shows it)"
+        )
     if importlib.util.find_spec(name) is not None:
-        raise ConfigError(f"'{name}' is a package of Python that a file {name}.py would hide: take another name")
+        raise ConfigError(
+            f"'{name}' is a package of Python that a file {name}.py would hide: take another name"
+        )
 
 
 def _write(files: dict[Path, str], words: dict[str, str | None]) -> None:
@@ -74,13 +88,20 @@ def _write(files: dict[Path, str], words: dict[str, str | None]) -> None:
 
     for path in files:
         if path.exists():
-            raise ConfigError(f"{path} is there already and stays as it is: take another name or another --folder")
+            raise ConfigError(
+                f"{path} is there already and stays as it is: take another name or another --folder"
+            )
     templates = Environment(
-        loader=PackageLoader("equipoise.cli"), undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False
+        loader=PackageLoader("equipoise.cli"),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        autoescape=False,
     )
     for path, template in files.items():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(templates.get_template(template).render(words), encoding="utf-8")
         except OSError as error:
-            raise StorageError(f"{path} cannot be written ({error.strerror}): choose another --folder") from error
+            raise StorageError(
+                f"{path} cannot be written ({error.strerror}): choose another --folder"
+            ) from error

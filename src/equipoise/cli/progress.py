@@ -23,8 +23,8 @@ LINES = 10
 class Clock:
     """Share of the work done and seconds left, over one or several runs of equal length.
 
-    What an earlier session did counts as done but not as evidence of speed. Within a round the answers count; how many a
-    round has is taken from the round before.
+    What an earlier session did counts as done but not as evidence of speed. Within a round the answers count;
+    how many a round has is taken from the round before.
     """
 
     def __init__(self, runs: int = 1) -> None:
@@ -186,7 +186,11 @@ class Race:
     @property
     def left(self) -> float | None:
         """Seconds to go; what an earlier session trained is no evidence of speed."""
-        return None if not self.trained else (time.monotonic() - self._start) * (1 - self.share) * self.total / self.trained
+        return (
+            None
+            if not self.trained
+            else (time.monotonic() - self._start) * (1 - self.share) * self.total / self.trained
+        )
 
     def line(self, event: str, facts: dict[str, Any]) -> str | None:
         """Take note of an event; what is worth a line of its own."""
@@ -228,7 +232,9 @@ def racing(quiet: bool) -> Iterator[Watch]:
                 if text := race.line(event, facts):
                     progress.print(text, highlight=False, markup=False)
                 if event != "data":
-                    progress.update(task, description="training", completed=race.share, left=duration(race.left))
+                    progress.update(
+                        task, description="training", completed=race.share, left=duration(race.left)
+                    )
 
             yield watch
     else:

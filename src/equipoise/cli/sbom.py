@@ -28,14 +28,18 @@ def bill() -> dict[str, Any]:
         "metadata": {"component": _component(ROOT, root) | {"type": "application"}},
         "components": [_component(name, one) for name, one in sorted(found.items())],
         "dependencies": [
-            {"ref": _ref(name, one), "dependsOn": [_ref(need, found[need]) for need in _needs(one) if need in found]}
+            {
+                "ref": _ref(name, one),
+                "dependsOn": [_ref(need, found[need]) for need in _needs(one) if need in found],
+            }
             for name, one in sorted({ROOT: root, **found}.items())
         ],
     }
 
 
 def _needed(root: str) -> dict[str, Distribution]:
-    """By normalised name: the package and all it needs that is installed; an extra that is not installed is not in use."""
+    """By normalised name: the package and all it needs that is installed; an extra that is not installed is
+    not in use."""
     found: dict[str, Distribution] = {}
     waiting = [root]
     while waiting:
@@ -77,7 +81,9 @@ def _component(name: str, one: Distribution) -> dict[str, Any]:
         found["licenses"] = [{"license": {"name": licence.splitlines()[0][:80]}}]
     record = one.read_text("RECORD")
     if record:  # the list of the package's files, each with its own hash
-        found["properties"] = [{"name": "record:sha256", "value": hashlib.sha256(record.encode()).hexdigest()}]
+        found["properties"] = [
+            {"name": "record:sha256", "value": hashlib.sha256(record.encode()).hexdigest()}
+        ]
     return found
 
 
@@ -86,5 +92,9 @@ def _field(one: Distribution, name: str) -> str:
 
 
 def _classified(one: Distribution) -> str:
-    names = [text.rpartition(" :: ")[2] for text in one.metadata.get_all("Classifier") or () if text.startswith("License ::")]
+    names = [
+        text.rpartition(" :: ")[2]
+        for text in one.metadata.get_all("Classifier") or ()
+        if text.startswith("License ::")
+    ]
     return ", ".join(names)

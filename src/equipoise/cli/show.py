@@ -48,11 +48,14 @@ def result(found: Result, page: Path) -> None:
         table = _table("recall", "test images", "global predictor")
         everyone = test["generalisation"]
         for i in by_size(everyone["support"]):
-            table.add_row(escape(found.classes[i]), f"{everyone['support'][i]:,.0f}", percent(everyone["recall"][i]))
+            table.add_row(
+                escape(found.classes[i]), f"{everyone['support'][i]:,.0f}", percent(everyone["recall"][i])
+            )
         console.print(table)
         worst = test["worst_site"]
         console.print(
-            f"worst site  {escape(str(worst['name'] or 'differs'))}, balanced accuracy {percent(worst['balanced_accuracy'])}"
+            f"worst site  {escape(str(worst['name'] or 'differs'))}, balanced accuracy "
+            f"{percent(worst['balanced_accuracy'])}"
         )
     rounds = told_rounds(found.rounds, found.ending_of)
     console.print(f"rounds      {rounds}\nstate       {found.state_hash}")
@@ -65,16 +68,22 @@ def comparison(rows: list[dict[str, Any]], page: Path) -> None:
     table = _table("", *COMPARED.values())
     table.columns[0].no_wrap = True
     for row in rows:
-        cells = (f"[bold]{percent(row[key])}[/]" if row[key] == best[key] else percent(row[key]) for key in COMPARED)
+        cells = (
+            f"[bold]{percent(row[key])}[/]" if row[key] == best[key] else percent(row[key])
+            for key in COMPARED
+        )
         table.add_row(escape(row["method"]), *cells)
     console = terminal()
     console.print(table)
-    console.print("general: one model on the test images of all hospitals; special: each hospital's own on its own")
+    console.print(
+        "general: one model on the test images of all hospitals; special: each hospital's own on its own"
+    )
     console.print(f"report  {page}", soft_wrap=True)
 
 
 def compared(facts: dict[str, Any], folder: Path) -> None:
-    """The table of a comparison, the best of each column bold and the second underlined, and the tests beneath."""
+    """The table of a comparison, the best of each column bold and the second underlined, and the tests
+    beneath."""
     from equipoise.compare.summary import table_of
 
     console, found = terminal(), table_of(facts)
@@ -84,7 +93,10 @@ def compared(facts: dict[str, Any], folder: Path) -> None:
         table = _table("", *found.columns)
         for row, cells, ranks in zip(found.rows, found.cells(), found.ranks(), strict=True):
             texts = (cell.partition(" ")[0] if short else cell for cell in cells)
-            table.add_row(escape(row.label), *(marks[rank].format(text) for rank, text in zip(ranks, texts, strict=False)))
+            table.add_row(
+                escape(row.label),
+                *(marks[rank].format(text) for rank, text in zip(ranks, texts, strict=False)),
+            )
         for column in table.columns:
             column.no_wrap = True
         return table
@@ -98,7 +110,8 @@ def compared(facts: dict[str, Any], folder: Path) -> None:
     console.print(tests)
     spread = "" if short else " ± standard deviation"
     console.print(
-        f"per cent, mean{spread}; G: one model on all sites' test images; S: each site's own on its own; A: the mean of both"
+        f"per cent, mean{spread}; G: one model on all sites' test images; S: each site's own on its own; "
+        f"A: the mean of both"
     )
     console.print("Δ: difference in G bACC; p: two-sided, corrected for the number of arms")
     for reason in facts["left_out"]:
@@ -109,7 +122,10 @@ def compared(facts: dict[str, Any], folder: Path) -> None:
         console.print(f"the same  {escape(twin)}", soft_wrap=True)
     for failure in facts["failures"]:
         console.print(f"failed    {escape(failure['run'])}: {escape(failure['error'])}", soft_wrap=True)
-    console.print(f"tables    {folder / 'table.md'}, table.csv, table.tex; every figure: comparison.json", soft_wrap=True)
+    console.print(
+        f"tables    {folder / 'table.md'}, table.csv, table.tex; every figure: comparison.json",
+        soft_wrap=True,
+    )
     console.print(f"report    {folder / 'report.html'}", soft_wrap=True)
 
 
@@ -141,7 +157,10 @@ def reproduced(facts: dict[str, Any], folder: Path) -> None:
     console.print(table)
     for remark in facts["remarks"]:
         console.print(f"- {escape(remark)}")
-    console.print(f"per cent: ours (paper's) difference; with standard deviations: {escape(str(folder / 'reproduction.md'))}")
+    console.print(
+        f"per cent: ours (paper's) difference; with standard deviations: "
+        f"{escape(str(folder / 'reproduction.md'))}"
+    )
     console.print(f"report  {escape(str(folder / 'report.html'))}", soft_wrap=True)
 
 
@@ -156,8 +175,10 @@ def papers(found: list[dict[str, Any]]) -> None:
         table.add_row(*map(escape, words), _rough(cost["full"]), _rough(cost["small"]))
     console.print(table)
     console.print(
-        "full, small: an estimate for one core (or the GPU) of this machine with nothing else to do, for all rows, seeds and "
-        "folds, at small scale one seed; from the small network timed for a moment and what others cost beside it, without "
+        "full, small: an estimate for one core (or the GPU) of this machine with nothing else to do, for "
+        "all rows, seeds and "
+        "folds, at small scale one seed; from the small network timed for a moment and what others cost "
+        "beside it, without "
         "evaluation, augmentation and methods' own computing"
     )
 
@@ -179,7 +200,9 @@ def methods(facts: list[dict[str, Any]]) -> None:
     table = _table("method", "paper", "labels", "what leaves a site", "defaults", right=5)
     for one in facts:
         defaults = ", ".join(f"{field['name']}={field['default']}" for field in one["fields"])
-        table.add_row(*map(escape, (one["name"], one["paper"], ", ".join(one["tasks"]), one["leaves"], defaults)))
+        table.add_row(
+            *map(escape, (one["name"], one["paper"], ", ".join(one["tasks"]), one["leaves"], defaults))
+        )
     terminal().print(table)
 
 
@@ -187,9 +210,17 @@ def method(one: dict[str, Any]) -> None:
     """One method in full."""
     console = terminal()
     console.print(escape(one["text"]), end="\n\n", soft_wrap=True)
-    console.print(f"labels: {', '.join(one['tasks'])}   stays at the site: {escape(', '.join(one['private']) or 'nothing')}")
+    console.print(
+        f"labels: {', '.join(one['tasks'])}   stays at the site: "
+        f"{escape(', '.join(one['private']) or 'nothing')}"
+    )
     if one["recommends"]:
-        console.print(escape("recommends: " + ", ".join(f"train.{key} = {value}" for key, value in one["recommends"].items())))
+        console.print(
+            escape(
+                "recommends: "
+                + ", ".join(f"train.{key} = {value}" for key, value in one["recommends"].items())
+            )
+        )
     if one["fields"]:
         table = _table("method.…", "default", "type", "meaning", right=4)
         for field in one["fields"]:
@@ -198,7 +229,9 @@ def method(one: dict[str, Any]) -> None:
     if one["presets"]:
         table = _table("method.preset", "sets", right=2)
         for name, values in one["presets"].items():
-            table.add_row(escape(name), escape(", ".join(f"{k}={v}" for k, v in values.items()) or "the defaults"))
+            table.add_row(
+                escape(name), escape(", ".join(f"{k}={v}" for k, v in values.items()) or "the defaults")
+            )
         console.print(table)
 
 
@@ -208,7 +241,15 @@ def ledger(facts: dict[str, Any]) -> None:
     table = _table("question", "from round", "leaf", "kind", "shape", "who can read it", "bytes up", right=6)
     for row in facts["leaves"]:
         amount = f"{row['bytes']:,}" + (" × n" if row["varies"] else "")
-        values = (row["question"], str(row["from_round"] + 1), row["leaf"], row["kind"], row["shape"], row["read_by"], amount)
+        values = (
+            row["question"],
+            str(row["from_round"] + 1),
+            row["leaf"],
+            row["kind"],
+            row["shape"],
+            row["read_by"],
+            amount,
+        )
         table.add_row(*map(escape, values))
     console.print(table)
     table = _table("per site and round", "from round", "up", "down")
@@ -228,7 +269,9 @@ def census(facts: dict[str, Any]) -> None:
     for split in facts["splits"]:
         table = _table(split, *(escape(classes[i]) for i in order), "images")
         for name, site in facts["sites"].items():
-            table.add_row(escape(name), *(f"{site[split]['counts'][i]:,}" for i in order), f"{site[split]['images']:,}")
+            table.add_row(
+                escape(name), *(f"{site[split]['counts'][i]:,}" for i in order), f"{site[split]['images']:,}"
+            )
         sums = [sum(site[split]["counts"][i] for site in facts["sites"].values()) for i in order]
         images = sum(site[split]["images"] for site in facts["sites"].values())
         table.add_section()
@@ -240,9 +283,14 @@ def census(facts: dict[str, Any]) -> None:
         if ratio is None
         else f"{ratio:.1f} times more of the largest class than of the smallest"
     )
-    console.print(f"{facts['images']:,} images, {facts['task']}-label, {facts['height']}×{facts['width']}×{facts['channels']}")
+    console.print(
+        f"{facts['images']:,} images, {facts['task']}-label, "
+        f"{facts['height']}×{facts['width']}×{facts['channels']}"
+    )
     console.print(f"imbalance  {skew}")
-    console.print(f"groups     {'none given: any two images may be split' if groups is None else f'{groups:,}'}")
+    console.print(
+        f"groups     {'none given: any two images may be split' if groups is None else f'{groups:,}'}"
+    )
     console.print(f"cache      {facts['cache']}", soft_wrap=True)
     console.print(f"skipped    {len(facts['skipped'])} bad rows")
     for reason in facts["skipped"][:20]:
@@ -254,7 +302,10 @@ def verified(found: Findings) -> None:
     console = terminal()
     for problem in found.problems:
         console.print(f"✗ {escape(problem)}", soft_wrap=True)
-    console.print(f"✓ {len(found.checked):,} files are as they were written; {len(found.without_digest):,} have no digest")
+    console.print(
+        f"✓ {len(found.checked):,} files are as they were written; {len(found.without_digest):,} have no "
+        f"digest"
+    )
 
 
 def evaluated(facts: dict[str, Any]) -> None:
@@ -271,10 +322,16 @@ def evaluated(facts: dict[str, Any]) -> None:
     if len(facts["sites"]) > 1:
         table = _table("site", "balanced accuracy", "macro AUC", "recall, tail classes")
         for name, one in facts["sites"].items():
-            table.add_row(escape(name), *(percent(one[key]) for key in ("balanced_accuracy", "macro_auc", "tail")))
+            table.add_row(
+                escape(name), *(percent(one[key]) for key in ("balanced_accuracy", "macro_auc", "tail"))
+            )
         console.print(table)
     console.print(f"model  {escape(facts['model'])}", soft_wrap=True)
-    which = "its test images" if facts["rows"] == "test" else "all its images, as it does not say which are for testing"
+    which = (
+        "its test images"
+        if facts["rows"] == "test"
+        else "all its images, as it does not say which are for testing"
+    )
     console.print(f"data   {escape(facts['data'])}, {which}", soft_wrap=True)
 
 
@@ -284,11 +341,14 @@ def sets(facts: list[dict[str, Any]]) -> None:
     table.columns[0].no_wrap = True
     for one in facts:
         words = (one["name"], one["title"], one["licence"])
-        table.add_row(*map(escape, words), str(len(one["classes"])), f"{one['images']:,}", str(len(one["sites"]) or 1))
+        table.add_row(
+            *map(escape, words), str(len(one["classes"])), f"{one['images']:,}", str(len(one["sites"]) or 1)
+        )
     console = terminal()
     console.print(table)
     console.print(
-        "`equipoise data check NAME ROOT` compares a download with what was published; --json shows layouts and sources"
+        "`equipoise data check NAME ROOT` compares a download with what was published; --json shows "
+        "layouts and sources"
     )
 
 

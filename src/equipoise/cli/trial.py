@@ -21,7 +21,8 @@ class Trial:
 
 
 def trial(config: Config) -> Trial:
-    """Read the data, make the sites, the network and the method, and ask every question of two made-up sites."""
+    """Read the data, make the sites, the network and the method, and ask every question of two made-up
+    sites."""
     with one_thread(), tempfile.TemporaryDirectory() as folder:
         stuff = material(config)
         host = make_host(config, stuff, Path(folder))
@@ -31,8 +32,10 @@ def trial(config: Config) -> Trial:
     leaves = sorted({entry.leaf for line in ledger.lines for entry in line.up})
     checked = {
         "config": f"every key is known; digest {config.digest[:12]}",
-        "data": f"{len(samples):,} images of {len(samples.classes)} classes ({samples.task}-label); {len(samples.skipped)} bad rows skipped",
-        "sites": f"{len(stuff.holdings)} sites with {min(stuff.sizes.values()):,} to {max(stuff.sizes.values()):,} training images",
+        "data": f"{len(samples):,} images of {len(samples.classes)} classes ({samples.task}-label); "
+        f"{len(samples.skipped)} bad rows skipped",
+        "sites": f"{len(stuff.holdings)} sites with {min(stuff.sizes.values()):,} to "
+        f"{max(stuff.sizes.values()):,} training images",
         "net": f"{config.net.name}, {size:,} parameters, on {device_of(config)}",
         "method": f"{config.method_name} with {'+'.join(part.name for part in config.objective.parts)}",
         "exchange": f"every question asked of two made-up sites; what leaves: {', '.join(leaves)}",

@@ -1,4 +1,5 @@
-"""Several methods, seeds and folds on the same data: all runs through one pool of processes, then one table with p-values."""
+"""Several methods, seeds and folds on the same data: all runs through one pool of processes, then one table
+with p-values."""
 
 from __future__ import annotations
 

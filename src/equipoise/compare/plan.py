@@ -39,7 +39,9 @@ class Arm:
 
     def with_change(self, path: str, value: Any) -> Arm:
         """The arm with one more key changed, which its label tells."""
-        shown = value if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else f"{value}"
+        shown = (
+            value if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else f"{value}"
+        )
         return Arm(f"{self.label} {path.removeprefix('method.')}={shown}", (*self.changes, (path, value)))
 
     @property
@@ -92,12 +94,14 @@ def make_plan(
     base: Path | None = None,
     progress: Progress | None = None,
 ) -> Plan:
-    """Every run, with its config checked and the data read once: what is wrong with a name, a key or the data is said here.
+    """Every run, with its config checked and the data read once: what is wrong with a name, a key or the data
+    is said here.
 
-    `methods` are NAME or NAME:preset, or "all". The file's [method] section counts for the method it names, not for others.
-    `grid` holds `section.key=value,value`: every combination becomes an arm; a method that has no such option is not multiplied.
-    The file's [train] section is for all, so what defines a method that recommends it (`DEFINING`) wins over it,
-    unless the arm changes the key or it is one of `by_hand`, the dotted keys that the user set for all arms.
+    `methods` are NAME or NAME:preset, or "all". The file's [method] section counts for the method it names,
+    not for others. `grid` holds `section.key=value,value`: every combination becomes an arm; a method that
+    has no such option is not multiplied. The file's [train] section is for all, so what defines a method that
+    recommends it (`DEFINING`) wins over it, unless the arm changes the key or it is one of `by_hand`, the
+    dotted keys that the user set for all arms.
     """
     base = base or Path.cwd()
     wanted, left_out = [], []
@@ -114,7 +118,8 @@ def make_plan(
     wanted += arms
     if not wanted:
         raise ConfigError(
-            "there is nothing to compare: " + (left_out[0] if left_out else "name methods, e.g. --methods fedavg,fca")
+            "there is nothing to compare: "
+            + (left_out[0] if left_out else "name methods, e.g. --methods fedavg,fca")
         )
     wanted = _gridded(wanted, grid, table, base)
     _distinct(wanted)
@@ -131,7 +136,9 @@ def make_plan(
     if len(tasks) > 1:
         raise ConfigError("the arms are not all single-label or all multi-label: compare them apart")
     chosen = wanted[labels.index(reference) if reference is not None else 0]
-    remarks = [text for job in jobs[: len(wanted)] for text in differences(table, job.arm, job.config, by_hand)]
+    remarks = [
+        text for job in jobs[: len(wanted)] for text in differences(table, job.arm, job.config, by_hand)
+    ]
     return Plan(
         arms=tuple(wanted),
         seeds=tuple(seeds),
@@ -145,7 +152,11 @@ def make_plan(
 
 
 def variant(
-    table: Mapping[str, Any], arm: Arm, seed: int | None = None, fold: int | None = None, folds: int | None = None
+    table: Mapping[str, Any],
+    arm: Arm,
+    seed: int | None = None,
+    fold: int | None = None,
+    folds: int | None = None,
 ) -> dict[str, Any]:
     """The file as an arm has it."""
     result = copy.deepcopy(dict(table))
@@ -161,7 +172,9 @@ def variant(
         put(result, "data.split.fold", fold, "--folds")
     if seed is not None:
         put(result, "train.seed", seed, "--seeds")
-    put(result, "engine.kind", "serial", "engine.kind=serial")  # runs go side by side, so a run itself has one process
+    put(
+        result, "engine.kind", "serial", "engine.kind=serial"
+    )  # runs go side by side, so a run itself has one process
     return result
 
 
@@ -262,10 +275,13 @@ def _distinct(arms: Sequence[Arm]) -> None:
     for arm in arms:
         if not arm.slug or arm.slug in seen:
             other = f" as '{seen[arm.slug].label}' has" if arm.slug in seen else ""
-            raise ConfigError(f"'{arm.label}' would have the folder '{arm.slug}'{other}: give each arm a name of its own")
+            raise ConfigError(
+                f"'{arm.label}' would have the folder '{arm.slug}'{other}: give each arm a name of its own"
+            )
         seen[arm.slug] = arm
 
 
 def _check(config: Config, progress: Progress | None) -> str:
-    """Read the data (from then on in the cache) and divide it, refuse what does not fit it, and tell its task."""
+    """Read the data (from then on in the cache) and divide it, refuse what does not fit it, and tell its
+    task."""
     return material(config, progress).samples.task

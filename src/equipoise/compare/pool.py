@@ -1,4 +1,5 @@
-"""All runs of a comparison through one pool of processes. A run that fails is written down; the others go on."""
+"""All runs of a comparison through one pool of processes. A run that fails is written down; the others go
+on."""
 
 from __future__ import annotations
 
@@ -33,10 +34,11 @@ def finished(folder: Path) -> bool:
 
 
 def race(plan: Plan, out: Path, processes: int | None = None, watch: Watch | None = None) -> list[Failure]:
-    """Run every job that has no result yet, `processes` at a time (default: one per core), and tell which failed.
+    """Run every job that has no result yet, `processes` at a time (default: one per core), and tell which
+    failed.
 
-    `watch` is told of ("begin", {rounds, runs, finished}), and of each run: ("round", {run, round, rounds}), ("done", {run}) and
-    ("failed", {run, error}).
+    `watch` is told of ("begin", {rounds, runs, finished}), and of each run: ("round", {run, round, rounds}),
+    ("done", {run}) and ("failed", {run, error}).
     """
     watch = watch or (lambda event, facts: None)
     for job in plan.jobs:
@@ -46,7 +48,15 @@ def race(plan: Plan, out: Path, processes: int | None = None, watch: Watch | Non
     todo = [job for job in plan.jobs if not finished(out / job.name)]
     rounds = {job.name: max(1, job.config.train.rounds) for job in plan.jobs}
     before = sum(rounds.values()) - sum(rounds[job.name] for job in todo)
-    watch("begin", {"rounds": sum(rounds.values()), "done": before, "runs": len(rounds), "finished": len(rounds) - len(todo)})
+    watch(
+        "begin",
+        {
+            "rounds": sum(rounds.values()),
+            "done": before,
+            "runs": len(rounds),
+            "finished": len(rounds) - len(todo),
+        },
+    )
     count = min(processes or os.cpu_count() or 1, len(todo))
     waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
     for job in todo:
@@ -71,7 +81,9 @@ def race(plan: Plan, out: Path, processes: int | None = None, watch: Watch | Non
             runner.stop()
         for thread in threads:
             thread.join()
-    return [failures[job.name] for job in plan.jobs if job.name in failures]  # in the plan's order, not the clock's
+    return [
+        failures[job.name] for job in plan.jobs if job.name in failures
+    ]  # in the plan's order, not the clock's
 
 
 class _Runner:
@@ -82,7 +94,9 @@ class _Runner:
         self._process: subprocess.Popen[bytes] | None = None
         self._halted = False
 
-    def serve(self, waiting: queue.SimpleQueue[Job], told: queue.SimpleQueue[tuple[Job, dict[str, Any]]]) -> None:
+    def serve(
+        self, waiting: queue.SimpleQueue[Job], told: queue.SimpleQueue[tuple[Job, dict[str, Any]]]
+    ) -> None:
         """Take jobs until there are none."""
         while not self._halted:
             try:
@@ -102,7 +116,10 @@ class _Runner:
         if self._halted:
             raise EOFError
         assert process.stdin is not None and process.stdout is not None
-        frames.write(process.stdin, json.dumps({"config": job.config.table(), "out": str(self.out / job.name)}).encode())
+        frames.write(
+            process.stdin,
+            json.dumps({"config": job.config.table(), "out": str(self.out / job.name)}).encode(),
+        )
         while True:
             facts = json.loads(frames.read(process.stdout))
             told.put((job, facts))
@@ -120,4 +137,7 @@ class _Runner:
 
 
 def _died(code: int | None) -> str:
-    return f"the process died (exit {code}), probably out of memory: use fewer --jobs or a smaller batch, then start again"
+    return (
+        f"the process died (exit {code}), probably out of memory: use fewer --jobs or a smaller batch, "
+        f"then start again"
+    )

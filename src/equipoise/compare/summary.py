@@ -1,4 +1,5 @@
-"""From finished runs to the comparison: figures, p-values against a reference, and the files that hold them."""
+"""From finished runs to the comparison: figures, p-values against a reference, and the files that hold
+them."""
 
 from __future__ import annotations
 
@@ -33,21 +34,28 @@ NAMES = {
 }
 BALANCED = tuple((view, "balanced_accuracy") for view in LETTERS)
 COLUMNS: dict[str, tuple[tuple[str, str], ...]] = {
-    "single": (*BALANCED, *(("generalisation", name) for name in ("macro_auc", "accuracy", "macro_f1", "tail"))),
+    "single": (
+        *BALANCED,
+        *(("generalisation", name) for name in ("macro_auc", "accuracy", "macro_f1", "tail")),
+    ),
     "multi": (*BALANCED, *(("generalisation", name) for name in ("macro_auc", "map"))),
 }
 """what the table shows of each task: view and metric"""
 TESTS = {"images": "p images", "t": "p t", "sign_flip": "p flip"}
 NOTE = """\
-Mean ± standard deviation in per cent over {runs}. G: the global predictor on the union of test sets; S: each site's own predictor on
-its own test set, mean over sites; A: the mean of both. Best bold, second underlined. Δ: mean difference in G bACC from {reference}. p,
-two-sided, with Holm's correction over the arms: *images* resamples test images and asks whether these models would differ on other
-patients; *t* (Student's) and *flip* (sign-flip permutation) go over runs and ask whether the methods would differ if trained again.
+Mean ± standard deviation in per cent over {runs}. G: the global predictor on the union of test sets;
+S: each site's own predictor on its own test set, mean over sites; A: the mean of both. Best bold, second
+underlined. Δ: mean difference in G bACC from {reference}. p, two-sided, with Holm's correction over the arms:
+*images* resamples test images and asks whether these models would differ on other patients; *t* (Student's)
+and *flip* (sign-flip permutation) go over runs and ask whether the methods would differ if trained again.
 """
 
 
-def compare(plan: Plan, out: Path, processes: int | None = None, watch: Watch | None = None) -> dict[str, Any]:
-    """Run what is left to run, then write tables, comparison.json and the page into `out`; what comparison.json holds."""
+def compare(
+    plan: Plan, out: Path, processes: int | None = None, watch: Watch | None = None
+) -> dict[str, Any]:
+    """Run what is left to run, then write tables, comparison.json and the page into `out`; what
+    comparison.json holds."""
     return conclude(plan, out, race(plan, out, processes, watch))
 
 
@@ -72,7 +80,9 @@ def conclude(plan: Plan, out: Path, failures: Sequence[Failure] = ()) -> dict[st
 def page(out: Path, first: Sequence[Sheet] = ()) -> Path:
     """Write the page of the comparison in a folder; `first` stands before its table."""
     facts = read_facts(out / FACTS)
-    return write_comparison(out, facts, [*first, Sheet("Result", table_of(facts), note(facts).replace("*", ""))])
+    return write_comparison(
+        out, facts, [*first, Sheet("Result", table_of(facts), note(facts).replace("*", ""))]
+    )
 
 
 def read_facts(path: Path) -> dict[str, Any]:
@@ -84,12 +94,14 @@ def note(facts: Mapping[str, Any]) -> str:
     """What the columns of the table mean."""
     seeds, folds = len(facts["seeds"]), facts["folds"]
     return NOTE.format(
-        runs=f"{seeds} seed{'s' * (seeds > 1)}" + (f" × {folds} folds" if folds else ""), reference=facts["reference"]
+        runs=f"{seeds} seed{'s' * (seeds > 1)}" + (f" × {folds} folds" if folds else ""),
+        reference=facts["reference"],
     )
 
 
 def summarise(plan: Plan, out: Path, failures: Sequence[Failure] = ()) -> dict[str, Any]:
-    """All there is to say about the runs, in plain JSON types and without a path or a date: the same runs give the same text."""
+    """All there is to say about the runs, in plain JSON types and without a path or a date: the same runs
+    give the same text."""
     private_folder(out)
     results = results_of(plan, out)
     arms: dict[str, dict[str, Any]] = {}
@@ -100,7 +112,9 @@ def summarise(plan: Plan, out: Path, failures: Sequence[Failure] = ()) -> dict[s
             "changes": dict(arm.changes),
             "runs": rows,
             "figures": {
-                view: {name: _figure([row["metrics"].get(view, {}).get(name) for row in rows]) for name in NAMES}
+                view: {
+                    name: _figure([row["metrics"].get(view, {}).get(name) for row in rows]) for name in NAMES
+                }
                 for view in LETTERS
             },
             "recall": blend([row["recall"] for row in rows]),
@@ -122,13 +136,15 @@ def summarise(plan: Plan, out: Path, failures: Sequence[Failure] = ()) -> dict[s
 
 
 def twins(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Arms whose runs all ended with the very figures of an earlier arm: an option, or a whole method, that did nothing."""
+    """Arms whose runs all ended with the very figures of an earlier arm: an option, or a whole method, that
+    did nothing."""
     found, seen = [], dict[str, str]()
     for label, arm in arms.items():
         key = json.dumps([(row["seed"], row["fold"], row["metrics"]) for row in arm["runs"]], sort_keys=True)
         if arm["runs"] and key in seen:
             found.append(
-                f"{label} ended exactly as {seen[key]}: what sets it apart had no effect (a warm-up longer than the run?)"
+                f"{label} ended exactly as {seen[key]}: what sets it apart had no effect (a warm-up longer "
+                f"than the run?)"
             )
         seen.setdefault(key, label)
     return found

@@ -1,4 +1,5 @@
-"""A process that runs one job after the other: `python -m equipoise.compare.worker`; see `compare.pool` for the other end.
+"""A process that runs one job after the other: `python -m equipoise.compare.worker`; see `compare.pool` for
+the other end.
 
 It ends when its input ends, so that no run of a killed comparison goes on beside the one that resumes it.
 """
@@ -44,7 +45,11 @@ def _run(job: dict[str, Any], pipe: BinaryIO) -> dict[str, Any]:
         if os.environ.get("EQUIPOISE_DEBUG"):
             traceback.print_exc()
         text = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(": ")
-        return {"event": "failed", "error": f"unexpected {text} (set EQUIPOISE_DEBUG=1 to see the traceback)", "exit_code": 1}
+        return {
+            "event": "failed",
+            "error": f"unexpected {text} (set EQUIPOISE_DEBUG=1 to see the traceback)",
+            "exit_code": 1,
+        }
     return {"event": "done"}
 
 

@@ -1,4 +1,5 @@
-"""Files on disk become `Samples`: images decoded once into a cache, with labels, sites, splits and attributes."""
+"""Files on disk become `Samples`: images decoded once into a cache, with labels, sites, splits and
+attributes."""
 
 from __future__ import annotations
 

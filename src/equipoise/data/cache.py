@@ -1,13 +1,14 @@
 """Images decoded once into a uint8 memory map that every process shares through the page cache.
 
-A cache is two files named by a key: `KEY.raw`, the pixels [rows, height, width, channels], and `KEY.json`, which says
-how many there are; only both together are a cache, and the pixels get their name last. The key is the sha256 of a *recipe*:
-whatever decides the pixels (the files with a stamp that changes when they change, size, channels, resize policy). While
-a cache is built it is `KEY.part` with `KEY.progress`, renewed after every chunk: a build that was killed goes on where
-it stood. Neither is synced to the disk chunk by chunk, which would cost as much as a fifth of decoding: a build that goes on
-first holds the pixels against the digest in the record, and begins again where the two differ. So does every process that
-opens a finished cache, once: where pixels are not those that were decoded, it is made anew and says so. A lock
-lets one process build while the others wait.
+A cache is two files named by a key: `KEY.raw`, the pixels [rows, height, width, channels], and `KEY.json`,
+which says how many there are; only both together are a cache, and the pixels get their name last. The key is
+the sha256 of a *recipe*: whatever decides the pixels (the files with a stamp that changes when they change,
+size, channels, resize policy). While a cache is built it is `KEY.part` with `KEY.progress`, renewed after
+every chunk: a build that was killed goes on where it stood. Neither is synced to the disk chunk by chunk,
+which would cost as much as a fifth of decoding: a build that goes on first holds the pixels against the
+digest in the record, and begins again where the two differ. So does every process that opens a finished
+cache, once: where pixels are not those that were decoded, it is made anew and says so. A lock lets one
+process build while the others wait.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ STEP, CHUNK_BYTES = 32, 2**26
 """Large images come in smaller chunks, a multiple of STEP, so that memory stays flat."""
 
 FORMAT = 1
-"""Part of every key: raised when decoding or the layout changes, so old caches are not mistaken for new ones."""
+"""Part of every key: raised when decoding or the layout changes, so old caches are not mistaken for new
+ones."""
 
 Make = Callable[[int, int], Sequence[np.ndarray | str]]
 """make(start, stop): for each entry its pixels, or a sentence saying why there are none."""
@@ -45,7 +47,8 @@ Make = Callable[[int, int], Sequence[np.ndarray | str]]
 
 @dataclass(frozen=True)
 class Decoded:
-    """A finished cache: the entries that could be decoded, in order, and the reasons of those that could not."""
+    """A finished cache: the entries that could be decoded, in order, and the reasons of those that could
+    not."""
 
     images: np.ndarray
     """uint8 [rows, height, width, channels], read-only"""
@@ -64,7 +67,8 @@ def decoded(
     progress: Progress | None = None,
     text: str = "decoding images",
 ) -> Decoded:
-    """Open the cache of `recipe` in `folder`, building it (or the rest of it) with `make` first where needed."""
+    """Open the cache of `recipe` in `folder`, building it (or the rest of it) with `make` first where
+    needed."""
     key = hashlib.sha256(json.dumps([FORMAT, recipe, count, shape], sort_keys=True).encode()).hexdigest()
     place = folder / key[:32]
     found = _open(place, key, shape)
@@ -77,7 +81,9 @@ def decoded(
                 _build(place, key, count, shape, make, progress, again)
                 found = _open(place, key, shape)
     if found is None:
-        raise StorageError(f"the image cache {place}.raw changed while it was built; check the disk and run again")
+        raise StorageError(
+            f"the image cache {place}.raw changed while it was built; check the disk and run again"
+        )
     return found
 
 
@@ -110,7 +116,10 @@ def check_cache(raw: Path) -> None:
     fix = "delete it, it is made anew when it is needed"
     try:
         record = read_json(raw.with_suffix(".json"), fix)
-        same = record["key"].startswith(raw.stem) and _digest(raw, record, tuple(record["shape"])) == record["digest"]
+        same = (
+            record["key"].startswith(raw.stem)
+            and _digest(raw, record, tuple(record["shape"])) == record["digest"]
+        )
     except (OSError, LookupError):
         same = False
     if not same or raw.stat().st_size != record["rows"] * int(np.prod(record["shape"])):
@@ -130,14 +139,27 @@ def _chunk(shape: tuple[int, ...]) -> int:
 
 
 def _build(
-    place: Path, key: str, count: int, shape: tuple[int, int, int], make: Make, progress: Progress | None, text: str
+    place: Path,
+    key: str,
+    count: int,
+    shape: tuple[int, int, int],
+    make: Make,
+    progress: Progress | None,
+    text: str,
 ) -> None:
     """Decode chunk by chunk, from where an earlier build stood, and give the result its final name."""
     part, state = place.with_suffix(".part"), place.with_suffix(".progress")
     row_bytes, chunk = int(np.prod(shape)), _chunk(shape)
     record = _record(state, key)
     if record is None or _digest(part, record, shape) != record["digest"]:
-        record = {"key": key, "shape": list(shape), "done": 0, "rows": 0, "digest": _first(shape), "broken": {}}
+        record = {
+            "key": key,
+            "shape": list(shape),
+            "done": 0,
+            "rows": 0,
+            "digest": _first(shape),
+            "broken": {},
+        }
     with _writing(place, record, count), part.open("ab") as file:
         file.truncate(record["rows"] * row_bytes)  # what came after the last record may be half a chunk
     block = np.empty((chunk, *shape), np.uint8)
@@ -250,12 +272,15 @@ def _writing(place: Path, record: dict[str, Any], count: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _refusal(place.parent, error, f"; {record['done']} of {count} images are done and kept") from error
+        raise _refusal(
+            place.parent, error, f"; {record['done']} of {count} images are done and kept"
+        ) from error
 
 
 def _refusal(folder: Path, error: OSError, kept: str = "") -> StorageError:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     fix = "free some space" if full else "make it writable"
     return StorageError(
-        f"the image cache {folder} cannot be written ({error.strerror}): {fix} or name another folder, then run again{kept}"
+        f"the image cache {folder} cannot be written ({error.strerror}): {fix} or name another folder, "
+        f"then run again{kept}"
     )

@@ -74,13 +74,23 @@ class CsvData(DataOptions):
         try:
             return path.read_bytes()
         except FileNotFoundError as error:
-            raise DataError(f"{path} does not exist: correct data.path, relative to the working folder") from error
+            raise DataError(
+                f"{path} does not exist: correct data.path, relative to the working folder"
+            ) from error
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error.strerror}") from error
 
     def _named(self) -> list[str]:
         """The columns that the config names."""
-        named = [self.file, self.id, self.label, *(self.labels or ()), self.site, self.group, self.split.column]
+        named = [
+            self.file,
+            self.id,
+            self.label,
+            *(self.labels or ()),
+            self.site,
+            self.group,
+            self.split.column,
+        ]
         return [name for name in (*named, *self.attributes) if name is not None]
 
     def _classes(self, table: list[tuple[int, dict[str, str] | str]]) -> tuple[str, ...]:
@@ -113,7 +123,10 @@ class CsvData(DataOptions):
             word = fields[self.split.column]
             split = SPLITS.get(word.lower())
             if split is None:
-                return Bad(number, f"{place}: '{word}' in column '{self.split.column}' is not train, validation or test")
+                return Bad(
+                    number,
+                    f"{place}: '{word}' in column '{self.split.column}' is not train, validation or test",
+                )
         try:
             label = self._label(fields)
         except ValueError as error:

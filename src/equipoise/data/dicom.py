@@ -14,7 +14,8 @@ from PIL import Image
 from equipoise.errors import DataError
 
 WINDOWS: dict[str, tuple[float, float]] = {"brain": (40, 80), "subdural": (80, 200), "bone": (600, 2800)}
-"""Centre and width, in Hounsfield units, of the three channels of a CT slice; one channel is the brain window."""
+"""Centre and width, in Hounsfield units, of the three channels of a CT slice; one channel is the brain
+window."""
 
 HEADER = 2**14
 """Bytes that hold everything before the pixels of a plain CT slice."""
@@ -35,9 +36,12 @@ def picture(data: bytes, channels: int) -> Image.Image:
         return Image.fromarray(pixels)
     if pixels.ndim != 2:
         raise ValueError(
-            f"the DICOM file holds {' x '.join(map(str, pixels.shape))} values and not one grey image; save slices"
+            f"the DICOM file holds {' x '.join(map(str, pixels.shape))} values and not one grey image; "
+            f"save slices"
         )
-    values = pixels.astype(np.float32) * float(content.get("RescaleSlope", 1)) + float(content.get("RescaleIntercept", 0))
+    values = pixels.astype(np.float32) * float(content.get("RescaleSlope", 1)) + float(
+        content.get("RescaleIntercept", 0)
+    )
     if content.get("Modality") == "CT":
         shown = [window(values, *limits) for limits in WINDOWS.values()]
         return Image.fromarray(np.stack(shown, -1) if channels == 3 else shown[0])

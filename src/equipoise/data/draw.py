@@ -1,4 +1,5 @@
-"""Draws a batch of made-up dermoscopy images from traits: all images of the batch at once, as arrays [batch, y, x]."""
+"""Draws a batch of made-up dermoscopy images from traits: all images of the batch at once, as arrays [batch,
+y, x]."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ class _Plane:
         return self.rng.uniform(low, high, (self.count, 1, 1)).astype(np.float32)
 
     def waves(self, low: float, high: float, number: int = 4) -> np.ndarray:
-        """Smooth noise of unit variance: plane waves of `low` to `high` cycles per unit in random directions."""
+        """Smooth noise of unit variance: plane waves of `low` to `high` cycles per unit in random
+        directions."""
         total: np.ndarray = np.zeros(1, np.float32)
         for _ in range(number):
             turn, cycles = self.uniform(0, np.pi), 2 * np.pi * self.uniform(low, high)
@@ -66,7 +68,9 @@ class _Plane:
             total = total + np.cos(cycles * np.cos(turn) * self.x + cycles * np.sin(turn) * self.y + phase)
         return total * np.float32(np.sqrt(2 / number))
 
-    def spots(self, cx: np.ndarray, cy: np.ndarray, reach: np.ndarray, width: tuple[float, float], number: int) -> np.ndarray:
+    def spots(
+        self, cx: np.ndarray, cy: np.ndarray, reach: np.ndarray, width: tuple[float, float], number: int
+    ) -> np.ndarray:
         """Round spots scattered within `reach` of a centre, as a plane in [0, 1]."""
         total: np.ndarray = np.zeros(1, np.float32)
         for _ in range(number):
@@ -108,7 +112,9 @@ def _skin(plane: _Plane, tone: np.ndarray) -> np.ndarray:
     return base[:, None, None, :] * mottle[..., None]
 
 
-def _lesion(image: np.ndarray, plane: _Plane, trait: Mapping[str, np.ndarray], zoom: np.ndarray) -> np.ndarray:
+def _lesion(
+    image: np.ndarray, plane: _Plane, trait: Mapping[str, np.ndarray], zoom: np.ndarray
+) -> np.ndarray:
     """Outline, pigment and structures."""
     radius = zoom * (0.25 + 0.40 * trait["radius"])
     cx, cy = plane.uniform(-0.15, 0.15), plane.uniform(-0.15, 0.15)
@@ -121,11 +127,14 @@ def _lesion(image: np.ndarray, plane: _Plane, trait: Mapping[str, np.ndarray], z
     outline = np.ones(1, np.float32)
     for cycles in range(1, 9):
         height = 0.30 * trait["asymmetry"] if cycles < 4 else 0.75 / cycles * trait["border"]
-        outline = outline + height * plane.uniform(0.5, 1) * np.cos(cycles * angle + plane.uniform(0, 2 * np.pi))
+        outline = outline + height * plane.uniform(0.5, 1) * np.cos(
+            cycles * angle + plane.uniform(0, 2 * np.pi)
+        )
     far = distance / (radius * np.maximum(outline, 0.3))
     mask = _step((1 - far) * radius / (0.6 * plane.pixel + 0.14 * trait["soft"]))
 
-    # Pigment: from tan over brown to black, or pink to red, or yellow; darker inside and, if asymmetric, on one side.
+    # Pigment: from tan over brown to black, or pink to red, or yellow; darker inside and, if asymmetric, on
+    # one side.
     side = np.clip(across / radius, -1, 1)
     depth = np.clip(trait["dark"] + 0.12 * (1 - far) + 0.5 * trait["asymmetry"] * side, 0, 1)
     pigment = _mix(np.array(TAN, np.float32), BROWN, np.clip(2 * depth, 0, 1))
@@ -143,15 +152,25 @@ def _lesion(image: np.ndarray, plane: _Plane, trait: Mapping[str, np.ndarray], z
     ring = np.exp(-(((far - 1) / 0.22) ** 2))
     rays = np.clip(np.cos(np.round(plane.uniform(9, 14)) * angle + plane.uniform(0, 2 * np.pi)), 0, 1)
     image = _mix(image, BLACK, _strength(trait["streaks"]) * ring * rays)
-    image = _mix(image, BLACK, mask * _strength(trait["dots"]) * plane.spots(cx, cy, radius, (0.04, 0.08), 10))
-    image = _mix(image, RED, mask * _strength(trait["lacunae"]) * plane.spots(cx, cy, 0.8 * radius, (0.10, 0.20), 6))
-    image = _mix(image, BLUE, mask * _strength(trait["veil"]) * 0.85 * plane.spots(cx, cy, 0.5 * radius, (0.2, 0.4), 1))
+    image = _mix(
+        image, BLACK, mask * _strength(trait["dots"]) * plane.spots(cx, cy, radius, (0.04, 0.08), 10)
+    )
+    image = _mix(
+        image, RED, mask * _strength(trait["lacunae"]) * plane.spots(cx, cy, 0.8 * radius, (0.10, 0.20), 6)
+    )
+    image = _mix(
+        image, BLUE, mask * _strength(trait["veil"]) * 0.85 * plane.spots(cx, cy, 0.5 * radius, (0.2, 0.4), 1)
+    )
     centre = plane.spots(cx, cy, 0.1 * radius, (0.12, 0.25), 1)
     image = _mix(image, WHITE, mask * _strength(trait["patch"]) * 0.85 * centre)
     vein = np.exp(-((plane.waves(0.6, 1.6, 3) / 0.16) ** 2))
     image = _mix(image, RED, mask * _strength(trait["vessels"]) * 0.9 * vein)
-    image = _mix(image, SCALE, mask * _strength(trait["scales"]) * 0.9 * _step(5 * plane.waves(2.0, 4.0) - 3.5))
-    return _mix(image, YELLOW, mask * _strength(trait["cysts"]) * plane.spots(cx, cy, 0.9 * radius, (0.05, 0.09), 7))
+    image = _mix(
+        image, SCALE, mask * _strength(trait["scales"]) * 0.9 * _step(5 * plane.waves(2.0, 4.0) - 3.5)
+    )
+    return _mix(
+        image, YELLOW, mask * _strength(trait["cysts"]) * plane.spots(cx, cy, 0.9 * radius, (0.05, 0.09), 7)
+    )
 
 
 def _honeycomb(plane: _Plane, turn: np.ndarray, cycles: np.ndarray) -> np.ndarray:
@@ -170,7 +189,9 @@ def _hair(image: np.ndarray, plane: _Plane, share: np.ndarray) -> np.ndarray:
         along = plane.x * np.cos(turn) + plane.y * np.sin(turn)
         off = plane.y * np.cos(turn) - plane.x * np.sin(turn) - shift - bend * along**2
         shown = (hairy & (plane.rng.random(plane.count) < 0.6))[:, None, None].astype(np.float32)
-        image = _mix(image, BLACK, 0.7 * shown * np.exp(-((off / np.maximum(0.014, 0.35 * plane.pixel)) ** 2)))
+        image = _mix(
+            image, BLACK, 0.7 * shown * np.exp(-((off / np.maximum(0.014, 0.35 * plane.pixel)) ** 2))
+        )
     return image
 
 
@@ -182,7 +203,9 @@ def _photograph(image: np.ndarray, plane: _Plane, cameras: Sequence[Camera]) -> 
 
     turn, gain = plane.uniform(0, 2 * np.pi), plane.uniform(0.93, 1.07)
     light = gain * (1 + each("light") * (plane.x * np.cos(turn) + plane.y * np.sin(turn)))
-    light = light * (1 - each("vignette") * _step(9 * (np.hypot(plane.x, plane.y) - plane.uniform(1.0, 1.25))))
+    light = light * (
+        1 - each("vignette") * _step(9 * (np.hypot(plane.x, plane.y) - plane.uniform(1.0, 1.25)))
+    )
     cast = np.array([camera.cast for camera in cameras], np.float32)[:, None, None, :]
     noise = plane.rng.standard_normal(image.shape, np.float32) * each("noise")[..., None]
     return image * light[..., None] * cast + noise

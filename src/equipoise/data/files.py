@@ -1,4 +1,5 @@
-"""A folder or a zip file, seen as the same thing: files with names, and stamps that change with their content."""
+"""A folder or a zip file, seen as the same thing: files with names, and stamps that change with their
+content."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ LARGEST = 2**29
 PLAUSIBLE = 2**26
 """bytes an archive's entry may unpack to however well it is compressed"""
 DENSEST = 200
-"""how many times its compressed size a larger entry may unpack to; images shrink to a third at best, zeros to a thousandth"""
+"""how many times its compressed size a larger entry may unpack to; images shrink to a third at best, zeros to
+a thousandth"""
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp", ".gif", ".dcm")
 
@@ -39,7 +41,8 @@ class Files(Protocol):
 
 
 class Folder:
-    """Files below a folder. The stamp is size and time of change: reading every byte at every start would be slow."""
+    """Files below a folder. The stamp is size and time of change: reading every byte at every start would be
+    slow."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -127,7 +130,8 @@ def open_files(path: Path) -> Iterator[Files]:
 
 @contextmanager
 def open_tree(path: Path, parts: Collection[str]) -> Iterator[Files]:
-    """Open a folder or a zip file; zip files in the folder that are named as one of `parts` and not unpacked count as folders."""
+    """Open a folder or a zip file; zip files in the folder that are named as one of `parts` and not unpacked
+    count as folders."""
     with ExitStack() as opened:
         files = opened.enter_context(open_files(path))
         if isinstance(files, Folder):
@@ -136,7 +140,11 @@ def open_tree(path: Path, parts: Collection[str]) -> Iterator[Files]:
             archives = {}
             for name in names:
                 place = PurePosixPath(name)
-                if place.suffix.lower() == ".zip" and place.stem in parts and place.with_suffix("").as_posix() not in folders:
+                if (
+                    place.suffix.lower() == ".zip"
+                    and place.stem in parts
+                    and place.with_suffix("").as_posix() not in folders
+                ):
                     archives[name] = Zip(opened.enter_context(open_zip(path / name, "a zip file")))
             files = Tree(files, archives)
         yield files
@@ -150,7 +158,9 @@ def open_zip(path: Path, what: str) -> Iterator[zipfile.ZipFile]:
     except FileNotFoundError as error:
         raise DataError(f"{path} does not exist: correct the path, relative to the working folder") from error
     except (zipfile.BadZipFile, OSError) as error:
-        raise DataError(f"{path} cannot be opened as {what}: {error}; check that it was copied whole") from error
+        raise DataError(
+            f"{path} cannot be opened as {what}: {error}; check that it was copied whole"
+        ) from error
     with archive:
         if any(entry.flag_bits & 1 for entry in archive.infolist()):
             raise DataError(f"{path} is protected by a password: unpack it first")

@@ -12,7 +12,8 @@ from equipoise.data.samples import Samples
 
 
 class FolderData(DataOptions):
-    """Images sorted into one folder per class, with or without train / validation / test folders above them."""
+    """Images sorted into one folder per class, with or without train / validation / test folders above
+    them."""
 
     kind: Literal["folder"] = "folder"
     path: str

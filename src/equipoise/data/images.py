@@ -23,7 +23,8 @@ THREADS = 2
 """PIL lets other threads run while it decodes; more than two mostly wait for each other."""
 
 BATCH = STEP // 2
-"""Images a thread takes at once: handing over each alone costs a tenth of decoding it. A divisor of every chunk of the cache."""
+"""Images a thread takes at once: handing over each alone costs a tenth of decoding it. A divisor of every
+chunk of the cache."""
 
 
 def decode(data: bytes, size: int, channels: int, resize: str, look: Look = PLAIN) -> np.ndarray:
@@ -31,15 +32,19 @@ def decode(data: bytes, size: int, channels: int, resize: str, look: Look = PLAI
     if is_dicom(data):
         return fit(picture(data, channels), size, channels, resize, look)
     with Image.open(BytesIO(data)) as image:
-        # A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size; twice what is wanted keeps the resampling good.
+        # A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size; twice what is wanted keeps the resampling
+        # good.
         image.draft("L" if channels == 1 else "RGB", (2 * size, 2 * size))
         ImageOps.exif_transpose(image, in_place=True)
         return fit(image, size, channels, resize, look)
 
 
 def fit(image: Image.Image, size: int, channels: int, resize: str, look: Look = PLAIN) -> np.ndarray:
-    """Convert to grey or colour, even out colour and brightness where the look asks for it, and bring to size."""
-    if image.mode.startswith("I"):  # 16-bit grey: keep the upper 8 bits, where PIL would cut everything above 255
+    """Convert to grey or colour, even out colour and brightness where the look asks for it, and bring to
+    size."""
+    if image.mode.startswith(
+        "I"
+    ):  # 16-bit grey: keep the upper 8 bits, where PIL would cut everything above 255
         image = Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
     elif image.mode == "F":
         raise ValueError("pixels are fractions, not whole numbers")
@@ -53,7 +58,11 @@ def fit(image: Image.Image, size: int, channels: int, resize: str, look: Look = 
 
 
 def decode_files(
-    files: Files, found: Sequence[tuple[str, str]], options: DataOptions, cache: Path, progress: Progress | None
+    files: Files,
+    found: Sequence[tuple[str, str]],
+    options: DataOptions,
+    cache: Path,
+    progress: Progress | None,
 ) -> Decoded:
     """The decoded images of files, given as (name, stamp), from the cache."""
     size, channels, resize = options.image_size, options.channels, options.resize
@@ -63,7 +72,9 @@ def decode_files(
             return decode(files.read(name), size, channels, resize, options.look)
         except (MemoryError, DataError):
             raise
-        except Exception as error:  # decoders fail in many ways, and all mean the same: this image cannot be used
+        except (
+            Exception
+        ) as error:  # decoders fail in many ways, and all mean the same: this image cannot be used
             return f"image '{name}' is broken: {reason(error)}"
 
     def several(start: int) -> list[np.ndarray | str]:

@@ -7,9 +7,10 @@
     path = "downloads/matek19"
     take = { BAS = "basophil", NGB = "neutrophil", NGS = "neutrophil" }
 
-Every part is read, checked and cached as it would be alone; nothing is copied. The site of a row is its source, unless the part has
-`sites`; the source is an attribute too. Ids and groups get the source's name in front, since two sets may both have a patient 1. A
-split that a part brings is not kept: what trains and what tests is for `split` and the partition to say.
+Every part is read, checked and cached as it would be alone; nothing is copied. The site of a row is its
+source, unless the part has `sites`; the source is an attribute too. Ids and groups get the source's name in
+front, since two sets may both have a patient 1. A split that a part brings is not kept: what trains and what
+tests is for `split` and the partition to say.
 """
 
 from __future__ import annotations
@@ -72,9 +73,10 @@ class JoinedData(DataOptions):
 
     kind: Literal["joined"] = "joined"
     parts: tuple[Part, ...]
-    """The data sets, each written as `[[data.parts]]` with the keys of its own kind and: `source` (its name; by default its kind),
-    `take` (its classes → ours, the others left out), `sites` (its own sites → ours, the others left out; without it the source is
-    one site) and `but` (sources before it whose images, by id, are left out)."""
+    """The data sets, each written as `[[data.parts]]` with the keys of its own kind and: `source` (its name;
+    by default its kind), `take` (its classes → ours, the others left out), `sites` (its own sites → ours, the
+    others left out; without it the source is one site) and `but` (sources before it whose images, by id, are
+    left out)."""
     classes: tuple[str, ...] | None = None
     """The classes in order; by default as the parts bring them."""
 
@@ -88,7 +90,9 @@ class JoinedData(DataOptions):
             if part.kind not in READERS:
                 raise ValueError(f"{where}.kind: " + unknown("kind", part.kind, READERS))
             if part.title in titles:
-                raise ValueError(f"{where} is called '{part.title}' as another part is: give it a source of its own")
+                raise ValueError(
+                    f"{where} is called '{part.title}' as another part is: give it a source of its own"
+                )
             for name in part.but:
                 if name not in titles:
                     raise ValueError(f"{where}.but: " + unknown("source before it", name, titles))
@@ -97,17 +101,28 @@ class JoinedData(DataOptions):
                     raise ValueError(f"{where}.{key} is the same for all parts: set data.{key}")
             titles.append(part.title)
             if self._reader(part).multi:
-                raise ValueError(f"{where} is multi-label data, and joined data has one label per image: leave the part out")
+                raise ValueError(
+                    f"{where} is multi-label data, and joined data has one label per image: leave the part "
+                    f"out"
+                )
         return self
 
     def load(self, *, cache: Path, base: Path, progress: Progress | None = None) -> Samples:
         """Read every part and line them up."""
-        held = [(part, self._reader(part).load(cache=cache, base=base, progress=progress)) for part in self.parts]
-        classes = self.classes or tuple(dict.fromkeys(ours for part, one in held for ours in _taken(part, one).values()))
+        held = [
+            (part, self._reader(part).load(cache=cache, base=base, progress=progress)) for part in self.parts
+        ]
+        classes = self.classes or tuple(
+            dict.fromkeys(ours for part, one in held for ours in _taken(part, one).values())
+        )
         kept = self._kept(held, classes)
-        labels = np.concatenate([_labels(part, one, classes)[rows] for (part, one), rows in zip(held, kept, strict=True)])
+        labels = np.concatenate(
+            [_labels(part, one, classes)[rows] for (part, one), rows in zip(held, kept, strict=True)]
+        )
         if not len(labels):
-            raise DataError("joined data holds no images: see what `take`, `sites` and `but` of the parts leave")
+            raise DataError(
+                "joined data holds no images: see what `take`, `sites` and `but` of the parts leave"
+            )
 
         def column(values: list[np.ndarray]) -> np.ndarray:
             return np.concatenate([each[rows] for each, rows in zip(values, kept, strict=True)])
@@ -143,7 +158,9 @@ class JoinedData(DataOptions):
         shared = {key: getattr(self, key) for key in LOOKS if key in self.model_fields_set}
         shared |= {key: getattr(self, key) for key in ("image_size", "channels")}
         try:
-            return READERS[part.kind].model_validate({**shared, **(part.model_extra or {}), "kind": part.kind})
+            return READERS[part.kind].model_validate(
+                {**shared, **(part.model_extra or {}), "kind": part.kind}
+            )
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             place = ".".join(map(str, (f"parts[{self.parts.index(part)}]", *first["loc"])))

@@ -1,4 +1,5 @@
-"""`kind = "npz"`: the MedMNIST layout, arrays `train_images`, `train_labels`, `val_…` and `test_…` in one file."""
+"""`kind = "npz"`: the MedMNIST layout, arrays `train_images`, `train_labels`, `val_…` and `test_…` in one
+file."""
 
 from __future__ import annotations
 
@@ -42,10 +43,14 @@ class NpzData(DataOptions):
             parts = [part for part in PARTS if f"{part}_images.npy" in archive.namelist()]
             if not parts:
                 inside = ", ".join(name.removesuffix(".npy") for name in archive.namelist()) or "nothing"
-                raise DataError(f"{path} has no train_images, val_images or test_images but {inside}: rename arrays")
+                raise DataError(
+                    f"{path} has no train_images, val_images or test_images but {inside}: rename arrays"
+                )
             labels = {part: _labels(archive, path, part) for part in parts}
             if len({values.shape[1] for values in labels.values()}) > 1:
-                raise DataError(f"{path}: the label arrays have different numbers of columns: make them equal")
+                raise DataError(
+                    f"{path}: the label arrays have different numbers of columns: make them equal"
+                )
             single = all(values.shape[1] == 1 for values in labels.values())
             classes = self._classes(path, labels, single)
             rows: list[Row] = []
@@ -68,7 +73,13 @@ class NpzData(DataOptions):
 
             def make(start: int, stop: int) -> list[np.ndarray | str]:
                 return [
-                    fit(Image.fromarray(stacks[part].row(i)), self.image_size, self.channels, self.resize, self.look)
+                    fit(
+                        Image.fromarray(stacks[part].row(i)),
+                        self.image_size,
+                        self.channels,
+                        self.resize,
+                        self.look,
+                    )
                     for part, i in wanted[start:stop]
                 ]
 
@@ -89,7 +100,11 @@ class NpzData(DataOptions):
             if not single and len(self.classes) != width:
                 raise DataError(f"{path} has {width} labels per image: name all of them in data.classes")
             return self.classes
-        count = width if not single else max((int(values.max(initial=0)) for values in labels.values()), default=0) + 1
+        count = (
+            width
+            if not single
+            else max((int(values.max(initial=0)) for values in labels.values()), default=0) + 1
+        )
         return tuple(str(i) for i in range(count))
 
 
@@ -102,9 +117,13 @@ class _Stack:
         shape, by_column, dtype = _head(file, info, path)
         size = " x ".join(map(str, shape))
         if len(shape) == 5 or (len(shape) == 4 and shape[3] not in (1, 3)):
-            raise DataError(f"{path}: {name} ({size}) holds 3-D volumes and only 2-D images can be used: save slices")
+            raise DataError(
+                f"{path}: {name} ({size}) holds 3-D volumes and only 2-D images can be used: save slices"
+            )
         if len(shape) not in (3, 4) or dtype != np.uint8:
-            raise DataError(f"{path}: {name} is {dtype} ({size}): convert it to uint8 [N, H, W] or [N, H, W, 3]")
+            raise DataError(
+                f"{path}: {name} is {dtype} ({size}): convert it to uint8 [N, H, W] or [N, H, W, 3]"
+            )
         if by_column:
             raise DataError(f"{path}: {name} is stored by column: save numpy.ascontiguousarray of it")
         if math.prod(shape[1:]) > MOST_VALUES:
@@ -122,12 +141,15 @@ class _Stack:
 
 
 def _head(file: IO[bytes], info: zipfile.ZipInfo, path: Path) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Shape, order and type of an array, from its first bytes; nothing of it is read before these are known to be true."""
+    """Shape, order and type of an array, from its first bytes; nothing of it is read before these are known
+    to be true."""
     name = info.filename.removesuffix(".npy")
     unbloated(info, f"{path}: {name}")
     try:
         version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        read = (
+            np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        )
         shape, by_column, dtype = read(file)
     except (ValueError, OSError) as error:
         raise DataError(f"{path}: {name} is not a numpy array: {error}; save the file again") from error
@@ -140,7 +162,9 @@ def _labels(archive: zipfile.ZipFile, path: Path, part: str) -> np.ndarray:
     """The labels of one part as [N, columns] of numbers."""
     name = f"{part}_labels"
     if f"{name}.npy" not in archive.namelist():
-        raise DataError(f"{path}: {unknown('array', name, [one.removesuffix('.npy') for one in archive.namelist()])}")
+        raise DataError(
+            f"{path}: {unknown('array', name, [one.removesuffix('.npy') for one in archive.namelist()])}"
+        )
     info = archive.getinfo(f"{name}.npy")
     with archive.open(info) as file:
         shape, by_column, dtype = _head(file, info, path)

@@ -34,7 +34,8 @@ class Split(Options):
     column: str | None = None
     """A column of train / validation / test (csv only); a missing validation part is cut from train."""
     folds: int | None = Field(default=None, ge=2)
-    """Cross-validation: how many folds; a fold takes the place of `test` and of any test set the data brings."""
+    """Cross-validation: how many folds; a fold takes the place of `test` and of any test set the data
+    brings."""
     fold: int | None = Field(default=None, ge=0)
     """Which of the folds is the test set, counted from 0."""
 
@@ -45,12 +46,18 @@ class Split(Options):
 
     @model_validator(mode="after")
     def _leaves_train(self) -> Split:
-        if (self.folds is None) != (self.fold is None) or (self.folds and self.fold is not None and self.fold >= self.folds):
+        if (self.folds is None) != (self.fold is None) or (
+            self.folds and self.fold is not None and self.fold >= self.folds
+        ):
             raise ValueError("folds and fold go together, with fold from 0 to folds - 1; set both or neither")
         if self.folds and self.column is not None:
-            raise ValueError("folds make a split of their own; remove the column of splits, or folds and fold")
+            raise ValueError(
+                "folds make a split of their own; remove the column of splits, or folds and fold"
+            )
         if (1 / self.folds if self.folds else self.test) + self.validation >= 1:
-            raise ValueError("test and validation together leave nothing to train on; make their sum less than 1")
+            raise ValueError(
+                "test and validation together leave nothing to train on; make their sum less than 1"
+            )
         return self
 
 
@@ -66,12 +73,13 @@ class DataOptions(Options):
     channels: Literal[1, 3] = 3
     """1 for grey, 3 for colour; images are converted."""
     resize: Resize = "squash"
-    """squash: the whole image becomes the square; crop: the short side fits and the centre is kept; pad: the long side fits, the
-    rest is black."""
+    """squash: the whole image becomes the square; crop: the short side fits and the centre is kept; pad: the
+    long side fits, the rest is black."""
     crop_keep: float = Field(default=1.0, gt=0, le=1)
     """`crop`: share of the short side that the centre keeps; 0.875 is "resize to 256, cut out 224"."""
     colour_constancy: float | None = Field(default=None, ge=1, le=100)
-    """Make the light of every image grey ("shades of grey") with this Minkowski exponent; Fed-ISIC2019 uses 6."""
+    """Make the light of every image grey ("shades of grey") with this Minkowski exponent; Fed-ISIC2019 uses
+    6."""
     brightness: float | None = Field(default=None, gt=0, lt=1)
     """Bring every image to this mean brightness, of 0 (black) to 1 (white)."""
     bad_rows: Literal["refuse", "skip"] = "refuse"
@@ -82,17 +90,23 @@ class DataOptions(Options):
     @model_validator(mode="after")
     def _column_needs_a_table(self) -> DataOptions:
         if self.split.column is not None and self.kind != "csv":
-            raise ValueError(f"split.column is only for kind = 'csv', and this is kind = '{self.kind}'; remove it")
+            raise ValueError(
+                f"split.column is only for kind = 'csv', and this is kind = '{self.kind}'; remove it"
+            )
         return self
 
     @model_validator(mode="after")
     def _look_has_something_to_act_on(self) -> DataOptions:
         if self.crop_keep < 1 and self.resize != "crop":
-            raise ValueError(f"crop_keep is for resize = 'crop', and this is resize = '{self.resize}'; change one of them")
+            raise ValueError(
+                f"crop_keep is for resize = 'crop', and this is resize = '{self.resize}'; change one of them"
+            )
         if self.colour_constancy is not None and self.channels == 1:
             raise ValueError("colour_constancy needs colour: set channels = 3, or remove it")
         if self.kind == "phantom" and self.look != Look():
-            raise ValueError("phantom images are drawn to size: remove crop_keep, colour_constancy and brightness")
+            raise ValueError(
+                "phantom images are drawn to size: remove crop_keep, colour_constancy and brightness"
+            )
         return self
 
     @property

@@ -1,9 +1,9 @@
 """`kind = "phantom"`: made-up dermoscopy images at six hospitals, for tests and examples without real data.
 
-Classes, hospitals and their label skew are those of Fed-ISIC2019, scaled down. Every image is drawn from traits (size,
-asymmetry, border, colours, network, dots, vessels, …). A class is a distribution over traits, and the distributions
-overlap as the diseases do: some lesions look like another disease. A hospital has its own cameras, light and patients.
-Nothing here is tuned for or against a method.
+Classes, hospitals and their label skew are those of Fed-ISIC2019, scaled down. Every image is drawn from
+traits (size, asymmetry, border, colours, network, dots, vessels, …). A class is a distribution over traits,
+and the distributions overlap as the diseases do: some lesions look like another disease. A hospital has its
+own cameras, light and patients. Nothing here is tuned for or against a method.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ VERSION = 1
 """Part of the cache key: raised when the same options give other images."""
 
 BATCH = STEP
-"""Images drawn at once: few enough for the processor's cache, and a divisor of every chunk of the image cache."""
+"""Images drawn at once: few enough for the processor's cache, and a divisor of every chunk of the image
+cache."""
 
 CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
 SITES = ("bcn", "vidir_molemax", "vidir_modern", "rosendahl", "msk4", "vienna_dias")
@@ -102,7 +103,9 @@ class PhantomData(DataOptions):
 
     def load(self, *, cache: Path, base: Path, progress: Progress | None = None) -> Samples:
         """Draw the images into the cache; `base`, `resize` and `bad_rows` have nothing to act on."""
-        from equipoise.seeds import numpy_generator  # here, because it brings torch, which the other readers do without
+        from equipoise.seeds import (
+            numpy_generator,
+        )  # here, because it brings torch, which the other readers do without
 
         rng = numpy_generator(self.seed, "phantom", self.task, "rows")
         site, disease, split = rows(self.scale, rng)
@@ -170,7 +173,8 @@ def disease_traits(disease: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def findings(site: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Zeros and ones [N, 8] with the wanted prevalences; findings come together a little, and differ by site."""
+    """Zeros and ones [N, 8] with the wanted prevalences; findings come together a little, and differ by
+    site."""
     severity = rng.standard_normal((len(site), 1))
     by_site = rng.standard_normal((len(SITES), len(FINDINGS)))[site]
     score = rng.standard_normal((len(site), len(FINDINGS))) + 0.5 * severity + 0.4 * by_site
@@ -187,5 +191,7 @@ def finding_traits(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     present = 0.70 + 0.20 * rng.standard_normal(labels.shape)
     absent = 0.10 + 0.14 * rng.standard_normal(labels.shape)
     for i, (name, _) in enumerate(FINDINGS.values()):
-        traits[:, TRAITS.index(name)] = np.clip(np.where(labels[:, i] == 1, present[:, i], absent[:, i]), 0, 1)
+        traits[:, TRAITS.index(name)] = np.clip(
+            np.where(labels[:, i] == 1, present[:, i], absent[:, i]), 0, 1
+        )
     return traits

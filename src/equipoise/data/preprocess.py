@@ -1,8 +1,9 @@
-"""What is done to an image once, before it enters the cache: colour constancy, brightness, and the way it becomes a square.
+"""What is done to an image once, before it enters the cache: colour constancy, brightness, and the way it
+becomes a square.
 
-Colour and brightness are measured on the whole image and change every grey level of a channel to another one, so both are
-counts and tables of 256: exact, and quicker than a pass of arithmetic over the pixels. (FLamby's script measures the image
-after shrinking it and cuts fractions off where we round.)
+Colour and brightness are measured on the whole image and change every grey level of a channel to another one,
+so both are counts and tables of 256: exact, and quicker than a pass of arithmetic over the pixels. (FLamby's
+script measures the image after shrinking it and cuts fractions off where we round.)
 """
 
 from __future__ import annotations
@@ -52,8 +53,9 @@ def toned(image: Image.Image, look: Look) -> Image.Image:
 def shades_of_grey(counts: np.ndarray, p: float) -> np.ndarray:
     """The factor for each channel that makes the light grey, from counts [channels, 256] of the grey levels.
 
-    The light is e_c = (mean of I_c^p)^(1/p) for each channel c; the factors |e| / (√channels · e_c) make its channels equal and
-    keep its length |e|. p = 1 is the grey world, p = 6 what the papers use (Finlayson and Trezzi 2004).
+    The light is e_c = (mean of I_c^p)^(1/p) for each channel c; the factors |e| / (√channels · e_c) make its
+    channels equal and keep its length |e|. p = 1 is the grey world, p = 6 what the papers use (Finlayson and
+    Trezzi 2004).
     """
     light = (counts @ (np.arange(256) / 255) ** p / counts.sum(axis=1)) ** (1 / p)
     even = np.sqrt((light**2).mean())
@@ -61,7 +63,8 @@ def shades_of_grey(counts: np.ndarray, p: float) -> np.ndarray:
 
 
 def even_brightness(counts: np.ndarray, gain: np.ndarray, target: float) -> float:
-    """The factor that brings the mean brightness, after `gain`, to `target`; what it makes brighter than white is cut later."""
+    """The factor that brings the mean brightness, after `gain`, to `target`; what it makes brighter than
+    white is cut later."""
     mean = gain * (counts @ np.arange(256) / 255 / counts.sum(axis=1))
     brightness = float(mean @ GREY) if len(mean) == 3 else float(mean[0])
     return target / brightness if brightness > 0 else 1.0

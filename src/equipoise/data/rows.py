@@ -58,16 +58,20 @@ def gather(
     cache: Path,
     progress: Progress | None,
 ) -> Samples:
-    """Check rows, decode their images, and put both together; `where` is what a message calls the place of the images."""
+    """Check rows, decode their images, and put both together; `where` is what a message calls the place of
+    the images."""
     good, bad, found = checked(rows, files, where, classes)
     pixels = decode_files(files, found, options, cache, progress)
-    return samples(source, good, bad, pixels, classes, "multi" if options.multi else "single", options.bad_rows)
+    return samples(
+        source, good, bad, pixels, classes, "multi" if options.multi else "single", options.bad_rows
+    )
 
 
 def checked(
     rows: Iterable[Row | Bad], files: Files, where: str, classes: tuple[str, ...]
 ) -> tuple[list[Row], list[Bad], list[tuple[str, str]]]:
-    """Rows with a valid label, an image and an id of their own; those without; and (name, stamp) of the good ones' images."""
+    """Rows with a valid label, an image and an id of their own; those without; and (name, stamp) of the good
+    ones' images."""
     good: list[Row] = []
     bad: list[Bad] = []
     found: list[tuple[str, str]] = []
@@ -95,7 +99,9 @@ def checked(
     return good, bad, found
 
 
-def encoded(label: int | str | Sequence[float] | Sequence[str], classes: tuple[str, ...]) -> int | list[float]:
+def encoded(
+    label: int | str | Sequence[float] | Sequence[str], classes: tuple[str, ...]
+) -> int | list[float]:
     """The number of a class, or zeros and ones for several; a ValueError says what is wrong with a name."""
     names = [label] if isinstance(label, str) else cast("Sequence[str]", label)
     for name in names:
@@ -126,7 +132,9 @@ def samples(
         raise DataError(refusal(source, skipped, total))
     rows = [row for i, row in enumerate(rows) if i not in pixels.broken]
     if not rows:
-        raise DataError(refusal(source, skipped, total) if skipped else f"{source} holds no samples: check the path")
+        raise DataError(
+            refusal(source, skipped, total) if skipped else f"{source} holds no samples: check the path"
+        )
     if task == "single" and len(classes) < 2:
         raise DataError(f"{source} holds only one class ('{classes[0]}'): a classifier needs at least two")
     labels = np.array([row.label for row in rows], np.int64 if task == "single" else np.float32)

@@ -41,8 +41,11 @@ class Samples:
         return len(self.labels)
 
 
-def fingerprint(pixels: str, labels: np.ndarray, classes: tuple[str, ...], columns: dict[str, np.ndarray | None]) -> str:
-    """sha256 of a data set from the digest of its pixels, its labels and its columns; paths and dates play no part."""
+def fingerprint(
+    pixels: str, labels: np.ndarray, classes: tuple[str, ...], columns: dict[str, np.ndarray | None]
+) -> str:
+    """sha256 of a data set from the digest of its pixels, its labels and its columns; paths and dates play no
+    part."""
     digest = hashlib.sha256(f"{pixels} {labels.dtype.str} {labels.shape} ".encode())
     digest.update(np.ascontiguousarray(labels).tobytes())
     filled = {name: column.tolist() for name, column in columns.items() if column is not None}

@@ -13,7 +13,8 @@ from equipoise.names import unknown
 def read_table(
     data: bytes, source: str, columns: Iterable[str], delimiter: str = ","
 ) -> Iterator[tuple[int, dict[str, str] | str]]:
-    """(number, fields by column) of every row after the header, which is row 1; a string says what is wrong with a row.
+    """(number, fields by column) of every row after the header, which is row 1; a string says what is wrong
+    with a row.
 
     `columns` must be in the header, each once.
     """
@@ -24,7 +25,9 @@ def read_table(
             if name not in header:
                 raise DataError(f"{source}: {unknown('column', name, header)}")
             if header.count(name) > 1:
-                raise DataError(f"{source}: column '{name}' appears {header.count(name)} times; rename all but one")
+                raise DataError(
+                    f"{source}: column '{name}' appears {header.count(name)} times; rename all but one"
+                )
         for number, values in enumerate(reader, start=2):
             if not values:
                 continue

@@ -1,9 +1,10 @@
-"""Who may speak to the coordinator's server: decided by a request's headers, before a byte of its body is read.
+"""Who may speak to the coordinator's server: decided by a request's headers, before a byte of its body is
+read.
 
-Sites show a signature by a listed key, as Flower's SuperNode sends it with every request. Everything else (the
-control of runs, and what Flower's own processes need) is for whoever can read the secret: a file for its owner
-alone, in the coordinator's folder. It counts on the coordinator's own machine only; where a request comes from is
-what the connection says, and never what a header says.
+Sites show a signature by a listed key, as Flower's SuperNode sends it with every request. Everything else
+(the control of runs, and what Flower's own processes need) is for whoever can read the secret: a file for its
+owner alone, in the coordinator's folder. It counts on the coordinator's own machine only; where a request
+comes from is what the connection says, and never what a header says.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ def registered(scope: Scope, key: bytes) -> bool:
 
 
 class Access:
-    """Refuses, and hangs up on, whoever may not come in or brings too much; only the headers are read for that."""
+    """Refuses, and hangs up on, whoever may not come in or brings too much; only the headers are read for
+    that."""
 
     def __init__(self, app: App, secret: str, limits: Limits, known: Known = registered) -> None:
         self.app, self.known = app, known

@@ -1,4 +1,5 @@
-"""The two Flower apps. One ServerApp and one ClientApp serve every method: they pass messages on and know nothing of what is in them."""
+"""The two Flower apps. One ServerApp and one ClientApp serve every method: they pass messages on and know
+nothing of what is in them."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def respond(message: Message, desk: Desk) -> Message:
 
 
 class SiteApp(ClientApp):
-    """Answers every message type: a method may ask questions of any name, and the desk knows which there are."""
+    """Answers every message type: a method may ask questions of any name, and the desk knows which there
+    are."""
 
     def __call__(self, message: Message, context: Context) -> Message:
         return respond(message, desk(str(context.node_config["folder"])))

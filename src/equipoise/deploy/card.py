@@ -48,7 +48,9 @@ class Card(Options):
             raise ValueError("'partial' is for several labels per image")
         if set(self.images) != set(SPLITS):
             raise ValueError("'images' is not by split")
-        if set(self.counts) != set(SPLITS) or {len(told) for told in self.counts.values()} != {len(self.classes)}:
+        if set(self.counts) != set(SPLITS) or {len(told) for told in self.counts.values()} != {
+            len(self.classes)
+        }:
             raise ValueError("'counts' is not by split and class")
         for split in SPLITS:
             told = [n for n in self.counts[split] if n is not None]
@@ -59,8 +61,11 @@ class Card(Options):
         return self
 
 
-def rows(classes: tuple[str, ...], shape: tuple[int, ...], told: Collection[str] = (COUNTS,)) -> list[dict[str, Any]]:
-    """The ledger's rows for joining, in the form of `Ledger.rows`; `told` as in a policy's `each`. Bytes are those of the longest card."""
+def rows(
+    classes: tuple[str, ...], shape: tuple[int, ...], told: Collection[str] = (COUNTS,)
+) -> list[dict[str, Any]]:
+    """The ledger's rows for joining, in the form of `Ledger.rows`; `told` as in a policy's `each`. Bytes are
+    those of the longest card."""
     count, wide = (MOST, f"{len(SPLITS)}×{len(classes)}") if COUNTS in told else (None, "not told")
     longest: dict[str, tuple[str, Any]] = {
         "classes": (str(len(classes)), classes),
@@ -70,5 +75,15 @@ def rows(classes: tuple[str, ...], shape: tuple[int, ...], told: Collection[str]
         "images": (str(len(SPLITS)), dict.fromkeys(SPLITS, MOST)),
         "counts": (wide, dict.fromkeys(SPLITS, [count] * len(classes))),
     }
-    fixed = {"question": JOIN, "from_round": 0, "kind": "each", "dtype": "json", "varies": False, "read_by": READERS["each"]}
-    return [fixed | {"leaf": leaf, "shape": size, "bytes": len(json.dumps(value))} for leaf, (size, value) in longest.items()]
+    fixed = {
+        "question": JOIN,
+        "from_round": 0,
+        "kind": "each",
+        "dtype": "json",
+        "varies": False,
+        "read_by": READERS["each"],
+    }
+    return [
+        fixed | {"leaf": leaf, "shape": size, "bytes": len(json.dumps(value))}
+        for leaf, (size, value) in longest.items()
+    ]

@@ -1,7 +1,8 @@
 """The coordinator's run: the same loop as a simulation, with the sites behind Flower and no image in sight.
 
-What it must know of the data (classes, image size, how many images) the sites say when they accept the invitation. The answer is
-kept in `roster.json`, so that a run that is gone on with has the same sites in the same order.
+What it must know of the data (classes, image size, how many images) the sites say when they accept the
+invitation. The answer is kept in `roster.json`, so that a run that is gone on with has the same sites in the
+same order.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ class Roster(Material):
     def held(self) -> dict[str, dict[str, Held]]:
         """As the sites said when they joined."""
         return {
-            site: {split: Held(card.images[split], card.counts[split]) for split in SPLITS} for site, card in self.cards.items()
+            site: {split: Held(card.images[split], card.counts[split]) for split in SPLITS}
+            for site, card in self.cards.items()
         }
 
     def census(self) -> dict[str, Any]:
@@ -78,7 +80,8 @@ class Roster(Material):
             "groups": None,
             "sites": {
                 site: {
-                    split: {"images": card.images[split], "counts": [n or 0 for n in card.counts[split]]} for split in SPLITS
+                    split: {"images": card.images[split], "counts": [n or 0 for n in card.counts[split]]}
+                    for split in SPLITS
                 }
                 for site, card in self.cards.items()
             },
@@ -86,13 +89,17 @@ class Roster(Material):
 
 
 def plan(config: Config, folder: Path, keys: Mapping[str, bytes]) -> Config:
-    """Make a run folder for these sites; the config as it is run there. A folder that was begun is gone on with."""
+    """Make a run folder for these sites; the config as it is run there. A folder that was begun is gone on
+    with."""
     config = federated(config)
     countable(len(keys))
     claim(folder, config)
     path = folder / "federation.json"
     if not path.exists():
-        table = {"run": secrets.token_hex(8), "keys": {site: base64.b64encode(key).decode() for site, key in keys.items()}}
+        table = {
+            "run": secrets.token_hex(8),
+            "keys": {site: base64.b64encode(key).decode() for site, key in keys.items()},
+        }
         write_json(path, table)
     read_plan(folder)
     if (folder / ROSTER).exists():
@@ -106,7 +113,10 @@ def federated(config: Config) -> Config:
     Sums are over three sites at least, unless it says how many.
     """
     if config.train.augment.normalise == "data":
-        raise ConfigError('train.augment.normalise = "data" needs all images in one place: use "imagenet", "half" or numbers')
+        raise ConfigError(
+            'train.augment.normalise = "data" needs all images in one place: use "imagenet", "half" or '
+            "numbers"
+        )
     exchange = config.exchange
     if "min_sites" not in exchange.model_fields_set:
         exchange = exchange.model_copy(update={"min_sites": MIN_SITES})
@@ -143,7 +153,10 @@ def _coordinate(grid: Grid, folder: Path, watch: Watch) -> Result:
             ledger = make_ledger(config, host, stuff)
             joining = rows(stuff.samples.classes, stuff.samples.images.shape[1:])
             write_json(folder / "data.json", stuff.census())
-            watch("begin", {"sites": stuff.sizes, "classes": stuff.samples.classes, "rounds": config.train.rounds})
+            watch(
+                "begin",
+                {"sites": stuff.sizes, "classes": stuff.samples.classes, "rounds": config.train.rounds},
+            )
             return train(config, stuff, host, ledger, fleet, journal, folder, watch, joining)
     except EquipoiseError as error:
         journal.write("stopped", reason=str(error))
@@ -154,7 +167,8 @@ def _coordinate(grid: Grid, folder: Path, watch: Watch) -> Result:
 
 @contextmanager
 def alone(folder: Path, patience: float = 30.0) -> Iterator[None]:
-    """One coordinator per run folder: a run that is submitted twice, or again while its killed predecessor still ends, must wait."""
+    """One coordinator per run folder: a run that is submitted twice, or again while its killed predecessor
+    still ends, must wait."""
     end = time.monotonic() + patience
     with open(folder / "lock", "w") as file:
         while True:
@@ -163,7 +177,9 @@ def alone(folder: Path, patience: float = 30.0) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() >= end:
-                    raise StorageError(f"another process works on the run in {folder}: stop it first, or wait for it") from None
+                    raise StorageError(
+                        f"another process works on the run in {folder}: stop it first, or wait for it"
+                    ) from None
                 time.sleep(0.2)
         yield
 
@@ -192,7 +208,8 @@ def read_roster(path: Path) -> dict[str, Any]:
 
 
 def roster(config: Config, folder: Path, fleet: Fleet, sites: tuple[str, ...]) -> Roster:
-    """The sites of the run and what they hold: asked once, then kept. Who does not join now is not in the run."""
+    """The sites of the run and what they hold: asked once, then kept. Who does not join now is not in the
+    run."""
     path = folder / ROSTER
     begun = path.exists()
     if begun:
@@ -204,13 +221,15 @@ def roster(config: Config, folder: Path, fleet: Fleet, sites: tuple[str, ...]) -
     given = {site: given[site] for site in cards}
     if len(cards) < max(1, config.exchange.min_sites):
         raise SiteError(
-            f"only {len(cards)} of {len(sites)} sites joined, {max(1, config.exchange.min_sites)} are needed; "
+            f"only {len(cards)} of {len(sites)} sites joined, {max(1, config.exchange.min_sites)} are "
+            f"needed; "
             "the journal says who did not and why"
         )
     each = drawn(config.train.participation, len(cards))
     if each < config.exchange.min_sites:
         raise SiteError(
-            f"train.participation = {config.train.participation:g} draws {each} of {len(cards)} sites for a round, and "
+            f"train.participation = {config.train.participation:g} draws {each} of {len(cards)} sites for "
+            f"a round, and "
             f"exchange.min_sites asks for {config.exchange.min_sites}: raise the one or lower the other"
         )
     if not begun:
@@ -219,7 +238,9 @@ def roster(config: Config, folder: Path, fleet: Fleet, sites: tuple[str, ...]) -
     width = len(first.classes)
     samples = Samples(
         images=np.zeros((0, *first.shape), dtype=np.uint8),
-        labels=np.zeros(0, dtype=np.int64) if first.task == "single" else np.zeros((0, width), dtype=np.float32),
+        labels=np.zeros(0, dtype=np.int64)
+        if first.task == "single"
+        else np.zeros((0, width), dtype=np.float32),
         classes=first.classes,
         task=first.task,
         ids=np.zeros(0, dtype=str),
@@ -240,7 +261,9 @@ def _usable(given: Mapping[str, Any], tell: Tell) -> dict[str, Card]:
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             place = ".".join(map(str, first["loc"]))
-            what = f"'{shown(place)}' is not in order" if place else first["msg"].removeprefix("Value error, ")
+            what = (
+                f"'{shown(place)}' is not in order" if place else first["msg"].removeprefix("Value error, ")
+            )
             reason = f"site '{site}' does not say in order what it holds: {what}; it needs the same Equipoise"
             tell("left out", site=site, reason=reason)
     return _agreed(cards, tell)
@@ -266,7 +289,8 @@ def _difference(first: str, one: Card, site: str, card: Card) -> str:
     what = next(what for what in ("task", "classes", "shape") if getattr(one, what) != getattr(card, what))
     return (
         f"sites '{first}' and '{site}' do not agree on their {what} ({_short(getattr(one, what))} and "
-        f"{_short(getattr(card, what))}): name the same classes in data.classes in the same order, and the same "
+        f"{_short(getattr(card, what))}): name the same classes in data.classes in the same order, and the "
+        f"same "
         "data.image_size, at every site"
     )
 

@@ -1,7 +1,8 @@
 """A site's day: Flower's SuperNode dials out, and this process answers what it brings.
 
-The SuperNode runs as Flower's "process" isolation has it: it starts no app by itself. So no code that comes with a run is ever
-executed at a site: what answers is the Equipoise installed here, in one process that keeps network and images between questions.
+The SuperNode runs as Flower's "process" isolation has it: it starts no app by itself. So no code that comes
+with a run is ever executed at a site: what answers is the Equipoise installed here, in one process that keeps
+network and images between questions.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
 from flwr.supercore.constant import TaskType
 from flwr.supercore.heartbeat import HeartbeatSender
-from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
+from flwr.supercore.interceptors import (
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
@@ -53,14 +58,17 @@ CLAIM = "/flwr.proto.Runtime/AcquireTask"
 
 
 def join(folder: Path, patience: float = PATIENCE) -> None:
-    """Take part until told to stop (SIGTERM or Ctrl-C), or until the coordinator has turned us away for `patience` seconds."""
+    """Take part until told to stop (SIGTERM or Ctrl-C), or until the coordinator has turned us away for
+    `patience` seconds."""
     options = read_site(folder)
     key, certificate = folder / options.key, folder / options.certificate
     if not options.superlink:
         raise ConfigError(f"{folder / 'site.toml'}: 'superlink' is missing: set the coordinator's host:port")
     for path in (key, certificate):
         if not path.is_file():
-            raise ConfigError(f"there is no {path}: put what the coordinator gave you there (see `equipoise site init`)")
+            raise ConfigError(
+                f"there is no {path}: put what the coordinator gave you there (see `equipoise site init`)"
+            )
     check_dates(certificate, NEW_AUTHORITY)
     own_key(key)
     read_policy(folder / "policy.toml")  # one that cannot be read is noticed before the coordinator dials in
@@ -124,7 +132,10 @@ def distrusted(address: str, certificate: str) -> str:
         shown = ssl.get_server_certificate((host.strip("[]"), int(port)), timeout=ANSWER)
         reason = outdated(x509.load_pem_x509_certificate(shown.encode()))
     if reason:
-        return f"the server's certificate {reason}: ask the coordinator to run `equipoise keys renew` and restart it"
+        return (
+            f"the server's certificate {reason}: ask the coordinator to run `equipoise keys renew` and "
+            f"restart it"
+        )
     return f"the server is not one that {certificate} vouches for"
 
 
@@ -142,9 +153,9 @@ class Log:
     def astray(self) -> bool:
         """Whether the SuperNode is of no more use, though it runs.
 
-        A message that it drops on its way in, as when a run is stopped (a coordinator that was killed), is still in its books: it
-        never tells us, and from then on sends with every message the answer to the one before. And an error of the server ends its
-        work, but not its process.
+        A message that it drops on its way in, as when a run is stopped (a coordinator that was killed), is
+        still in its books: it never tells us, and from then on sends with every message the answer to the one
+        before. And an error of the server ends its work, but not its process.
         """
         with open(self.path, "rb") as file:
             file.seek(self._read)
@@ -161,7 +172,8 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def serve(desk: Desk, address: str, secret: bytes, node: subprocess.Popen[bytes], log: Log) -> None:
-    """Answer what the SuperNode holds for us, one message after the other, as long as it runs and keeps in step."""
+    """Answer what the SuperNode holds for us, one message after the other, as long as it runs and keeps in
+    step."""
     claim = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={CLAIM})
     tasks, idle = _client(address, "SuperExec", claim), time.monotonic()
     wanted = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
@@ -172,7 +184,10 @@ def serve(desk: Desk, address: str, secret: bytes, node: subprocess.Popen[bytes]
             except httpx.HTTPError:
                 found = None  # the SuperNode is starting or ending; the next turn shows which
             if found is not None and found.HasField("task") and found.token:
-                _answer(desk, Task(_client(address, "flwr-clientapp", RuntimeTokenHttpInterceptor(found.token)), log))
+                _answer(
+                    desk,
+                    Task(_client(address, "flwr-clientapp", RuntimeTokenHttpInterceptor(found.token)), log),
+                )
                 idle = time.monotonic()
             else:
                 time.sleep(min(LAZY, max(POLL, (time.monotonic() - idle) / 10)))
@@ -181,7 +196,8 @@ def serve(desk: Desk, address: str, secret: bytes, node: subprocess.Popen[bytes]
 
 
 class Task:
-    """A conversation with the SuperNode about one message. Tensors that are still on their way are waited for, unless they never come."""
+    """A conversation with the SuperNode about one message. Tensors that are still on their way are waited
+    for, unless they never come."""
 
     def __init__(self, client: RuntimeHttpClient, log: Log) -> None:
         self._client, self._log = client, log

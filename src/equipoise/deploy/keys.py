@@ -3,9 +3,11 @@
     keys/ca.key, ca.crt           the federation's own authority; ca.crt goes to every site
     keys/server.key, server.crt   the coordinator, for the hosts it is reached at
     keys/sites/NAME.pub           the allow-list: a site whose key is not here is turned away
-    hand-out/NAME/                what a site is given: its key pair and ca.crt, to be deleted once it is there
+    hand-out/NAME/                what a site is given: its key pair and ca.crt, to be deleted once it is
+    there
 
-A site that would rather make its own key (`equipoise site init` does) sends only the `.pub` file, to be put into keys/sites.
+A site that would rather make its own key (`equipoise site init` does) sends only the `.pub` file, to be put
+into keys/sites.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ def new_keys(folder: Path, hosts: Sequence[str], sites: Sequence[str]) -> list[P
     """Make what is not there yet, and say what was made. Nothing that exists is replaced."""
     for site in sites:
         if not SITE.fullmatch(site):
-            raise ConfigError(f"'{site}' cannot be a site's name: letters, digits, '-', '_' and '.', at most 64")
+            raise ConfigError(
+                f"'{site}' cannot be a site's name: letters, digits, '-', '_' and '.', at most 64"
+            )
     keys, made = folder / "keys", list[Path]()
     private_folder(keys / "sites")
     if not (keys / "ca.key").exists():
@@ -84,7 +88,9 @@ def read_public(path: Path) -> bytes:
         key = serialization.load_ssh_public_key(read_regular(path))
         return key.public_bytes(PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"{path} is not a site's public key: make one with `equipoise keys new` or `site init`") from error
+        raise ConfigError(
+            f"{path} is not a site's public key: make one with `equipoise keys new` or `site init`"
+        ) from error
 
 
 def listed(folder: Path) -> dict[str, Path]:
@@ -94,7 +100,9 @@ def listed(folder: Path) -> dict[str, Path]:
         raise ConfigError(f"{folder} lists no site: make keys with `equipoise keys new {folder} --site NAME`")
     for site, path in found.items():
         if not SITE.fullmatch(site):
-            raise ConfigError(f"{path} is not named by a site: letters, digits, '-', '_' and '.', at most 64, before .pub")
+            raise ConfigError(
+                f"{path} is not named by a site: letters, digits, '-', '_' and '.', at most 64, before .pub"
+            )
     return found
 
 
@@ -147,7 +155,9 @@ def _pair(path: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
         key = serialization.load_pem_private_key(read_regular(path.with_suffix(".key")), None)
         certificate = x509.load_pem_x509_certificate(read_regular(path.with_suffix(".crt")))
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise StorageError(f"{path}.key or .crt is missing or damaged: restore it, or make keys anew") from error
+        raise StorageError(
+            f"{path}.key or .crt is missing or damaged: restore it, or make keys anew"
+        ) from error
     assert isinstance(key, ec.EllipticCurvePrivateKey)
     return key, certificate
 
@@ -209,7 +219,9 @@ def _server_certificate(
         .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False
+        )
         .sign(authority, hashes.SHA256())
     )
 
@@ -217,7 +229,11 @@ def _server_certificate(
 def _dated(builder: x509.CertificateBuilder, days: int) -> x509.CertificateBuilder:
     start = _now() - datetime.timedelta(hours=1)  # clocks of sites may run behind
     serial = x509.random_serial_number()
-    return builder.serial_number(serial).not_valid_before(start).not_valid_after(start + datetime.timedelta(days=days))
+    return (
+        builder.serial_number(serial)
+        .not_valid_before(start)
+        .not_valid_after(start + datetime.timedelta(days=days))
+    )
 
 
 def _host(host: str) -> x509.GeneralName:

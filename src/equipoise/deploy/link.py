@@ -69,16 +69,21 @@ clientapp = "equipoise_run.apps:client"
 [tool.flwr.app.config]
 folder = {folder}
 """
-CODE = '"""The apps of an Equipoise run."""\n\nfrom equipoise.deploy.apps import client, server\n\n__all__ = ["client", "server"]\n'
+CODE = (
+    '"""The apps of an Equipoise run."""\n\nfrom equipoise.deploy.apps import client, server\n\n__all__ '
+    '= ["client", "server"]\n'
+)
 HOME = "flower"
 UP = 300.0
-"""seconds a server may take to listen: on a busy machine Flower is slow to start, and one that has ended is noticed at once"""
+"""seconds a server may take to listen: on a busy machine Flower is slow to start, and one that has ended is
+noticed at once"""
 MUTE = 120.0
 """seconds a server may miss calls before it is taken for gone"""
 
 
 def start(folder: Path, host: str, port: int, limits: Limits | None = None) -> subprocess.Popen[bytes]:
-    """Start the SuperLink (TLS, sites by key, control by the secret) and let in the listed sites; no run begins by itself."""
+    """Start the SuperLink (TLS, sites by key, control by the secret) and let in the listed sites; no run
+    begins by itself."""
     keys = folder / "keys"
     for name in ("ca.crt", "server.crt", "server.key"):
         if not (keys / name).is_file():
@@ -105,7 +110,9 @@ def start(folder: Path, host: str, port: int, limits: Limits | None = None) -> s
         processes.wait_for_port(inside, port, process, UP, "Flower's SuperLink")
         write_json(folder / "server.json", {"address": f"{inside}:{port}", "process": process.pid})
         allow(folder, {site: read_public(path) for site, path in sites.items()})
-        stop(folder)  # runs that the last server left behind: they would all begin at once, and get in each other's way
+        stop(
+            folder
+        )  # runs that the last server left behind: they would all begin at once, and get in each other's way
     except BaseException:
         processes.stop(process)
         raise
@@ -126,7 +133,9 @@ def control(folder: Path) -> Iterator[ControlHttpClient]:
         address = str(read_json(folder / "server.json", "start the server again")["address"])
         certificate, secret = (folder / "keys" / "ca.crt").read_bytes(), read_secret(folder / HOME)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"no server runs in {folder}: start it with `equipoise server start {folder}`") from error
+        raise ConfigError(
+            f"no server runs in {folder}: start it with `equipoise server start {folder}`"
+        ) from error
     check_certificates(folder)
     client = ControlHttpClient.from_server_address(address, False, certificate, [Bearer(secret)])
     try:
@@ -143,7 +152,11 @@ def control(folder: Path) -> Iterator[ControlHttpClient]:
 def allow(folder: Path, keys: dict[str, bytes]) -> None:
     """Make Flower's list of nodes the allow-list: let in who is on it, put out who no longer is."""
     with control(folder) as client:
-        known = {node.public_key: node for node in client.ListNodes(ListNodesRequest()).nodes_info if not node.unregistered_at}
+        known = {
+            node.public_key: node
+            for node in client.ListNodes(ListNodesRequest()).nodes_info
+            if not node.unregistered_at
+        }
         for site, key in keys.items():
             if key not in known:
                 client.RegisterNode(RegisterNodeRequest(public_key=key, name=site))
@@ -164,18 +177,25 @@ def submit(folder: Path, config: Config, out: Path) -> int:
         "equipoise_run/apps.py": CODE.encode(),
     }
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Flower names a pattern style that its own dependency has renamed
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # Flower names a pattern style that its own dependency has renamed
         bundle, _ = build_fab_from_files(files)
     with control(folder) as client:
-        found = client.StartRun(StartRunRequest(fab=fab_to_proto(Fab(hashlib.sha256(bundle).hexdigest(), bundle, {}))))
+        found = client.StartRun(
+            StartRunRequest(fab=fab_to_proto(Fab(hashlib.sha256(bundle).hexdigest(), bundle, {})))
+        )
     if not found.HasField("run_id"):
         raise SiteError(f"the server did not take the run: {folder / 'server.log'} says why")
     write_json(out / "flower.json", {"run": found.run_id, "coordinator": str(folder.resolve())})
     return int(found.run_id)
 
 
-def wait(folder: Path, out: Path, number: int, look: Callable[[], None], pause: float = 0.5) -> dict[str, Any]:
-    """Wait for a run's end, calling `look` on the way; what it came to, or a `SiteError` that says why it stopped."""
+def wait(
+    folder: Path, out: Path, number: int, look: Callable[[], None], pause: float = 0.5
+) -> dict[str, Any]:
+    """Wait for a run's end, calling `look` on the way; what it came to, or a `SiteError` that says why it
+    stopped."""
     heard = time.monotonic()
     while True:
         try:
@@ -204,14 +224,26 @@ def standing(folder: Path) -> dict[str, Any]:
     with control(folder) as client:
         nodes = client.ListNodes(ListNodesRequest()).nodes_info
         runs = client.ListRuns(ListRunsRequest()).run_dict
-    here = {names[node.public_key]: node for node in nodes if node.public_key in names and not node.unregistered_at}
+    here = {
+        names[node.public_key]: node
+        for node in nodes
+        if node.public_key in names and not node.unregistered_at
+    }
     return {
         "sites": {
-            site: {"status": here[site].status if site in here else "not let in", "since": _since(here.get(site))}
+            site: {
+                "status": here[site].status if site in here else "not let in",
+                "since": _since(here.get(site)),
+            }
             for site in names.values()
         },
         "runs": [
-            {"run": number, "status": run.status.status, "outcome": run.status.sub_status, "since": run.running_at}
+            {
+                "run": number,
+                "status": run.status.status,
+                "outcome": run.status.sub_status,
+                "since": run.running_at,
+            }
             for number, run in sorted(runs.items(), key=lambda item: item[1].pending_at)
         ],
     }
@@ -227,9 +259,13 @@ def stop(folder: Path, number: int | None = None) -> list[int]:
     """Stop a run, or all that have not ended; their numbers."""
     with control(folder) as client:
         runs = client.ListRuns(ListRunsRequest()).run_dict
-        going = [one for one, run in runs.items() if run.status.status != "finished" and number in (None, one)]
+        going = [
+            one for one, run in runs.items() if run.status.status != "finished" and number in (None, one)
+        ]
         if number is not None and not going:
-            raise ConfigError(f"no run {number} is going on at {folder}: `equipoise status {folder}` lists them")
+            raise ConfigError(
+                f"no run {number} is going on at {folder}: `equipoise status {folder}` lists them"
+            )
         for one in going:
             client.StopRun(StopRunRequest(run_id=one))
     return going

@@ -1,8 +1,9 @@
 """The coordinator's port: how many may connect, and how long they may take to say what they want.
 
-Connections are counted as they come, before TLS, in all and by address. A handshake, and the headers of a request,
-must be there in good time; a body must advance. Whoever does not keep to that is hung up on. The rest is uvicorn's,
-over HTTP/1.1 and nothing else, and without a look at headers that say where a request was forwarded from.
+Connections are counted as they come, before TLS, in all and by address. A handshake, and the headers of a
+request, must be there in good time; a body must advance. Whoever does not keep to that is hung up on. The
+rest is uvicorn's, over HTTP/1.1 and nothing else, and without a look at headers that say where a request was
+forwarded from.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""A site's policy: what it lets be done and told, whatever the coordinator asks. Read from `policy.toml`; it always wins.
+"""A site's policy: what it lets be done and told, whatever the coordinator asks. Read from `policy.toml`; it
+always wins.
 
 `methods`: a method runs here only if the files that define it are the ones that were approved. `each`: a leaf
-that the coordinator can read for this site alone leaves only if it is named. `small_cell`: nothing that is told
-class by class leaves while a class has fewer images than this (and any at all). `min_sites`: a sum over fewer
-sites says too much of one. `batch_size`, `optimizers`, `questions_per_round`, `questions_per_run`: what a run may
-do to find out more than its sums are meant to say.
+that the coordinator can read for this site alone leaves only if it is named. `small_cell`: nothing that is
+told class by class leaves while a class has fewer images than this (and any at all). `min_sites`: a sum over
+fewer sites says too much of one. `batch_size`, `optimizers`, `questions_per_round`, `questions_per_run`: what
+a run may do to find out more than its sums are meant to say.
 """
 
 from __future__ import annotations
@@ -43,11 +44,14 @@ class Policy(Options):
     """What a site allows."""
 
     small_cell: int = Field(default=SMALL_CELL, ge=0)
-    """no answer is given class by class while a class has fewer images than this, unless it has none; 0 turns the rule off"""
+    """no answer is given class by class while a class has fewer images than this, unless it has none; 0 turns
+    the rule off"""
     each: tuple[str, ...] = ("evaluate.own", COUNTS)
-    """leaves (question.leaf) the coordinator may read for this site alone; join.counts: our images per class, told when we join"""
+    """leaves (question.leaf) the coordinator may read for this site alone; join.counts: our images per class,
+    told when we join"""
     min_sites: int = Field(default=MIN_SITES, ge=1)
-    """a question is answered only if at least so many sites are asked, in a run that adds up no fewer answers"""
+    """a question is answered only if at least so many sites are asked, in a run that adds up no fewer
+    answers"""
     batch_size: int = Field(default=8, ge=1)
     """smallest train.batch_size a run may have"""
     optimizers: tuple[Literal["sgd", "adam", "adamw"], ...] = ("sgd", "adam", "adamw")
@@ -78,7 +82,8 @@ class Policy(Options):
             yield str(error)
         if config.exchange.min_sites < self.min_sites:
             yield (
-                f"policy rule 'min_sites': the run adds up as few as {config.exchange.min_sites} answers, this site takes part in "
+                f"policy rule 'min_sites': the run adds up as few as {config.exchange.min_sites} answers, "
+                f"this site takes part in "
                 f"sums of at least {self.min_sites}: set exchange.min_sites = {self.min_sites}"
             )
         if config.train.batch_size < self.batch_size:
@@ -93,7 +98,8 @@ class Policy(Options):
         """Refuse a question that goes to too few sites."""
         if len(set(sites)) < self.min_sites:
             raise Refused(
-                f"policy rule 'min_sites': this site answers only when at least {self.min_sites} sites are asked, "
+                f"policy rule 'min_sites': this site answers only when at least {self.min_sites} sites are "
+                f"asked, "
                 f"and {len(set(sites))} {'was' if len(set(sites)) == 1 else 'were'} (policy.toml: min_sites)"
             )
 
@@ -101,7 +107,9 @@ class Policy(Options):
         """Refuse a question that is one too many."""
         for name, count in (("questions_per_round", in_round), ("questions_per_run", in_run)):
             if count > getattr(self, name):
-                raise Refused(f"policy rule '{name}': this site has answered {getattr(self, name)}, and answers no more")
+                raise Refused(
+                    f"policy rule '{name}': this site has answered {getattr(self, name)}, and answers no more"
+                )
 
     def objections(
         self,
@@ -114,8 +122,9 @@ class Policy(Options):
     ) -> Iterator[str]:
         """The rules an answer with these tensors breaks, a sentence each.
 
-        `counts` are the images per class of each split, `read` the splits the answer is computed from, `parameters` the names of
-        the network's tensors: those are as wide as there are classes without being told class by class.
+        `counts` are the images per class of each split, `read` the splits the answer is computed from,
+        `parameters` the names of the network's tensors: those are as wide as there are classes without being
+        told class by class.
         """
         seen = set[str]()
         for entry in told:
@@ -141,20 +150,23 @@ class Policy(Options):
             raise Refused(sentence)
 
     def cells(self, counts: Tensor) -> list[int | None]:
-        """Images per class as they may be told: None for a small cell, and everywhere if they may not be told at all."""
+        """Images per class as they may be told: None for a small cell, and everywhere if they may not be told
+        at all."""
         told = COUNTS in self.each
         return [int(n) if told and not 0 < int(n) < self.small_cell else None for n in counts]
 
 
 def by_class(entry: Entry, classes: int, parameters: Collection[str]) -> bool:
-    """Whether a tensor has one value or row per class without being a part of the network, or a weight per class."""
+    """Whether a tensor has one value or row per class without being a part of the network, or a weight per
+    class."""
     last = entry.tensor.rpartition("/")[2]
     network = bool(last) and any(name == last or name.endswith(f".{last}") for name in parameters)
     return classes in (entry.weight or ()) or (classes in entry.shape and not network)
 
 
 def mark_of(config: Config) -> str:
-    """The fingerprint of a run's method: of the code that was run, or of Equipoise's own files as they are."""
+    """The fingerprint of a run's method: of the code that was run, or of Equipoise's own files as they
+    are."""
     return fingerprint(type(config.method)) if config.code is None else config.code.approval
 
 
@@ -171,7 +183,9 @@ def read_policy(path: Path) -> Policy:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))
         guess = nearest(place, Policy.model_fields) if first["type"] == "extra_forbidden" else None
-        raise ConfigError(f"{path}: '{place}': {f'did you mean {guess!r}?' if guess else first['msg']}") from None
+        raise ConfigError(
+            f"{path}: '{place}': {f'did you mean {guess!r}?' if guess else first['msg']}"
+        ) from None
 
 
 def approved(names: Collection[str] = tuple(METHODS)) -> dict[str, str]:

@@ -1,4 +1,5 @@
-"""Flower's programs as processes of ours: started with a home of their own, ended by their own id, never outliving us."""
+"""Flower's programs as processes of ours: started with a home of their own, ended by their own id, never
+outliving us."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def start(command: Sequence[str], home: Path, log: Path | None = None) -> subprocess.Popen[bytes]:
-    """Start a program in a session of its own, whose files are for us alone; on Linux it ends however we end."""
+    """Start a program in a session of its own, whose files are for us alone; on Linux it ends however we
+    end."""
     private_folder(home)
     output = open(log, "ab", opener=_ours) if log else None
     try:
@@ -74,7 +76,8 @@ def _end_with_parent() -> None:
 
 
 def stop(*started: subprocess.Popen[bytes], patience: float = 10.0) -> None:
-    """End processes of ours and all that they have started: gently first, unless there is no patience; then what is left."""
+    """End processes of ours and all that they have started: gently first, unless there is no patience; then
+    what is left."""
     families = family({process.pid for process in started})
     for process in started:
         if process.poll() is None:
@@ -94,11 +97,14 @@ def stop(*started: subprocess.Popen[bytes], patience: float = 10.0) -> None:
 
 
 def family(numbers: set[int]) -> dict[int, str]:
-    """The children of processes, and theirs, each with its moment of birth; none where the system does not say (Linux does)."""
+    """The children of processes, and theirs, each with its moment of birth; none where the system does not
+    say (Linux does)."""
     known = {int(path.name): _stat(int(path.name)) for path in Path("/proc").glob("[0-9]*")}
     found, grown = dict[int, str](), True
     while grown:
-        more = {n: s[19] for n, s in known.items() if s and int(s[1]) in numbers | set(found) and n not in found}
+        more = {
+            n: s[19] for n, s in known.items() if s and int(s[1]) in numbers | set(found) and n not in found
+        }
         found, grown = found | more, bool(more)
     return found
 

@@ -1,4 +1,5 @@
-"""A federation on one machine, with nothing left out: keys, TLS, Flower's processes, one process per site. Then it is all gone."""
+"""A federation on one machine, with nothing left out: keys, TLS, Flower's processes, one process per site.
+Then it is all gone."""
 
 from __future__ import annotations
 
@@ -63,7 +64,9 @@ class Stage:
         for name in sorted(path.name for path in (self.folder / "sites").iterdir()):
             self.join(name)
 
-    def perform(self, config: Config, out: Path, look: Callable[[], None] = lambda: None, pause: float = 0.5) -> dict[str, Any]:
+    def perform(
+        self, config: Config, out: Path, look: Callable[[], None] = lambda: None, pause: float = 0.5
+    ) -> dict[str, Any]:
         """Hand in a run and wait for its end; what it came to."""
         return link.wait(self.coordinator, out, link.submit(self.coordinator, config, out), look, pause)
 
@@ -101,7 +104,9 @@ def stage(config: Config, folder: Path, policy: dict[str, Any] | None = None) ->
             "device": config.engine.device,
             "data": table["data"] | _absolute(table["data"], config.base),
             "partition": table["partition"],
-            "weights": {net.weights: os.path.abspath(config.base / net.weights) for net in nets if net.weights},
+            "weights": {
+                net.weights: os.path.abspath(config.base / net.weights) for net in nets if net.weights
+            },
         }
         (home / "site.toml").write_text(tomli_w.dumps(own))
         (home / "policy.toml").write_text(tomli_w.dumps(rules))
@@ -125,7 +130,9 @@ def allowed(config: Config) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         stuff = material(config)
         ledger = make_ledger(config, make_host(config, stuff, Path(folder)), stuff)
-    return sorted({COUNTS, *(f"{row['question']}.{row['leaf']}" for row in ledger.rows() if row["kind"] == "each")})
+    return sorted(
+        {COUNTS, *(f"{row['question']}.{row['leaf']}" for row in ledger.rows() if row["kind"] == "each")}
+    )
 
 
 def rehearse(config: Config, out: Path, look: Callable[[], None] = lambda: None) -> dict[str, Any]:

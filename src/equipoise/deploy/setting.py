@@ -36,7 +36,8 @@ device = "auto"
 [weights]
 # "efficientnet-lite0-57934424.pth" = "weights/efficientnet-lite0-57934424.pth"
 
-# Our images, as in the config of a run (docs/config.md). Name all classes of the federation in the agreed order, also those we lack.
+# Our images, as in the config of a run (docs/config.md). Name all classes of the federation in the agreed
+# order, also those we lack.
 [data]
 kind = "csv"
 path = "rows.csv"
@@ -62,11 +63,13 @@ optimizers = ["sgd", "adam", "adamw"]
 questions_per_round = 50
 questions_per_run = 10000
 
-# What the coordinator may read for this site alone (question.leaf). Take "evaluate.own" out to keep our own test results here;
-# we are then left out of evaluation, not of training. Take "join.counts" out to tell how many images we have, but not of what.
+# What the coordinator may read for this site alone (question.leaf). Take "evaluate.own" out to keep our own
+# test results here; we are then left out of evaluation, not of training. Take "join.counts" out to tell how
+# many images we have, but not of what.
 each = ["evaluate.own", "join.counts"]
 
-# Methods that may run here: name = fingerprint of its files, as `equipoise site check` shows it. A changed file is refused.
+# Methods that may run here: name = fingerprint of its files, as `equipoise site check` shows it. A changed
+# file is refused.
 [methods]
 {methods}"""
 
@@ -74,7 +77,9 @@ each = ["evaluate.own", "join.counts"]
 def new_site(folder: Path, name: str, superlink: str, methods: Sequence[str]) -> list[Path]:
     """Make a site's folder; nothing that is there is replaced."""
     if (folder / "site.toml").exists():
-        raise ConfigError(f"{folder} is a site's folder already: edit {folder / 'site.toml'}, or choose another folder")
+        raise ConfigError(
+            f"{folder} is a site's folder already: edit {folder / 'site.toml'}, or choose another folder"
+        )
     prints = {one: _mark(one, folder) if ":" in one else _known(one) for one in methods}
     (folder / "keys").mkdir(parents=True, exist_ok=True, mode=0o700)
     folder.chmod(0o700)
@@ -131,24 +136,34 @@ def check_site(folder: Path, file: Path | None = None) -> Checked:
 
     try:
         config = own_config(options, folder, {} if file is None else load(file), allow)
-    except (Refused, WeightsError) as error:  # code that is not approved is not run: what it would send cannot be tried
-        refused.append(f"{error}; its fingerprint is {seen[0].approval}" if isinstance(error, Refused) else str(error))
+    except (
+        Refused,
+        WeightsError,
+    ) as error:  # code that is not approved is not run: what it would send cannot be tried
+        refused.append(
+            f"{error}; its fingerprint is {seen[0].approval}" if isinstance(error, Refused) else str(error)
+        )
         config, file = own_config(options, folder, {}, allow), None
     with one_thread(), tempfile.TemporaryDirectory() as place:
         joined = take_part(options, config, Path(place))
         ledger = None if file is None else probe(joined.host, 1, exact=False)
     samples = joined.stuff.samples
-    train = ", ".join(f"{name} {n}" for name, n in zip(samples.classes, joined.counts["train"].tolist(), strict=True))
+    train = ", ".join(
+        f"{name} {n}" for name, n in zip(samples.classes, joined.counts["train"].tolist(), strict=True)
+    )
     changed = [name for name, text in policy.methods.items() if name in METHODS and _known(name) != text]
     facts = {
         "site": f"{options.name}, coordinator {options.superlink or 'not given'}",
         "keys": f"{key.name} is ours alone; {options.certificate} is there",
         "data": f"{len(samples):,} images of {len(samples.classes)} classes; to train on: {train}",
-        "policy": f"approved: {', '.join(policy.methods) or 'no method'}; changed since: {', '.join(changed) or 'none'}",
+        "policy": f"approved: {', '.join(policy.methods) or 'no method'}; changed since: "
+        f"{', '.join(changed) or 'none'}",
     }
     if ledger is not None:
         for sentence in policy.terms(federated(config)):
-            refused.append(f"{sentence}; its fingerprint is {mark_of(config)}" if "'methods'" in sentence else sentence)
+            refused.append(
+                f"{sentence}; its fingerprint is {mark_of(config)}" if "'methods'" in sentence else sentence
+            )
         for line in ledger.lines:
             refused += policy.objections(line.question, line.up, **joined.facts, read=("train",))
     joining = rows(samples.classes, samples.images.shape[1:], policy.each)

@@ -4,13 +4,15 @@
     policy.toml     what we allow (see `policy`)
     keys/           our key pair and the coordinator's certificate
     journal.jsonl   everything we were asked, and what we said
-    runs/<run>/     the run's config as we accepted it, our private state and our own results; for our eyes only
+    runs/<run>/     the run's config as we accepted it, our private state and our own results; for our eyes
+    only
 
 All that we write there has digests that are checked when it is read back (see `keeping`); what you wrote is
 recorded in the journal whenever it is not what it was.
 
-What leaves is an answer that the policy has let pass, or one sentence: a refusal names the rule, a failure its kind. What exactly
-failed, with the names of files or patients it may hold, is written to the journal here.
+What leaves is an answer that the policy has let pass, or one sentence: a refusal names the rule, a failure
+its kind. What exactly failed, with the names of files or patients it may hold, is written to the journal
+here.
 """
 
 from __future__ import annotations
@@ -103,7 +105,11 @@ def read_site(folder: Path) -> SiteOptions:
         place = ".".join(map(str, first["loc"]))
         if first["type"] == "extra_forbidden":
             raise ConfigError(f"{path}: {unknown('key', place, SiteOptions.model_fields)}") from None
-        hint = "write host:port without http://, the connection is always encrypted" if place == "superlink" else first["msg"]
+        hint = (
+            "write host:port without http://, the connection is always encrypted"
+            if place == "superlink"
+            else first["msg"]
+        )
         raise ConfigError(f"{path}: '{place}': {hint}") from None
 
 
@@ -118,7 +124,10 @@ class Whole(PartitionOptions):
         if samples.site is not None:
             rows = rows[np.asarray(samples.site).astype(str) == self.name]
             if not len(rows):
-                raise ConfigError(f"site.toml: no row of the data is of site '{self.name}': correct `name`, or drop data.site")
+                raise ConfigError(
+                    f"site.toml: no row of the data is of site '{self.name}': correct `name`, or drop "
+                    f"data.site"
+                )
         return {self.name: rows}
 
 
@@ -132,7 +141,10 @@ def own_config(options: SiteOptions, folder: Path, table: Mapping[str, Any], all
         own["partition"] = options.partition
     made = resolve({key: value for key, value in table.items() if key not in OURS} | own, folder, allow=allow)
     made = replace(
-        made, weights={name.lower() if DIGEST.fullmatch(name) else name: path for name, path in options.weights.items()}
+        made,
+        weights={
+            name.lower() if DIGEST.fullmatch(name) else name: path for name, path in options.weights.items()
+        },
     )
     for net in (made.net, *made.method.frozen().values()):
         located(net, made)
@@ -144,9 +156,14 @@ def own_material(options: SiteOptions, config: Config, progress: Progress | None
     samples = config.data.load(cache=cache_folder(), base=config.base, progress=progress)
     fits(config, samples.task)
     if config.train.augment.normalise == "data":
-        raise ConfigError('train.augment.normalise = "data" needs all images in one place: use "imagenet", "half" or numbers')
+        raise ConfigError(
+            'train.augment.normalise = "data" needs all images in one place: use "imagenet", "half" or '
+            "numbers"
+        )
     rule = Whole(name=options.name) if options.partition is None else config.partition
-    held = [one for one in divide(samples, rule, config.data.split, config.train.seed) if one.name == options.name]
+    held = [
+        one for one in divide(samples, rule, config.data.split, config.train.seed) if one.name == options.name
+    ]
     if not held:
         raise ConfigError(f"site.toml: the partition has no site '{options.name}'")
     holding = held[0]
@@ -175,7 +192,8 @@ Version = Annotated[str, Field(pattern=VERSION)]
 
 
 class Call(Options):
-    """A question as it may be asked; anything else is refused. Versions are file names here, so they must be nothing more."""
+    """A question as it may be asked; anything else is refused. Versions are file names here, so they must be
+    nothing more."""
 
     run: str = Field(pattern=f"^{RUN.pattern}$")
     ticket: int = Field(gt=0, strict=True)
@@ -227,7 +245,9 @@ class Joined:
         results: dict[str, dict[str, Any]] = {}
         for tree in (leaf.value for leaf in upload.values() if isinstance(leaf.value, Mapping)):
             for split, roles in tree.items():
-                results.setdefault(split, {}).update({name: scalars(from_statistics(counts)) for name, counts in roles.items()})
+                results.setdefault(split, {}).update(
+                    {name: scalars(from_statistics(counts)) for name, counts in roles.items()}
+                )
         append_line(self.folder / "metrics.jsonl", {"round": round + 1, **results}, sync=True)
 
     def accept(self, ticket: int) -> None:
@@ -235,9 +255,13 @@ class Joined:
         path = self.folder / TICKET
         last: dict[str, Any] = read_json(path, LEAVE) if path.exists() else {"ticket": 0, "journal": FIRST}
         if self.journal is not None and last["journal"] not in self.journal:
-            raise StorageError("journal.jsonl has lost lines or was written anew since the last message: restore it")
+            raise StorageError(
+                "journal.jsonl has lost lines or was written anew since the last message: restore it"
+            )
         if ticket <= last["ticket"]:
-            raise Refused("this message was answered before, or is older than one that was: it is not answered again")
+            raise Refused(
+                "this message was answered before, or is older than one that was: it is not answered again"
+            )
         if self.journal is not None:
             self.journal.sync()
         write_json(path, {"ticket": ticket, "journal": FIRST if self.journal is None else self.journal.head})
@@ -248,7 +272,9 @@ class Joined:
         if not path.exists():
             write_json(path, now)
         if read_json(path, LEAVE) != now:
-            raise Refused("this site's data are not those it joined the run with: it takes part in a new run only")
+            raise Refused(
+                "this site's data are not those it joined the run with: it takes part in a new run only"
+            )
 
     def count(self, round: int, policy: Policy) -> None:
         """One more question of a round; the policy says how many are answered."""
@@ -283,7 +309,9 @@ class Desk:
         self.options = read_site(folder)
         self.journal = Journal(folder / "journal.jsonl")
         lines, _ = read_journal(folder / "journal.jsonl")
-        self._settings = next((line["files"] for line in reversed(lines) if line["event"] == settings.EVENT), None)
+        self._settings = next(
+            (line["files"] for line in reversed(lines) if line["event"] == settings.EVENT), None
+        )
         self._note_settings()
         self._joined: Joined | None = None
         torch.set_num_threads(1)
@@ -310,14 +338,21 @@ class Desk:
     def close(self) -> None:
         self.journal.close()
 
-    def reply(self, kind: str, table: Mapping[str, Any], data: Mapping[str, bytes]) -> tuple[dict[str, Any], bytes | None]:
-        """The table, with our journal's head, and the bytes to send back; never raises what could carry data out."""
+    def reply(
+        self, kind: str, table: Mapping[str, Any], data: Mapping[str, bytes]
+    ) -> tuple[dict[str, Any], bytes | None]:
+        """The table, with our journal's head, and the bytes to send back; never raises what could carry data
+        out."""
         said, answer = self._reply(kind, table, data)
         return {**said, "journal": self.journal.head}, answer
 
-    def _reply(self, kind: str, table: Mapping[str, Any], data: Mapping[str, bytes]) -> tuple[dict[str, Any], bytes | None]:
+    def _reply(
+        self, kind: str, table: Mapping[str, Any], data: Mapping[str, bytes]
+    ) -> tuple[dict[str, Any], bytes | None]:
         echo = {key: table.get(key) for key in ("run", "ticket", "site", "round", "question")}
-        facts = {key: echo[key] for key in ("run", "round", "question")} | {"coordinator": as_hash(table.get("journal"))}
+        facts = {key: echo[key] for key in ("run", "round", "question")} | {
+            "coordinator": as_hash(table.get("journal"))
+        }
         try:
             if kind == INVITATION:
                 card = self._join(table)
@@ -334,7 +369,25 @@ class Desk:
         self.journal.write("answered", **facts, bytes=len(answer))
         return echo, answer
 
-    # Joining -----------------------------------------------------------------------------------------------------------
+    # Joining
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    # --------------------------------------------------------------------------------------------------------
 
     def _join(self, table: Mapping[str, Any]) -> dict[str, Any]:
         run, config = table.get("run"), table.get("config")
@@ -392,7 +445,25 @@ class Desk:
             self._joined = joined
         return self._joined
 
-    # Answering ---------------------------------------------------------------------------------------------------------
+    # Answering
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    # --------------------------------------------------------------------------------------------------------
 
     def _answer(self, kind: str, table: Mapping[str, Any], data: Mapping[str, bytes]) -> bytes:
         try:

@@ -1,17 +1,17 @@
 """Flower's SuperLink behind our own port: `python -m equipoise.deploy.superlink --limits JSON …`.
 
-The other arguments are those of `flower-superlink`, which serves three things at one port: what sites need, what its
-own processes need, and the control of runs. The last two ask for no key, and bodies are read before any key is looked
-at. Here `access` decides who comes in, and `listen` how many and how fast.
+The other arguments are those of `flower-superlink`, which serves three things at one port: what sites need,
+what its own processes need, and the control of runs. The last two ask for no key, and bodies are read before
+any key is looked at. Here `access` decides who comes in, and `listen` how many and how fast.
 
-What sites answer is kept in memory until the coordinator has fetched it: Flower's database holds who is listed and
-which runs there were, and no tensor is ever written to disk.
+What sites answer is kept in memory until the coordinator has fetched it: Flower's database holds who is
+listed and which runs there were, and no tensor is ever written to disk.
 
-A SuperNode that finds no work comes back three seconds later. Here it is kept waiting for some seconds instead, and
-answered the moment a question has come whole; and the coordinator is not handed an answer whose tensors are still on
-their way, for which it would have to come back as well. That takes most of the waiting out of a question, and changes
-nothing of what is said. And where Flower trips over itself (its database is locked, say) the answer is "later" and not
-"error", at which its programs would give up.
+A SuperNode that finds no work comes back three seconds later. Here it is kept waiting for some seconds
+instead, and answered the moment a question has come whole; and the coordinator is not handed an answer whose
+tensors are still on their way, for which it would have to come back as well. That takes most of the waiting
+out of a question, and changes nothing of what is said. And where Flower trips over itself (its database is
+locked, say) the answer is "later" and not "error", at which its programs would give up.
 """
 
 from __future__ import annotations
@@ -104,21 +104,26 @@ class Bell:
             await self.app(scope, receive, send)
 
     async def _hold(self, scope: Scope, receive: Receive, send: Send, post: Post) -> None:
-        """Ask the app for this site's work until there is some, or time is up. The app looks at the site's key each time."""
+        """Ask the app for this site's work until there is some, or time is up. The app looks at the site's
+        key each time."""
         asked, more = list[Said](), True
         while more:
             asked.append(await receive())
             more = bool(asked[-1].get("more_body"))
         clock = asyncio.get_running_loop().time
         gone, end = asyncio.ensure_future(receive()), clock() + HOLD
-        said: list[Said] = [{"type": "http.response.start", "status": LATER}, {"type": "http.response.body", "body": b""}]
+        said: list[Said] = [
+            {"type": "http.response.start", "status": LATER},
+            {"type": "http.response.body", "body": b""},
+        ]
         try:
             while True:
                 bell = post.bell
                 if post.whole or clock() >= end:
                     try:
-                        # The bell wakes all at once, and the database serves one at a time. Who is in the queue for too long must
-                        # not be served: it may leave meanwhile, and work that is handed to nobody is lost.
+                        # The bell wakes all at once, and the database serves one at a time. Who is in the
+                        # queue for too long must not be served: it may leave meanwhile, and work that is
+                        # handed to nobody is lost.
                         await asyncio.wait_for(self._turn.acquire(), max(QUIET, end - clock()))
                     except TimeoutError:
                         break

@@ -1,4 +1,5 @@
-"""Frames on a pipe: eight bytes of length, then the bytes. What a pool and its workers speak; nothing is pickled."""
+"""Frames on a pipe: eight bytes of length, then the bytes. What a pool and its workers speak; nothing is
+pickled."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ def command(module: str) -> list[str]:
 def begin(command: Sequence[str]) -> subprocess.Popen[bytes]:
     """Start a process that speaks in frames, on one core; Ctrl-C is for us: it ends when its input does."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True)
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
+    )
 
 
 def end(process: subprocess.Popen[bytes]) -> int:

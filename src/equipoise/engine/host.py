@@ -1,6 +1,8 @@
-"""A host answers questions for the sites whose data it can read: one in a hospital, all of them in a simulation.
+"""A host answers questions for the sites whose data it can read: one in a hospital, all of them in a
+simulation.
 
-Net and buffers are reused in place from question to question; everything a question may depend on is set anew before it.
+Net and buffers are reused in place from question to question; everything a question may depend on is set anew
+before it.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ class Host:
         self.frozen = frozen or {}
         own = set(batch_norm_names(net)) if local_batch_norm else set()
         names = list(state(net))
-        self.private = tuple(n for n in names if n in own or any(fnmatchcase(n, glob) for glob in method.private))
+        self.private = tuple(
+            n for n in names if n in own or any(fnmatchcase(n, glob) for glob in method.private)
+        )
         self.shared = tuple(name for name in names if name not in self.private)
         self.initial = {name: tensor.detach().cpu().clone() for name, tensor in state(net).items()}
         self.least = LEAST
@@ -116,7 +120,9 @@ class Host:
         wrote = call["write"] is not None and self._keep(call, loc)
         delta = upload.get("delta")
         if isinstance(delta, Mean) and not isinstance(delta.weight, Tensor):
-            loc.note("weight", delta.weight)  # how much we count in the aggregate: no other place tells it site by site
+            loc.note(
+                "weight", delta.weight
+            )  # how much we count in the aggregate: no other place tells it site by site
         if loc.notes:
             self.store.note(data.name, {"round": call["round"], "question": call["question"], **loc.notes})
         header = {key: call[key] for key in ("site", "round", "question")} | {"wrote": wrote}
@@ -155,7 +161,8 @@ class Host:
 
 @contextmanager
 def isolated(seed: int, device: torch.device) -> Iterator[None]:
-    """Layers that draw from torch's global generator (dropout) find it seeded; afterwards it is as it was before."""
+    """Layers that draw from torch's global generator (dropout) find it seeded; afterwards it is as it was
+    before."""
     used = [torch.default_generator]
     if device.type == "cuda":
         used.append(torch.cuda.default_generators[device.index or 0])

@@ -1,8 +1,9 @@
 """Worker processes, each a full host; the longest site starts first.
 
-A worker is started with a command and the run's config, reads questions from its standard input and answers on its standard
-output (see `frames`). It ends when its input ends, so no worker outlives a killed run. A worker that dies is started again and
-the question repeated once: answers are deterministic, so nothing is lost.
+A worker is started with a command and the run's config, reads questions from its standard input and answers
+on its standard output (see `frames`). It ends when its input ends, so no worker outlives a killed run. A
+worker that dies is started again and the question repeated once: answers are deterministic, so nothing is
+lost.
 """
 
 from __future__ import annotations
@@ -52,14 +53,18 @@ class Worker:
                 code = self.stop()
                 if attempt == 2:
                     raise SiteError(
-                        f"the worker process died twice while site '{site}' answered '{question.name}' in round "
-                        f"{question.round} (exit {code}): probably out of memory; use fewer workers or a smaller batch, then resume"
+                        f"the worker process died twice while site '{site}' answered '{question.name}' in "
+                        f"round "
+                        f"{question.round} (exit {code}): probably out of memory; use fewer workers or a "
+                        f"smaller batch, then resume"
                     ) from None
                 self.start()
         raise AssertionError
 
     def _try(self, question: Question, site: str) -> bytes:
-        assert self._process is not None and self._process.stdin is not None and self._process.stdout is not None
+        assert (
+            self._process is not None and self._process.stdin is not None and self._process.stdout is not None
+        )
         known = self._payload is question.payload
         call = json.dumps(question.call(site) | {"same": known}).encode()
         payload = SAME if known else question.payload
@@ -79,7 +84,8 @@ class Worker:
 
 
 def widen(pipe: IO[bytes]) -> None:
-    """Let a pipe hold a megabyte, where the system can: a model then crosses in a few dozen turns instead of hundreds."""
+    """Let a pipe hold a megabyte, where the system can: a model then crosses in a few dozen turns instead of
+    hundreds."""
     with contextlib.suppress(AttributeError, OSError):
         fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, 2**20)
 

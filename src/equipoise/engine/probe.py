@@ -27,7 +27,9 @@ from equipoise.tree import Tree, flatten
 SIZES = {"probe-a": 4, "probe-b": 5}
 
 
-def made_up(classes: tuple[str, ...], task: Task, shape: tuple[int, int, int], labelled: bool) -> dict[str, SiteData]:
+def made_up(
+    classes: tuple[str, ...], task: Task, shape: tuple[int, int, int], labelled: bool
+) -> dict[str, SiteData]:
     """Two sites of noise."""
     draw, sites = numpy_generator(0, "probe"), {}
     for name, n in SIZES.items():
@@ -49,8 +51,9 @@ def made_up(classes: tuple[str, ...], task: Task, shape: tuple[int, int, int], l
 class Trial:
     """An `ask` that answers from made-up sites and writes down what it saw.
 
-    It speaks of as many sites as the real round has, since shapes may depend on that; all but two of them drop out. Where the
-    real round has one site, the second made-up one is looked at but not counted. `everyone` is how many the federation has.
+    It speaks of as many sites as the real round has, since shapes may depend on that; all but two of them
+    drop out. Where the real round has one site, the second made-up one is looked at but not counted.
+    `everyone` is how many the federation has.
     """
 
     def __init__(self, host: Host, round: int, lines: list[Line], sites: int, everyone: int) -> None:
@@ -78,7 +81,8 @@ class Trial:
             header, upload = decode_upload(self.host.answer(asked.call(site), asked.payload, given))
             if problem := self._bounds.problem(site, asked.name, upload):
                 raise MethodError(
-                    f"an honest answer to '{asked.name}' would be left out ({problem}): mend the method's limits()"
+                    f"an honest answer to '{asked.name}' would be left out ({problem}): mend the method's "
+                    f"limits()"
                 )
             found.append(entries(upload))
             if site in sites:
@@ -97,9 +101,13 @@ def probe(host: Host, participants: int, exact: bool) -> Ledger:
     real = next(iter(host.sites.values()))
     shape = real.splits["train"].images.shape[1:]
     method, lines, everyone = host.method, list[Line](), len(host.sites)
-    small = TrainOptions(**{**host.options.model_dump(), "epochs": min(1, host.options.epochs), "batch_size": 4})
+    small = TrainOptions(
+        **{**host.options.model_dump(), "epochs": min(1, host.options.epochs), "batch_size": 4}
+    )
     with tempfile.TemporaryDirectory() as folder:
-        trial = host.elsewhere(made_up(real.classes, real.task, shape, real.labelled is not None), small, Store(Path(folder)))
+        trial = host.elsewhere(
+            made_up(real.classes, real.task, shape, real.labelled is not None), small, Store(Path(folder))
+        )
         server = trial.init()
         for round in method.phases(host.options.rounds):
             server = method.round(server, Trial(trial, round, lines, participants, everyone))

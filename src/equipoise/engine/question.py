@@ -9,7 +9,8 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class Question:
-    """One question to several sites. `payload` is the broadcast, the same bytes for all; `each` has what only one site gets."""
+    """One question to several sites. `payload` is the broadcast, the same bytes for all; `each` has what only
+    one site gets."""
 
     name: str
     round: int
@@ -41,7 +42,8 @@ class Question:
 
 
 class Engine(Protocol):
-    """Carries a question to sites and their answers back, in any order. A site that does not answer is left out."""
+    """Carries a question to sites and their answers back, in any order. A site that does not answer is left
+    out."""
 
     def ask(self, question: Question, sites: Sequence[str]) -> Iterator[tuple[str, bytes]]: ...
 

@@ -23,7 +23,8 @@ class Board:
             from torch.utils.tensorboard import SummaryWriter
         except ModuleNotFoundError as error:
             raise ConfigError(
-                "evaluate.tensorboard needs the package tensorboard: run pip install 'equipoise[tensorboard]', or set it to false"
+                "evaluate.tensorboard needs the package tensorboard: run pip install "
+                "'equipoise[tensorboard]', or set it to false"
             ) from error
         self._classes = classes
         self._writer: Any = SummaryWriter(str(folder / BOARD), purge_step=done + 1)
@@ -39,11 +40,14 @@ class Board:
 
 
 def numbers(row: Mapping[str, Any], classes: Sequence[str], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Every number of a row under its path, such as test/generalisation/macro_auc or test/generalisation/recall/<class>."""
+    """Every number of a row under its path, such as test/generalisation/macro_auc or
+    test/generalisation/recall/<class>."""
     for key, value in row.items():
         if isinstance(value, Mapping):
             yield from numbers(value, classes, f"{prefix}{key}/")
         elif key == "recall":
-            yield from ((f"{prefix}recall/{name}", r) for name, r in zip(classes, value, strict=True) if r is not None)
+            yield from (
+                (f"{prefix}recall/{name}", r) for name, r in zip(classes, value, strict=True) if r is not None
+            )
         elif isinstance(value, int | float) and key not in ("round", ENDING):
             yield prefix + key, value

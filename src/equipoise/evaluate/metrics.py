@@ -1,7 +1,8 @@
 """Metrics from scores, exact, or from the statistics that sites add up, to the bin width.
 
-Everything but AUC and average precision comes from the same counts either way, and is therefore equal. A class that is
-absent from a test set is left out of its averages, and what cannot be computed is None, never NaN.
+Everything but AUC and average precision comes from the same counts either way, and is therefore equal. A
+class that is absent from a test set is left out of its averages, and what cannot be computed is None, never
+NaN.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ def from_scores(
 ) -> dict[str, Any]:
     """Exact metrics of logits [N, C]. `shots` comes from `shot_groups`; `labelled` is as in `measure`.
 
-    The keys are `accuracy`, `balanced_accuracy`, `macro_auc`, `map`, `macro_f1`, `ece`, `head`, `medium`, `tail`, and
-    per class `recall` and `support`. In a multi-label task balanced accuracy is the mean over classes of
-    (TPR + TNR) / 2 at 0.5, and accuracy is that of all labels. Macro-F1 goes over the classes present in the labels.
+    The keys are `accuracy`, `balanced_accuracy`, `macro_auc`, `map`, `macro_f1`, `ece`, `head`, `medium`,
+    `tail`, and per class `recall` and `support`. In a multi-label task balanced accuracy is the mean over
+    classes of (TPR + TNR) / 2 at 0.5, and accuracy is that of all labels. Macro-F1 goes over the classes
+    present in the labels.
     """
     counts = tallies(logits, labels, task=task, labelled=labelled)
     classes = logits.shape[1]
@@ -48,7 +50,8 @@ def from_scores(
 
 
 def from_statistics(stats: dict[str, Tensor], *, shots: Tensor | None = None) -> dict[str, Any]:
-    """The same metrics from `measure`'s statistics, summed over sites; AUC and average precision to the bin width.
+    """The same metrics from `measure`'s statistics, summed over sites; AUC and average precision to the bin
+    width.
 
     Average precision is the touchier of the two: a class with only a handful of positives can be off by 0.01.
     """
@@ -59,7 +62,8 @@ def from_statistics(stats: dict[str, Tensor], *, shots: Tensor | None = None) ->
 def by_attribute(
     logits: Tensor, labels: Tensor, values: Iterable[object], *, task: Task, shots: Tensor | None = None
 ) -> dict[str, dict[str, Any]]:
-    """The metrics of each value of an attribute, such as sex or skin tone; rows without a value are 'unknown'."""
+    """The metrics of each value of an attribute, such as sex or skin tone; rows without a value are
+    'unknown'."""
     names = np.array([str(value) or "unknown" for value in values])
     found = {}
     for name in np.unique(names).tolist():
@@ -73,8 +77,9 @@ def shot_groups(
 ) -> Tensor:
     """int64 [C]: 0 for head, 1 for medium and 2 for tail classes, by the number of training images.
 
-    `absolute` takes thresholds, at first Fed-MAS's: more than `head` images, fewer than `tail`. `thirds` takes the third of the
-    classes with most images and the third with fewest, which also suits small data; of equals the first is the larger.
+    `absolute` takes thresholds, at first Fed-MAS's: more than `head` images, fewer than `tail`. `thirds`
+    takes the third of the classes with most images and the third with fewest, which also suits small data; of
+    equals the first is the larger.
     """
     counts = torch.as_tensor(train_counts)
     groups = torch.ones(len(counts), dtype=torch.int64)
@@ -91,7 +96,9 @@ def shot_groups(
     return groups
 
 
-def _metrics(counts: dict[str, Tensor], curves: list[Curve], shots: Tensor | None, precision: Area) -> dict[str, Any]:
+def _metrics(
+    counts: dict[str, Tensor], curves: list[Curve], shots: Tensor | None, precision: Area
+) -> dict[str, Any]:
     """All metrics: decisions and calibration from counts, the rest from one score curve per class."""
     single = "confusion" in counts
     decided = counts["confusion" if single else "binary"].double().numpy()
@@ -102,8 +109,12 @@ def _metrics(counts: dict[str, Tensor], curves: list[Curve], shots: Tensor | Non
         hits, support, chosen = decided[:, 1, 1], decided[:, 1].sum(axis=1), decided[:, :, 1].sum(axis=1)
         right, total = hits.sum() + decided[:, 0, 0].sum(), decided.sum()
     recall = _ratios(hits, support)
-    # A class present in the labels has support > 0, so its F1 = 2 TP / (support + predicted) is always defined.
-    f1 = [None if n == 0 else 2 * h / (n + p) for h, n, p in zip(hits.tolist(), support.tolist(), chosen, strict=True)]
+    # A class present in the labels has support > 0, so its F1 = 2 TP / (support + predicted) is always
+    # defined.
+    f1 = [
+        None if n == 0 else 2 * h / (n + p)
+        for h, n, p in zip(hits.tolist(), support.tolist(), chosen, strict=True)
+    ]
     if single:
         balanced = recall
     else:
@@ -126,7 +137,10 @@ def _metrics(counts: dict[str, Tensor], curves: list[Curve], shots: Tensor | Non
 def _by_shot(recall: list[float | None], shots: Tensor | None) -> dict[str, float | None]:
     """Mean recall over head, medium and tail classes."""
     groups = [-1] * len(recall) if shots is None else shots.tolist()
-    return {name: _mean([r for r, group in zip(recall, groups, strict=True) if group == i]) for i, name in enumerate(SHOTS)}
+    return {
+        name: _mean([r for r, group in zip(recall, groups, strict=True) if group == i])
+        for i, name in enumerate(SHOTS)
+    }
 
 
 def _calibration_error(calibration: Tensor) -> float | None:
@@ -150,7 +164,8 @@ def _area(negatives: np.ndarray, positives: np.ndarray) -> float:
 
 
 def _precision(negatives: np.ndarray, positives: np.ndarray) -> float:
-    """Average precision: Σ (recall step × precision) from the highest threshold down, without interpolation."""
+    """Average precision: Σ (recall step × precision) from the highest threshold down, without
+    interpolation."""
     found = np.cumsum(positives[::-1])
     shown = found + np.cumsum(negatives[::-1])  # never 0: every distinct score belongs to some row
     return float((positives[::-1] * found / shown).sum() / found[-1])
@@ -159,8 +174,9 @@ def _precision(negatives: np.ndarray, positives: np.ndarray) -> float:
 def _mixed_precision(negatives: np.ndarray, positives: np.ndarray) -> float:
     """Average precision when the rows of a bin are not tied but in an unknown order, taken as random.
 
-    The k-th of p positives among n rows is then expected at rank k (n + 1) / (p + 1). Taking the bin for one tie
-    would give every positive the precision at the bin's end, usually the lowest, and make rare classes look worse.
+    The k-th of p positives among n rows is then expected at rank k (n + 1) / (p + 1). Taking the bin for one
+    tie would give every positive the precision at the bin's end, usually the lowest, and make rare classes
+    look worse.
     """
     hits, rows = positives[::-1], (positives + negatives)[::-1]
     bin_of = np.repeat(np.arange(len(hits)), hits)

@@ -1,4 +1,5 @@
-"""Evaluation as the training loop's observer: asks every site for scores or counts, writes one metrics row per round."""
+"""Evaluation as the training loop's observer: asks every site for scores or counts, writes one metrics row
+per round."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ COUNTS = ("confusion", "binary", "calibration")
 
 
 class Evaluation:
-    """Metrics of every evaluated round, kept in memory and in `metrics.jsonl`; beside it the scores of rounds that may count."""
+    """Metrics of every evaluated round, kept in memory and in `metrics.jsonl`; beside it the scores of rounds
+    that may count."""
 
     def __init__(
         self,
@@ -58,7 +60,8 @@ class Evaluation:
         self._mark = FIRST
         self._since = time.perf_counter()
 
-    # The loop's view of us ---------------------------------------------------------------------------------------------
+    # The loop's view of us
+    # ---------------------------------------------------------------------------------------------
 
     def wants_tuned(self, round: int) -> bool:
         return self.method.keeps_tuned and self.options.own == "tuned" and self._due(round + 1)
@@ -83,7 +86,8 @@ class Evaluation:
         return frozenset() if self.options.select == "last" else self._candidates()
 
     def _candidates(self) -> frozenset[int]:
-        """The rounds that would be reported if this were the end; any other is never reported, whatever comes."""
+        """The rounds that would be reported if this were the end; any other is never reported, whatever
+        comes."""
         needed = "validation" if self.options.select == "best_validation" else "test"
         known = any(needed in row for row in self.history if ENDING not in row)
         return frozenset(self.selected()[0]) if known else frozenset()
@@ -104,7 +108,8 @@ class Evaluation:
                         return f"'{name}' on its {split} images: {problem}"
         return None
 
-    # Before and after --------------------------------------------------------------------------------------------------
+    # Before and after
+    # --------------------------------------------------------------------------------------------------
 
     def resume(self, done: int, mark: str = FIRST) -> None:
         """Forget rows of rounds that were never committed, and a line a crash cut short.
@@ -116,7 +121,8 @@ class Evaluation:
         self._mark = kept[-1]["hash"] if kept else FIRST
         if self._mark != mark:
             raise StorageError(
-                f"{self.path} has not the rows it had when the newest checkpoint was written: restore it, or start the run anew"
+                f"{self.path} has not the rows it had when the newest checkpoint was written: restore it, "
+                f"or start the run anew"
             )
         self.history = [bare(line) for line in kept]
         write_atomic(self.path, b"".join(as_bytes(line) for line in kept))
@@ -126,17 +132,41 @@ class Evaluation:
         rows = [row for row in self.history if "test" in row]
         return select(rows, self.options.select, key="generalisation.balanced_accuracy")
 
-    # The work ----------------------------------------------------------------------------------------------------------
+    # The work
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    # --------------------------------------------------------------------------------------------------------
 
     def _evaluate(self, done: int, server: Tree, ask: Exchange) -> dict[str, Any]:
-        flags: Tree = {"own": torch.tensor(True)} | ({"exact": torch.tensor(True)} if self.options.exact else {})
-        found = [ask(self.method.evaluate, server=tree, **flags) for tree in self.method.predictors(server, ask).values()]
+        flags: Tree = {"own": torch.tensor(True)} | (
+            {"exact": torch.tensor(True)} if self.options.exact else {}
+        )
+        found = [
+            ask(self.method.evaluate, server=tree, **flags)
+            for tree in self.method.predictors(server, ask).values()
+        ]
         if self.options.exact:
             per_predictor = [self._exact(answers["scores"]) for answers in found]
             self._keep(done, [answers["scores"] for answers in found])
         else:
             per_predictor = [self._counted(answers["pooled"], answers["own"]) for answers in found]
-        # Several global predictors (training alone has one per site) count by their mean; a site's own predictor is the same in all.
+        # Several global predictors (training alone has one per site) count by their mean; a site's own
+        # predictor is the same in all.
         return blend(per_predictor) if len(per_predictor) > 1 else per_predictor[0]
 
     def _keep(self, done: int, found: list[dict[str, Tree]]) -> None:
@@ -146,7 +176,9 @@ class Evaluation:
             return
         rows = np.concatenate([self.holdings[site].test for site in sites])
         counts = next(name for name in found[-1][sites[0]]["test"] if name.startswith("global."))
-        logits = torch.stack([torch.cat([scores[site]["test"][counts] for site in sites]) for scores in found])
+        logits = torch.stack(
+            [torch.cat([scores[site]["test"][counts] for site in sites]) for scores in found]
+        )
         labels = torch.from_numpy(np.ascontiguousarray(self.samples.labels[rows]))
         scores = Scores(self.samples.task, self.samples.ids[rows], labels, logits)
         write_scores(self.path.parent / SCORES, done, scores)
@@ -155,7 +187,10 @@ class Evaluation:
         result = {}
         for split in SPLITS:
             index = {site: getattr(self.holdings[site], split) for site in scores}
-            labels = {site: torch.from_numpy(np.ascontiguousarray(self.samples.labels[rows])) for site, rows in index.items()}
+            labels = {
+                site: torch.from_numpy(np.ascontiguousarray(self.samples.labels[rows]))
+                for site, rows in index.items()
+            }
             filled = [site for site in scores if len(index[site])]
             if not filled:
                 continue
@@ -166,7 +201,9 @@ class Evaluation:
             names = list(scores[filled[0]][split])
             pooled_labels = torch.cat([labels[site] for site in filled])
             pooled = {
-                name: torch.cat([scores[site][split][name] for site in filled]) for name in names if name.startswith("global.")
+                name: torch.cat([scores[site][split][name] for site in filled])
+                for name in names
+                if name.startswith("global.")
             }
             roles = {name: metrics(logits, pooled_labels) for name, logits in pooled.items()}
             sites = {
@@ -198,12 +235,16 @@ class Evaluation:
                 held = together(self.held[site][split] for site in own)
                 for stats in pooled[split].values():
                     if problem := doubt(stats, held):
-                        raise SiteError(f"the sites' statistics of their {split} images do not add up: {problem}")
+                        raise SiteError(
+                            f"the sites' statistics of their {split} images do not add up: {problem}"
+                        )
             roles = {name: from_statistics(stats, shots=self.shots) for name, stats in pooled[split].items()}
             names = next(iter(own.values()))[split]
             sites = {
                 name: {
-                    site: from_statistics(tree[split][name], shots=self.shots) for site, tree in own.items() if split in tree
+                    site: from_statistics(tree[split][name], shots=self.shots)
+                    for site, tree in own.items()
+                    if split in tree
                 }
                 for name in names
             }
@@ -214,8 +255,11 @@ class Evaluation:
         return result
 
     @staticmethod
-    def _summary(roles: dict[str, dict[str, Any]], sites: dict[str, dict[str, dict[str, Any]]]) -> dict[str, Any]:
-        """The summary of the predictors that count (the first of each kind), and in `roles` what every one of them reached."""
+    def _summary(
+        roles: dict[str, dict[str, Any]], sites: dict[str, dict[str, dict[str, Any]]]
+    ) -> dict[str, Any]:
+        """The summary of the predictors that count (the first of each kind), and in `roles` what every one of
+        them reached."""
         first, own = next(iter(roles)), next(iter(sites))
         summary = summarise(roles[first], sites[own])
         summary["sites"] = sites[own]
@@ -229,11 +273,14 @@ def _miscounted(told: Any, held: Held) -> str | None:
     """What is wrong with one predictor's scores or statistics."""
     if isinstance(told, Mapping):
         return doubt(told, held)
-    return None if len(told) == held.images else f"it scores {len(told):,} images, and there are {held.images:,}"
+    return (
+        None if len(told) == held.images else f"it scores {len(told):,} images, and there are {held.images:,}"
+    )
 
 
 def read_history(folder: Path, mark: str | None = None) -> list[dict[str, Any]]:
-    """The rows of a run's metrics; with `mark`, the hash of the last one, missing rows are noticed at the end too."""
+    """The rows of a run's metrics; with `mark`, the hash of the last one, missing rows are noticed at the end
+    too."""
     path = folder / METRICS
     lines, _ = read_lines(path)
     if mark is not None and mark != (lines[-1]["hash"] if lines else FIRST):

@@ -15,9 +15,11 @@ class EvaluateOptions(Options):
     every: int = Field(default=1, ge=1)
     """evaluate after every so many rounds; the last round always is"""
     select: Literal["last", "best_validation", "mean_last_5"] = "last"
-    """which round is reported, with the method's ending if it has one; the test set is never used to choose"""
+    """which round is reported, with the method's ending if it has one; the test set is never used to
+    choose"""
     own: Literal["tuned", "received"] = "tuned"
-    """a site's own predictor: its body after the last local training, or the received body; with its private parts"""
+    """a site's own predictor: its body after the last local training, or the received body; with its private
+    parts"""
     exact: bool = True
     """in simulation, compute AUC from the scores themselves instead of from histograms"""
     shots: Literal["absolute", "thirds"] = "thirds"
@@ -35,6 +37,7 @@ class EvaluateOptions(Options):
     def _groups_are_apart(self) -> EvaluateOptions:
         if self.tail_under > self.head_over + 1:
             raise ValueError(
-                f"tail_under = {self.tail_under} is above head_over = {self.head_over}, so a class could be both: lower it"
+                f"tail_under = {self.tail_under} is above head_over = {self.head_over}, so a class could "
+                f"be both: lower it"
             )
         return self

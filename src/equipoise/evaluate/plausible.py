@@ -42,7 +42,9 @@ def doubt(stats: Mapping[str, Tensor], held: Held) -> str | None:
     sizes = decided.sum().expand(len(decided)) if single else decided.sum((1, 2))
     if bool((sizes != held.images).any()):
         return f"its decisions are about {int(sizes.min()):,} images, and there are {held.images:,}"
-    if any(told is not None and told != found for told, found in zip(held.counts, members.tolist(), strict=True)):
+    if any(
+        told is not None and told != found for told, found in zip(held.counts, members.tolist(), strict=True)
+    ):
         return "its decisions are about other classes than there are images of"
     scores = stats["scores"]
     if not torch.equal(scores[:, 1].sum(1), members) or not torch.equal(scores.sum((1, 2)), sizes):
@@ -56,8 +58,9 @@ def _calibration(calibration: Tensor, decisions: int, right: int) -> str | None:
     if int(count.sum()) != decisions or int(correct.sum()) != right or bool((correct > count).any()):
         return "its calibration and its decisions count different images"
     edges = torch.arange(1, len(calibration) + 1, dtype=torch.float64) / len(calibration) * FIXED_POINT
-    # A bin may hold those of emptied bins below it as well, which `coarse` has put there: it begins where the one told before
-    # it ends. Each confidence was rounded to a whole number, so a sum may be off by as many as there are.
+    # A bin may hold those of emptied bins below it as well, which `coarse` has put there: it begins where the
+    # one told before it ends. Each confidence was rounded to a whole number, so a sum may be off by as many
+    # as there are.
     told = torch.where(count > 0, edges, 0.0).cummax(0).values
     begin = torch.cat([torch.zeros(1, dtype=torch.float64), told[:-1]])
     if bool((confidence < count * begin - count).any()) or bool((confidence > count * edges + count).any()):

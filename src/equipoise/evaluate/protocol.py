@@ -16,14 +16,19 @@ ENDING = "ending_of"
 
 
 def summarise(generalisation: dict[str, Any], per_site: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The pooled test, the mean over sites of their own tests, the mean of both, and the site that fares worst.
+    """The pooled test, the mean over sites of their own tests, the mean of both, and the site that fares
+    worst.
 
     Only scalar metrics are averaged; a site where a metric is None is left out of that metric's mean.
     """
     keys = [key for key, value in generalisation.items() if _is_number(value) or value is None]
     specialisation = {key: blend([site.get(key) for site in per_site.values()]) for key in keys}
     both = {key: (generalisation[key], specialisation[key]) for key in keys}
-    scored = [(site["balanced_accuracy"], name) for name, site in per_site.items() if site.get("balanced_accuracy") is not None]
+    scored = [
+        (site["balanced_accuracy"], name)
+        for name, site in per_site.items()
+        if site.get("balanced_accuracy") is not None
+    ]
     worst = min(scored, default=(None, None))
     return {
         "generalisation": generalisation,
@@ -33,19 +38,25 @@ def summarise(generalisation: dict[str, Any], per_site: dict[str, dict[str, Any]
     }
 
 
-def select(history: list[dict[str, Any]], rule: str, key: str = "balanced_accuracy") -> tuple[list[int], dict[str, Any]]:
-    """The rounds that `rule` reports and their metrics, without the round number. The test set is never used to choose.
+def select(
+    history: list[dict[str, Any]], rule: str, key: str = "balanced_accuracy"
+) -> tuple[list[int], dict[str, Any]]:
+    """The rounds that `rule` reports and their metrics, without the round number. The test set is never used
+    to choose.
 
-    A rule chooses among the rounds of training; a round that has its ending in the history is reported by that one's row, so a
-    mean is over rows of one kind, and no ending is chosen or left out by its own score. `key` names the validation metric;
-    dots lead into nested metrics ("generalisation.balanced_accuracy"). Of equally good rounds the earliest is taken. A mean goes over every number in the rows; what is not a number is kept if it is
-    the same in all of them, and None otherwise.
+    A rule chooses among the rounds of training; a round that has its ending in the history is reported by
+    that one's row, so a mean is over rows of one kind, and no ending is chosen or left out by its own score.
+    `key` names the validation metric; dots lead into nested metrics ("generalisation.balanced_accuracy"). Of
+    equally good rounds the earliest is taken. A mean goes over every number in the rows; what is not a number
+    is kept if it is the same in all of them, and None otherwise.
     """
     if rule not in RULES:
         raise ConfigError(unknown("evaluate.select", rule, RULES))
     rows = sorted((row for row in history if ENDING not in row), key=lambda row: row["round"])
     if not rows:
-        raise ConfigError("evaluate.every: no round was evaluated, so there is none to select; lower it or add rounds")
+        raise ConfigError(
+            "evaluate.every: no round was evaluated, so there is none to select; lower it or add rounds"
+        )
     if rule == "last":
         chosen = rows[-1:]
     elif rule == "mean_last_5":
@@ -57,10 +68,14 @@ def select(history: list[dict[str, Any]], rule: str, key: str = "balanced_accura
                 f"evaluate.select is 'best_validation', but no round has a validation '{key}'; "
                 "set split.validation above 0 or select 'last'"
             )
-        chosen = [max(scored, key=lambda pair: pair[0])[1]]  # max keeps the first of equals, which is the earliest
+        chosen = [
+            max(scored, key=lambda pair: pair[0])[1]
+        ]  # max keeps the first of equals, which is the earliest
     endings = {row[ENDING]: row for row in history if ENDING in row}
     chosen = [endings.get(row["round"], row) for row in chosen]
-    metrics = [{name: value for name, value in row.items() if name not in ("round", ENDING)} for row in chosen]
+    metrics = [
+        {name: value for name, value in row.items() if name not in ("round", ENDING)} for row in chosen
+    ]
     return [row["round"] for row in chosen], metrics[0] if len(metrics) == 1 else blend(metrics)
 
 

@@ -1,7 +1,9 @@
-"""The scores of every test image, kept for the rounds that may be reported: what a paired test over images needs.
+"""The scores of every test image, kept for the rounds that may be reported: what a paired test over images
+needs.
 
-One file per round in the run folder's `scores/`; written before the round is committed, and after a crash written again with the
-same bytes. Only a simulation has them: where hospitals are real, no score of a single image leaves a site.
+One file per round in the run folder's `scores/`; written before the round is committed, and after a crash
+written again with the same bytes. Only a simulation has them: where hospitals are real, no score of a single
+image leaves a site.
 """
 
 from __future__ import annotations
@@ -63,9 +65,13 @@ def read_scores(folder: Path, rounds: Sequence[int]) -> Scores | None:
             header, tensors = unseal(path.read_bytes())
             if header["round"] != round:
                 raise CodecError("it is of another round")
-            parts.append(Scores(header["task"], np.array(header["ids"]), tensors["labels"], tensors["logits"]))
+            parts.append(
+                Scores(header["task"], np.array(header["ids"]), tensors["labels"], tensors["logits"])
+            )
         except (OSError, CodecError, LookupError) as error:
-            raise StorageError(f"{path} is damaged or was changed: restore it, or start the run anew") from error
+            raise StorageError(
+                f"{path} is damaged or was changed: restore it, or start the run anew"
+            ) from error
     same = all(np.array_equal(part.ids, parts[0].ids) for part in parts)
     if not parts or not same:  # a site was missing in one of the rounds
         return None

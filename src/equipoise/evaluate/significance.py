@@ -1,9 +1,10 @@
-"""Is one arm of a comparison better than another, or was it chance? Three paired tests, and Holm's correction for many arms.
+"""Is one arm of a comparison better than another, or was it chance? Three paired tests, and Holm's correction
+for many arms.
 
-- Over test images: a bootstrap of the difference in balanced accuracy. It asks whether *these trained models* would differ on other
-  patients of the same kind.
-- Over seeds or folds: Student's t and the sign-flip permutation of the differences, one per run. They ask whether *the methods* would
-  differ if trained again.
+- Over test images: a bootstrap of the difference in balanced accuracy. It asks whether *these trained models*
+  would differ on other patients of the same kind.
+- Over seeds or folds: Student's t and the sign-flip permutation of the differences, one per run. They ask
+  whether *the methods* would differ if trained again.
 """
 
 from __future__ import annotations
@@ -26,19 +27,22 @@ TERMS = 300
 """of the continued fraction; enough for full precision with thousands of runs"""
 
 
-# Over test images ------------------------------------------------------------------------------------------------------
+# Over test images
+# ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """What balanced accuracy is made of, image by image. S is 1 for a single label, 2 (positives, negatives) for several."""
+    """What balanced accuracy is made of, image by image. S is 1 for a single label, 2 (positives, negatives)
+    for several."""
 
     ids: np.ndarray
     """str [N]"""
     stratum: np.ndarray
     """int64 [N]: images that may take each other's place in a resample"""
     hit: np.ndarray
-    """float64 [N, S, C]: how many of the predictors decide this image rightly, as a share; 0 where it does not count"""
+    """float64 [N, S, C]: how many of the predictors decide this image rightly, as a share; 0 where it does
+    not count"""
     counts: np.ndarray
     """float64 [N, S, C]: 1 where the image counts for that class"""
 
@@ -66,7 +70,8 @@ def judge(scores: Scores) -> Judged:
         return Judged(scores.ids, scores.labels.numpy(), right[:, None, None] * counts, counts)
     right = np.mean([(page > 0.5).numpy() == positive for page in chance], axis=0)
     counts = np.stack([positive, ~positive], axis=1).astype(float)
-    # Labels of one image go together, so images cannot be kept to their class: any may take any other's place.
+    # Labels of one image go together, so images cannot be kept to their class: any may take any other's
+    # place.
     return Judged(scores.ids, np.zeros(len(positive), dtype=np.int64), right[:, None, :] * counts, counts)
 
 
@@ -83,23 +88,28 @@ class Resampled:
 def bootstrap(
     arm: Sequence[Judged], reference: Sequence[Judged], rng: np.random.Generator, draws: int = DRAWS
 ) -> Resampled | None:
-    """The mean over runs of the difference in balanced accuracy, resampled over images; None where runs saw other images.
+    """The mean over runs of the difference in balanced accuracy, resampled over images; None where runs saw
+    other images.
 
-    Run i of the arm is paired with run i of the reference, image by image. An image is drawn for all runs that test on it, since
-    what it is like does not change with the seed. Images are drawn within their class, n - 1 of n, which makes the spread of the
-    resamples an unbiased estimate of the spread over patients: with few images of a rare class it would be too small otherwise.
+    Run i of the arm is paired with run i of the reference, image by image. An image is drawn for all runs
+    that test on it, since what it is like does not change with the seed. Images are drawn within their class,
+    n - 1 of n, which makes the spread of the resamples an unbiased estimate of the spread over patients: with
+    few images of a rare class it would be too small otherwise.
     """
     paired = [one.ordered(other.ids) for one, other in zip(arm, reference, strict=True)]
     pairs = [(one, other) for one, other in zip(paired, reference, strict=True) if one is not None]
     if not pairs or len(pairs) < len(paired):
         return None
-    ids, first, place = np.unique(np.concatenate([one.ids for one, _ in pairs]), return_index=True, return_inverse=True)
+    ids, first, place = np.unique(
+        np.concatenate([one.ids for one, _ in pairs]), return_index=True, return_inverse=True
+    )
     stratum = np.concatenate([one.stratum for one, _ in pairs])[first]
     rows = np.split(place, np.cumsum([len(one.ids) for one, _ in pairs])[:-1])
 
     def difference(weights: np.ndarray) -> np.ndarray:
         found = [
-            _balanced(weights[:, row], one.hit - other.hit, one.counts) for row, (one, other) in zip(rows, pairs, strict=True)
+            _balanced(weights[:, row], one.hit - other.hit, one.counts)
+            for row, (one, other) in zip(rows, pairs, strict=True)
         ]
         return np.mean(found, axis=0)
 
@@ -112,7 +122,8 @@ def bootstrap(
 
 
 def interval(judged: Judged, rng: np.random.Generator, draws: int = DRAWS) -> tuple[float, float]:
-    """Where balanced accuracy would lie 95 times of 100 on other images of the same kind, drawn as in `bootstrap`."""
+    """Where balanced accuracy would lie 95 times of 100 on other images of the same kind, drawn as in
+    `bootstrap`."""
     step = max(1, CHUNK // len(judged.ids))
     drawn = [
         _balanced(_resample(judged.stratum, min(step, draws - done), rng), judged.hit, judged.counts)
@@ -123,7 +134,8 @@ def interval(judged: Judged, rng: np.random.Generator, draws: int = DRAWS) -> tu
 
 
 def wilson(share: float, count: int, z: float = 1.959964) -> tuple[float, float]:
-    """The 95 % interval of a share of `count` images (Wilson 1927): also right for few images, and for none or all of them."""
+    """The 95 % interval of a share of `count` images (Wilson 1927): also right for few images, and for none
+    or all of them."""
     middle = (share + z * z / (2 * count)) / (1 + z * z / count)
     reach = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
     return max(0.0, middle - reach), min(1.0, middle + reach)
@@ -143,7 +155,8 @@ def _resample(stratum: np.ndarray, draws: int, rng: np.random.Generator) -> np.n
 def _balanced(weights: np.ndarray, hit: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Balanced accuracy [B] (or, as it is linear in the hits, a difference) under B weightings of N images.
 
-    A class that has no image left, or for several labels no positive or no negative one, is left out of the mean.
+    A class that has no image left, or for several labels no positive or no negative one, is left out of the
+    mean.
     """
     shape = (len(weights), *hit.shape[1:])
     above, below = ((weights @ x.reshape(len(x), -1)).reshape(shape) for x in (hit, counts))
@@ -152,14 +165,16 @@ def _balanced(weights: np.ndarray, hit: np.ndarray, counts: np.ndarray) -> np.nd
     return per_class.sum(axis=1) / np.maximum(1, there.sum(axis=1))
 
 
-# Over seeds and folds --------------------------------------------------------------------------------------------------
+# Over seeds and folds
+# --------------------------------------------------------------------------------------------------
 
 
 def paired_t(differences: Sequence[float], overlap: float = 0.0) -> float | None:
     """Two-sided p of Student's paired t-test; None for fewer than two differences.
 
-    `overlap` is test rows per training row where runs share training rows, 1 / (K - 1) for K folds: their differences are then
-    alike, and the variance of their mean is larger than 1/n of theirs (Nadeau and Bengio 2003).
+    `overlap` is test rows per training row where runs share training rows, 1 / (K - 1) for K folds: their
+    differences are then alike, and the variance of their mean is larger than 1/n of theirs (Nadeau and Bengio
+    2003).
     """
     n = len(differences)
     if n < 2:
@@ -174,8 +189,8 @@ def paired_t(differences: Sequence[float], overlap: float = 0.0) -> float | None
 def sign_flip(differences: Sequence[float], rng: np.random.Generator) -> float | None:
     """Two-sided p of the sign-flip permutation test; None for fewer than two differences.
 
-    Under the null each difference might as well have had the other sign. All signs are tried for up to `EXACT` differences, so the
-    smallest p that n of them can give is 2 / 2^n; beyond that 100,000 are drawn.
+    Under the null each difference might as well have had the other sign. All signs are tried for up to
+    `EXACT` differences, so the smallest p that n of them can give is 2 / 2^n; beyond that 100,000 are drawn.
     """
     values = np.asarray(differences, dtype=float)
     if len(values) < 2:
@@ -202,16 +217,24 @@ def holm(ps: Sequence[float | None]) -> list[float | None]:
 
 
 def incomplete_beta(x: float, a: float, b: float) -> float:
-    """The regularised incomplete beta function I_x(a, b); Student's two-sided p for t and n degrees is I_{n/(n+t²)}(n/2, 1/2)."""
+    """The regularised incomplete beta function I_x(a, b); Student's two-sided p for t and n degrees is
+    I_{n/(n+t²)}(n/2, 1/2)."""
     if x <= 0 or x >= 1:
         return 0.0 if x <= 0 else 1.0
-    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
+    front = math.exp(
+        math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
+    )
     # The continued fraction is quick below the mean of the distribution; above it the mirror image is.
-    return front * _fraction(x, a, b) / a if x < (a + 1) / (a + b + 2) else 1 - front * _fraction(1 - x, b, a) / b
+    return (
+        front * _fraction(x, a, b) / a
+        if x < (a + 1) / (a + b + 2)
+        else 1 - front * _fraction(1 - x, b, a) / b
+    )
 
 
 def _fraction(x: float, a: float, b: float) -> float:
-    """The continued fraction 1/(1 + d₁/(1 + d₂/(1 + …))) of the incomplete beta function, evaluated from the back."""
+    """The continued fraction 1/(1 + d₁/(1 + d₂/(1 + …))) of the incomplete beta function, evaluated from the
+    back."""
     value = 1.0
     for k in range(TERMS, 0, -1):
         m, odd = divmod(k, 2)

@@ -1,9 +1,11 @@
-"""Bytes on the wire and on disk: the safetensors format with one JSON header. Nothing else is ever parsed, nothing is executed.
+"""Bytes on the wire and on disk: the safetensors format with one JSON header. Nothing else is ever parsed,
+nothing is executed.
 
-`pack`/`unpack` turn a header and named tensors into bytes and back; `encode_upload`/`decode_upload` do so for typed
-leaves, and `seal`/`unseal` for a file that is read back: its header holds the digest of the tensors and its own. The
-format is read and written here rather than by its library for two reasons: a model is copied once on its way out and at most once on
-its way in, and tensors keep their order, which some trees mean something by.
+`pack`/`unpack` turn a header and named tensors into bytes and back; `encode_upload`/`decode_upload` do so for
+typed leaves, and `seal`/`unseal` for a file that is read back: its header holds the digest of the tensors and
+its own. The format is read and written here rather than by its library for two reasons: a model is copied
+once on its way out and at most once on its way in, and tensors keep their order, which some trees mean
+something by.
 """
 
 from __future__ import annotations
@@ -87,8 +89,11 @@ def _deeper(value: Any, levels: int) -> bool:
 
 
 def shown(name: str, most: int = 80) -> str:
-    """A name from elsewhere as it may be printed: short, and without signs that do something to a terminal."""
-    return "".join(sign if sign.isprintable() else "?" for sign in name[:most]) + ("…" if len(name) > most else "")
+    """A name from elsewhere as it may be printed: short, and without signs that do something to a
+    terminal."""
+    return "".join(sign if sign.isprintable() else "?" for sign in name[:most]) + (
+        "…" if len(name) > most else ""
+    )
 
 
 def pack(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
@@ -97,7 +102,8 @@ def pack(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
     if METADATA in tensors:
         raise ValueError(f"a tensor may not be called '{METADATA}'")
     place = 0
-    # Wide types first, so that every tensor lies where its type may be read in place; the table keeps the caller's order.
+    # Wide types first, so that every tensor lies where its type may be read in place; the table keeps the
+    # caller's order.
     places = {}
     for name, x in sorted(tensors.items(), key=lambda item: -item[1].element_size()):
         places[name] = (place, place + x.numel() * x.element_size())
@@ -112,16 +118,20 @@ def pack(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
     for name, x in tensors.items():
         if x.numel():
             start = 8 + len(head) + places[name][0]
-            torch.frombuffer(message, dtype=x.dtype, count=x.numel(), offset=start).view(x.shape).copy_(x.detach())
+            torch.frombuffer(message, dtype=x.dtype, count=x.numel(), offset=start).view(x.shape).copy_(
+                x.detach()
+            )
     return message
 
 
-def unpack(data: bytes, views: bool = False, most: int = MOST_TABLE) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def unpack(
+    data: bytes, views: bool = False, most: int = MOST_TABLE
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The header and the tensors of a message; `CodecError` when the bytes are anything else.
 
-    Tensors are copies, laid in memory as torch lays its own: a matrix product may round differently where they lie otherwise, and a
-    resumed run would part from a straight one. `views` gives the message's own bytes, for what is only added up. A table of
-    tensors longer than `most` bytes is not read.
+    Tensors are copies, laid in memory as torch lays its own: a matrix product may round differently where
+    they lie otherwise, and a resumed run would part from a straight one. `views` gives the message's own
+    bytes, for what is only added up. A table of tensors longer than `most` bytes is not read.
     """
     data = data if isinstance(data, bytearray) else bytearray(data)
     try:
@@ -129,14 +139,24 @@ def unpack(data: bytes, views: bool = False, most: int = MOST_TABLE) -> tuple[di
         if size % 8 or size > len(data) - 8:
             raise CodecError("not a readable message (its table does not fit)")
         if size > most:
-            raise CodecError(f"not a readable message (its table has {size:,} bytes, at most {most:,} are read)")
+            raise CodecError(
+                f"not a readable message (its table has {size:,} bytes, at most {most:,} are read)"
+            )
         table = read_json(bytes(data[8 : 8 + size]), most)
         header = read_json(table.pop(METADATA)[HEADER], most)
         if not isinstance(header, dict):
             raise CodecError("the message header is not a table")
         found = _views(data, 8 + size, table)
         return header, found if views else {name: x.clone() for name, x in found.items()}
-    except (struct.error, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
+    except (
+        struct.error,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        RuntimeError,
+    ) as error:
         raise CodecError(f"not a readable message ({type(error).__name__})") from error
 
 
@@ -160,8 +180,12 @@ def _views(data: bytearray, start: int, table: Mapping[str, Any]) -> dict[str, T
     found, spans = {}, []
     for name, entry in table.items():
         dtype, shape, (first, last) = DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
-        if len(shape) > MOST_AXES or not all(type(n) is int and 0 <= n < LARGEST_PLACE for n in (*shape, first, last)):
-            raise CodecError(f"not a readable message (the place of '{shown(name)}' is not given in whole numbers)")
+        if len(shape) > MOST_AXES or not all(
+            type(n) is int and 0 <= n < LARGEST_PLACE for n in (*shape, first, last)
+        ):
+            raise CodecError(
+                f"not a readable message (the place of '{shown(name)}' is not given in whole numbers)"
+            )
         count = math.prod(shape)
         if last - first != count * dtype.itemsize or (start + first) % dtype.itemsize:
             raise CodecError(f"not a readable message ('{shown(name)}' has the wrong number of bytes)")
@@ -200,7 +224,9 @@ def decode_upload(data: bytes, most: int = MOST_TABLE) -> tuple[dict[str, Any], 
     """The header and the typed leaves of one answer; `most` as for `unpack`."""
     header, tensors = unpack(data, views=True, most=most)
     kinds = header.get("leaves")
-    if not isinstance(kinds, dict) or not all(isinstance(kind, str) and kind in LEAVES for kind in kinds.values()):
+    if not isinstance(kinds, dict) or not all(
+        isinstance(kind, str) and kind in LEAVES for kind in kinds.values()
+    ):
         raise CodecError("the message does not say what kinds its leaves are")
     if len(kinds) > MOST_LEAVES:
         raise CodecError(f"the message has {len(kinds):,} leaves, at most {MOST_LEAVES} are read")

@@ -1,6 +1,7 @@
 """The guard: no answer reaches the sums before it has been held against the ledger and its site's images.
 
-A bad answer raises `Rejected` with the site's name and the rule it broke; the round goes on with the other sites.
+A bad answer raises `Rejected` with the site's name and the rule it broke; the round goes on with the other
+sites.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class ExchangeOptions(Options):
     max_weight: float = Field(1e6, gt=0, le=LARGEST)
     """largest weight a site may claim; its training images, or a method's own bound, are mostly far below"""
     max_ratio: float = Field(30.0, gt=1)
-    """a site that moves the model so many times as far as the median is left out; from a third of it on it is slowed down"""
+    """a site that moves the model so many times as far as the median is left out; from a third of it on it is
+    slowed down"""
     max_rows: int = Field(100_000, gt=0)
     """longest accepted length where the ledger leaves a length open"""
     min_sites: int = Field(1, ge=1)
@@ -68,7 +70,9 @@ class Bounds:
                 if low < limit.least - SLACK:
                     return f"{what} has {low:g}, and nothing below {limit.least:g} is possible"
                 if high > most * (1 + SLACK) + SLACK:
-                    return f"{what} has {high:g}, and at most {most:g} are possible with the images the site has"
+                    return (
+                        f"{what} has {high:g}, and at most {most:g} are possible with the images the site has"
+                    )
         return None
 
 
@@ -116,7 +120,9 @@ def check(
     if set(given) != set(expected):
         extra, missing = sorted(set(given) - set(expected)), sorted(set(expected) - set(given))
         raise reject(
-            f"extra tensor '{shown(given[extra[0]].name)}'" if extra else f"missing tensor '{expected[missing[0]].name}'"
+            f"extra tensor '{shown(given[extra[0]].name)}'"
+            if extra
+            else f"missing tensor '{expected[missing[0]].name}'"
         )
     for key, entry in expected.items():
         if problem := _mismatch(entry, given[key], options):
@@ -152,7 +158,9 @@ def _mismatch(entry: Entry, given: Entry, options: ExchangeOptions) -> str | Non
 
 def _fits(given: Shape, expected: Shape, rows: int) -> bool:
     return len(given) == len(expected) and all(
-        (0 <= g <= rows if e is None else g == e) for g, e in zip(given, expected, strict=True) if g is not None
+        (0 <= g <= rows if e is None else g == e)
+        for g, e in zip(given, expected, strict=True)
+        if g is not None
     )
 
 
@@ -178,7 +186,9 @@ def _bad_variance(upload: Upload, sent: Mapping[str, Tensor]) -> str | None:
     return None
 
 
-def _bad_values(tensors: list[Tensor], weight: Tensor | None, options: ExchangeOptions, bounded: bool) -> str | None:
+def _bad_values(
+    tensors: list[Tensor], weight: Tensor | None, options: ExchangeOptions, bounded: bool
+) -> str | None:
     norm = 0.0
     for x in tensors:
         if not x.is_floating_point() and weight is None:

@@ -1,7 +1,7 @@
 """The ledger: every leaf that leaves a site, its kind, shape and bytes, and who can read it.
 
-It is made by asking each question of two small made-up sites (see `engine.probe`), so it shows what the code does, not what a
-method says of itself. The guard then holds every real answer against it.
+It is made by asking each question of two small made-up sites (see `engine.probe`), so it shows what the code
+does, not what a method says of itself. The guard then holds every real answer against it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class Entry:
         """Size on the wire, with `rows` for every length that varies."""
         item = getattr(torch, self.dtype).itemsize
         size = item * math.prod(rows if n is None else n for n in self.shape)
-        return size + (0 if self.weight is None else 8 * math.prod(rows if n is None else n for n in self.weight))
+        return size + (
+            0 if self.weight is None else 8 * math.prod(rows if n is None else n for n in self.weight)
+        )
 
     @property
     def name(self) -> str:
@@ -117,14 +119,19 @@ def merge(answers: Sequence[tuple[Entry, ...]]) -> tuple[Entry, ...]:
     first, *others = answers
     if any(len(other) != len(first) for other in others):
         raise MethodError(
-            "the method gives different leaves at different sites: give the same ones everywhere, empty if need be"
+            "the method gives different leaves at different sites: give the same ones everywhere, empty if "
+            "need be"
         )
     merged = []
     for i, entry in enumerate(first):
         same = [other[i] for other in others]
-        if any((o.leaf, o.tensor, o.kind, o.dtype, len(o.shape)) != (*_identity(entry), len(entry.shape)) for o in same):
+        if any(
+            (o.leaf, o.tensor, o.kind, o.dtype, len(o.shape)) != (*_identity(entry), len(entry.shape))
+            for o in same
+        ):
             raise MethodError(
-                f"the leaf '{entry.name}' is not the same at every site: give it one kind, dtype and rank everywhere"
+                f"the leaf '{entry.name}' is not the same at every site: give it one kind, dtype and rank "
+                f"everywhere"
             )
         shape = tuple(n if all(o.shape[d] == n for o in same) else None for d, n in enumerate(entry.shape))
         merged.append(Entry(*_identity(entry), shape, entry.weight))

@@ -1,9 +1,11 @@
-"""How answers are combined: exact sums in 64-bit fixed point, so that neither arrival order nor masking changes a bit.
+"""How answers are combined: exact sums in 64-bit fixed point, so that neither arrival order nor masking
+changes a bit.
 
-A float x with weight w contributes round(w · x · 2^28) as an int64. With at most 1,024 sites and |w · x| ≤ 2^22 each, a sum
-cannot overflow; the guard refuses anything larger. Answers are added as they arrive, so memory does not grow with sites.
-A mean does not depend on the unit of its weights, so weights below 1 keep what this rounding takes away: another int64, in units
-of 2^-78. A weight of 10^-15 counts as exactly as one of 1; below 2^-78 (3 · 10^-24) it is 0.
+A float x with weight w contributes round(w · x · 2^28) as an int64. With at most 1,024 sites and |w · x| ≤
+2^22 each, a sum cannot overflow; the guard refuses anything larger. Answers are added as they arrive, so
+memory does not grow with sites. A mean does not depend on the unit of its weights, so weights below 1 keep
+what this rounding takes away: another int64, in units of 2^-78. A weight of 10^-15 counts as exactly as one
+of 1; below 2^-78 (3 · 10^-24) it is 0.
 """
 
 from __future__ import annotations
@@ -47,10 +49,12 @@ def fixed_fine(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def add_fixed(total: Tensor, x: Tensor, weight: float) -> None:
-    """total += fixed(x, weight), a piece at a time: pieces stay in the processor's cache, where whole models would not.
+    """total += fixed(x, weight), a piece at a time: pieces stay in the processor's cache, where whole models
+    would not.
 
-    Adding 1.5 · 2^52 to a float64 below 2^51 leaves it rounded to a whole number in its lowest bits, half to even as `round`
-    does; read as an int64 and less the constant's own bits, that is the number. A conversion would take several times longer.
+    Adding 1.5 · 2^52 to a float64 below 2^51 leaves it rounded to a whole number in its lowest bits, half to
+    even as `round` does; read as an int64 and less the constant's own bits, that is the number. A conversion
+    would take several times longer.
     """
     scaled = torch.empty(min(PIECE, x.numel()), dtype=torch.float64)
     for y, out in zip(x.reshape(-1).split(PIECE), total.view(-1).split(PIECE), strict=True):
@@ -91,8 +95,8 @@ def whole(tensors: Mapping[str, Tensor]) -> Any:
 class Answers:
     """What the coordinator may know of one question: reduced leaves by name.
 
-    `answers["delta"]` is a sum, a mean, or (for `Each`) a dict by site in the federation's order. `weight` has the summed
-    weight of every mean; where it is 0 the mean is 0. `sites` are those whose answer counted.
+    `answers["delta"]` is a sum, a mean, or (for `Each`) a dict by site in the federation's order. `weight`
+    has the summed weight of every mean; where it is 0 the mean is 0. `sites` are those whose answer counted.
     """
 
     def __init__(self, leaves: dict[str, Any], weight: dict[str, Tensor], sites: tuple[str, ...]) -> None:
@@ -109,7 +113,8 @@ class Answers:
 
 
 class Reduction:
-    """Adds up answers in any order; gives no sum of fewer than `least`: a sum over one site is that site's value."""
+    """Adds up answers in any order; gives no sum of fewer than `least`: a sum over one site is that site's
+    value."""
 
     def __init__(self, least: int = 1) -> None:
         self._least = least
@@ -129,7 +134,9 @@ class Reduction:
             self._kinds[name] = leaf.kind
             if isinstance(leaf, Each):
                 # Copies: what arrived are views of the whole message, and only this part of it is to be kept.
-                self._each.setdefault(name, {})[site] = whole({path: x.clone() for path, x in tensors_of(leaf).items()})
+                self._each.setdefault(name, {})[site] = whole(
+                    {path: x.clone() for path, x in tensors_of(leaf).items()}
+                )
                 continue
             weight = torch.as_tensor(leaf.weight, dtype=torch.float64) if isinstance(leaf, Mean) else None
             small = weight is not None and bool(((weight > 0) & (weight < 1)).any())
@@ -155,9 +162,15 @@ class Reduction:
     def result(self, order: tuple[str, ...]) -> Answers:
         """The reduced leaves; `order` is the federation's order of sites."""
         if len(set(self._sites)) < self._least:
-            raise SiteError(f"only {len(set(self._sites))} sites answered, and no sum is given of fewer than {self._least}")
+            raise SiteError(
+                f"only {len(set(self._sites))} sites answered, and no sum is given of fewer than "
+                f"{self._least}"
+            )
         leaves: dict[str, Any] = {}
-        weights = {name: with_rest(total, self._weight_rests.get(name)) / SCALE for name, total in self._weights.items()}
+        weights = {
+            name: with_rest(total, self._weight_rests.get(name)) / SCALE
+            for name, total in self._weights.items()
+        }
         for name, kind in self._kinds.items():
             if kind == "each":
                 leaves[name] = {site: self._each[name][site] for site in order if site in self._each[name]}
@@ -175,11 +188,15 @@ class Reduction:
                 rest = self._rests.get((leaf, path))
                 if weight.dim() == 0 and rest is None:
                     parts[path] = (
-                        quotient(total, SCALE * float(weight), dtype) if weight > 0 else torch.zeros(total.shape, dtype=dtype)
+                        quotient(total, SCALE * float(weight), dtype)
+                        if weight > 0
+                        else torch.zeros(total.shape, dtype=dtype)
                     )
                     continue
                 each = spread(weight, total)
                 floor = 1 / (SCALE * FINE)
-                parts[path] = torch.where(each > 0, with_rest(total, rest) / (SCALE * each.clamp_min(floor)), 0.0).to(dtype)
+                parts[path] = torch.where(
+                    each > 0, with_rest(total, rest) / (SCALE * each.clamp_min(floor)), 0.0
+                ).to(dtype)
             leaves[name] = whole(parts) if parts else {}
         return Answers(leaves, weights, tuple(site for site in order if site in self._sites))

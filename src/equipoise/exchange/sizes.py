@@ -1,4 +1,5 @@
-"""How large answers are beside each other: no site alone moves the model so far that the others cannot train it."""
+"""How large answers are beside each other: no site alone moves the model so far that the others cannot train
+it."""
 
 from __future__ import annotations
 
@@ -24,19 +25,21 @@ LENIENT = 10.0
 
 
 STATISTICS = "running_"
-"""how tensors are called that a network measures instead of training them: much larger, so judged by themselves"""
+"""how tensors are called that a network measures instead of training them: much larger, so judged by
+themselves"""
 Part = tuple[str, str]
 """a leaf, and which of its tensors: those whose last name begins so, or all others"""
 
 
 class Sizes:
-    """How large the answers to one question are, leaf by leaf, against each other and against those of earlier rounds.
+    """How large the answers to one question are, leaf by leaf, against each other and against those of
+    earlier rounds.
 
-    What counts is the norm of a leaf's value. An answer passes at once if it is harmless, or not large for what
-    earlier rounds have shown; any other is judged when all have come, so that no order of arrival matters: it is taken
-    as it is, made smaller, or left out. One site alone can raise neither the median nor what is remembered of it. Where
-    fewer than three answer and nothing is remembered there is no majority to judge by, and a change is only held
-    against the tensors it changes.
+    What counts is the norm of a leaf's value. An answer passes at once if it is harmless, or not large for
+    what earlier rounds have shown; any other is judged when all have come, so that no order of arrival
+    matters: it is taken as it is, made smaller, or left out. One site alone can raise neither the median nor
+    what is remembered of it. Where fewer than three answer and nothing is remembered there is no majority to
+    judge by, and a change is only held against the tensors it changes.
     """
 
     def __init__(
@@ -65,11 +68,15 @@ class Sizes:
                 yield part
 
     def _times(self, site: str) -> Iterator[tuple[Part, float, float]]:
-        """The parts of an answer that are large: how many times as large as usual, and how many times they may be."""
+        """The parts of an answer that are large: how many times as large as usual, and how many times they
+        may be."""
         for part in self._large(site):
             floor, ratio = self._rules[part]
             others = sorted(found[part] for one, found in self._found.items() if one != site)
-            usual = max(self._known[part], others[len(others) // 2] if len(others) > 1 else 0.0) or floor / HARMLESS
+            usual = (
+                max(self._known[part], others[len(others) // 2] if len(others) > 1 else 0.0)
+                or floor / HARMLESS
+            )
             if usual:
                 yield part, self._found[site][part] / usual, ratio
 
@@ -77,18 +84,26 @@ class Sizes:
         """Why an answer is left out, when it is held beside all others."""
         for (leaf, _), times, ratio in self._times(site):
             if times > ratio:
-                return f"leaf '{leaf}' is {times:.3g} times as large as usual, and exchange.max_ratio allows {ratio:g}"
+                return (
+                    f"leaf '{leaf}' is {times:.3g} times as large as usual, and exchange.max_ratio "
+                    f"allows {ratio:g}"
+                )
         return None
 
     def slowed(self, site: str) -> dict[Part, float]:
-        """By part: what an answer that is not left out must be multiplied by, so that it does not run ahead of the others."""
-        return {part: SLOWED * ratio / times for part, times, ratio in self._times(site) if times > SLOWED * ratio}
+        """By part: what an answer that is not left out must be multiplied by, so that it does not run ahead
+        of the others."""
+        return {
+            part: SLOWED * ratio / times for part, times, ratio in self._times(site) if times > SLOWED * ratio
+        }
 
     def remembered(self, good: Collection[str]) -> dict[str, float]:
         """By question and leaf: the largest median so far, over the answers that counted."""
         if len(good) < 3:
             return {}
-        middle = {part: statistics.median_low(self._found[site][part] for site in good) for part in self._rules}
+        middle = {
+            part: statistics.median_low(self._found[site][part] for site in good) for part in self._rules
+        }
         return {self._name(part): max(norm, self._known[part]) for part, norm in middle.items()}
 
 
@@ -96,7 +111,9 @@ def smaller(upload: Upload, factors: Mapping[Part, float]) -> Upload:
     """An answer with some of its parts multiplied."""
     made = dict(upload)
     for name in {leaf for leaf, _ in factors}:
-        tensors = {path: x * factors.get((name, _kind(path)), 1.0) for path, x in tensors_of(upload[name]).items()}
+        tensors = {
+            path: x * factors.get((name, _kind(path)), 1.0) for path, x in tensors_of(upload[name]).items()
+        }
         made[name] = replace(upload[name], value=whole(tensors))
     return made
 
@@ -105,17 +122,23 @@ def _kind(path: str) -> str:
     return STATISTICS if path.rpartition(".")[2].startswith(STATISTICS) else ""
 
 
-def _rules(line: Line, bounds: Bounds, ratio: float, sent: Mapping[str, Tensor]) -> Iterator[tuple[Part, tuple[float, float]]]:
+def _rules(
+    line: Line, bounds: Bounds, ratio: float, sent: Mapping[str, Tensor]
+) -> Iterator[tuple[Part, tuple[float, float]]]:
     """By part: the norm up to which it is harmless, and how many times the median it may be.
 
-    Judged are real numbers, as many at every site, that no limit of their own bounds. A leaf with the names and shapes
-    of tensors that were sent changes those.
+    Judged are real numbers, as many at every site, that no limit of their own bounds. A leaf with the names
+    and shapes of tensors that were sent changes those.
     """
     for part in dict.fromkeys((entry.leaf, _kind(entry.tensor)) for entry in line.up):
         found = [entry for entry in line.up if (entry.leaf, _kind(entry.tensor)) == part]
-        bounded = found[0].kind == "sum" or (found[0].kind == "each" and f"{line.question}.{part[0]}" in bounds.limits)
+        bounded = found[0].kind == "sum" or (
+            found[0].kind == "each" and f"{line.question}.{part[0]}" in bounds.limits
+        )
         count = sum(math.prod(n or 0 for n in entry.shape) for entry in found)
-        fixed = all(getattr(torch, entry.dtype).is_floating_point and None not in entry.shape for entry in found)
+        fixed = all(
+            getattr(torch, entry.dtype).is_floating_point and None not in entry.shape for entry in found
+        )
         if bounded or not fixed or count < 2:
             continue
         if all(entry.tensor in sent and sent[entry.tensor].shape == entry.shape for entry in found):

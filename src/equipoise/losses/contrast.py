@@ -8,7 +8,8 @@ from torch import Tensor
 
 
 def intra(unit: Tensor, y: Tensor, temperature: Tensor) -> Tensor:
-    """Supervised contrast over unit vectors: mean over anchors of −mean over positives of log-softmax over all others."""
+    """Supervised contrast over unit vectors: mean over anchors of −mean over positives of log-softmax over
+    all others."""
     similar = (unit @ unit.T) / temperature
     others = ~torch.eye(len(y), dtype=torch.bool, device=y.device)
     log_share = similar - similar.masked_fill(~others, -torch.inf).logsumexp(1, keepdim=True)
@@ -19,8 +20,9 @@ def intra(unit: Tensor, y: Tensor, temperature: Tensor) -> Tensor:
 def spread_apart(v: Tensor, steps: int, stop_at_zero: bool, rate: float = 0.1) -> Tensor:
     """Gradient descent on Σ_i max_{j≠i} cos(v_i, v_j) (Eq. 5), on raw vectors.
 
-    Every step is a linear combination of the rows, so it runs on C × C coefficients and the rows' Gram matrix: the same path,
-    hundreds of times cheaper. With `stop_at_zero` a row whose other cosines are all negative no longer pushes.
+    Every step is a linear combination of the rows, so it runs on C × C coefficients and the rows' Gram
+    matrix: the same path, hundreds of times cheaper. With `stop_at_zero` a row whose other cosines are all
+    negative no longer pushes.
     """
     x = v.double().numpy()
     gram, a, rows = x @ x.T, np.eye(len(x)), np.arange(len(x))

@@ -13,7 +13,8 @@ Head = Mapping[str, Tensor]
 
 
 def class_gradient(z: Tensor, head: Head, c: Tensor) -> dict[str, Tensor]:
-    """Of features [G, m, d] in groups of one class each, c [G]: the mean gradient of cross-entropy at a linear head."""
+    """Of features [G, m, d] in groups of one class each, c [G]: the mean gradient of cross-entropy at a
+    linear head."""
     miss = F.linear(z, head["weight"].to(z), head["bias"].to(z)).softmax(2)
     miss = (miss - F.one_hot(c, miss.shape[2])[:, None]) / z.shape[1]
     return {"weight": miss.transpose(1, 2) @ z, "bias": miss.sum(1)}
@@ -26,7 +27,8 @@ def mismatch(found: Head, wanted: Head) -> Tensor:
 
 
 def match(features: Tensor, head: Head, wanted: Head, seen: Tensor, steps: int, rate: float) -> Tensor:
-    """Features [C, m, d] moved until their head gradients point where the sites' do; classes not seen stay as they are."""
+    """Features [C, m, d] moved until their head gradients point where the sites' do; classes not seen stay as
+    they are."""
     c = seen.nonzero().flatten()
     moving, target = features[c].clone(), {name: tensor[c] for name, tensor in wanted.items()}
     for _ in range(steps):
@@ -36,7 +38,9 @@ def match(features: Tensor, head: Head, wanted: Head, seen: Tensor, steps: int, 
     return features.index_copy(0, c, moving)
 
 
-def train_head(head: Head, features: Tensor, epochs: int, rate: float, batch: int, draw: torch.Generator) -> dict[str, Tensor]:
+def train_head(
+    head: Head, features: Tensor, epochs: int, rate: float, batch: int, draw: torch.Generator
+) -> dict[str, Tensor]:
     """The head after SGD with cross-entropy over all features [C, m, d], in shuffled batches."""
     classes, m, width = features.shape
     weight, bias, x = head["weight"].clone(), head["bias"].clone(), features.reshape(-1, width)

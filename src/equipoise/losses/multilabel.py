@@ -28,7 +28,8 @@ def masked_mean(cells: Tensor, mask: Tensor | None = None, over: Over = "labelle
 
 
 def positive_weight(positives: Tensor, total: int | Tensor, labelled: Tensor | None = None) -> Tensor:
-    """Weight n/positives of the positive side, from observed labels only; 1 for labels unknown or never positive."""
+    """Weight n/positives of the positive side, from observed labels only; 1 for labels unknown or never
+    positive."""
     positives = positives.to(torch.float64)
     known = positives > 0 if labelled is None else (positives > 0) & labelled
     return torch.where(known, torch.as_tensor(total, device=positives.device) / positives.clamp_min(1.0), 1.0)
@@ -41,7 +42,8 @@ def bce_cells(logits: Tensor, y: Tensor, pos_weight: Tensor | None = None) -> Te
 
 
 def side_margin(sides: Tensor, max_margin: float = 0.5) -> Tensor:
-    """LDAM's margins within each label, [C, 2]: of its negatives and positives (`sides`) the rarer has `max_margin`.
+    """LDAM's margins within each label, [C, 2]: of its negatives and positives (`sides`) the rarer has
+    `max_margin`.
 
     A lacking side counts as half a sample, so that the margin of the other stays small.
     """
@@ -65,10 +67,11 @@ def ldam_cells(
     scale: float = 30.0,
     weight: Tensor | None = None,
 ) -> Tensor:
-    """LDAM per label, [N, C]: binary cross-entropy of `z - s m1` for positives and of `z + s m0` for negatives.
+    """LDAM per label, [N, C]: binary cross-entropy of `z - s m1` for positives and of `z + s m0` for
+    negatives.
 
-    `logits` are `scale * cos`; `margin` and `weight` [C, 2] are those of negatives and positives, see `side_margin`
-    and `side_weight`.
+    `logits` are `scale * cos`; `margin` and `weight` [C, 2] are those of negatives and positives, see
+    `side_margin` and `side_weight`.
     """
     negative, positive = (scale * margin.to(logits)).unbind(1)
     cells = bce_cells(logits - torch.where(y > 0, positive, -negative), y)
@@ -79,18 +82,27 @@ def ldam_cells(
 
 
 def masked_bce(
-    logits: Tensor, y: Tensor, mask: Tensor | None = None, pos_weight: Tensor | None = None, over: Over = "labelled"
+    logits: Tensor,
+    y: Tensor,
+    mask: Tensor | None = None,
+    pos_weight: Tensor | None = None,
+    over: Over = "labelled",
 ) -> Tensor:
     """Binary cross-entropy over the cells that count."""
     return masked_mean(bce_cells(logits, y, pos_weight), mask, over)
 
 
-def adjusted_bce(logits: Tensor, y: Tensor, prior: Tensor, mask: Tensor | None = None, over: Over = "labelled") -> Tensor:
-    """Binary cross-entropy of `z + log(p1 / p0)`, `prior` being p1 per label (FedMLP Eq. 3-4); see `positive_prior`."""
+def adjusted_bce(
+    logits: Tensor, y: Tensor, prior: Tensor, mask: Tensor | None = None, over: Over = "labelled"
+) -> Tensor:
+    """Binary cross-entropy of `z + log(p1 / p0)`, `prior` being p1 per label (FedMLP Eq. 3-4); see
+    `positive_prior`."""
     return masked_bce(odds_shift(prior)(logits), y, mask, over=over)
 
 
-def masked_focal(logits: Tensor, y: Tensor, gamma: float = 2.0, mask: Tensor | None = None, over: Over = "labelled") -> Tensor:
+def masked_focal(
+    logits: Tensor, y: Tensor, gamma: float = 2.0, mask: Tensor | None = None, over: Over = "labelled"
+) -> Tensor:
     """Sigmoid focal loss over the cells that count."""
     return masked_mean(focus(bce_cells(logits, y), gamma), mask, over)
 
@@ -109,7 +121,8 @@ def fedlc_bce(
 
 
 def class_means(features: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean feature of the negatives and of the positives of every label, [C, 2, d], and how many there were, [C, 2]."""
+    """Mean feature of the negatives and of the positives of every label, [C, 2, d], and how many there were,
+    [C, 2]."""
     member = torch.stack([1 - y, y], 1)
     count = member.sum(0).T
     return torch.einsum("nkc,nd->ckd", member, features) / count.clamp_min(1)[..., None], count

@@ -1,7 +1,8 @@
 """The base loss of a run, chosen in the config: parts that shape logits, then one criterion.
 
-As TOML: `"balanced_softmax"`, `"fedrs+balanced_softmax"`, `{ name = "focal", gamma = 1.0 }`, or a list such as
-`[{ name = "fedrs", alpha = 0.0 }, "balanced_softmax"]`. In whatever order: scales come first, shifts are added.
+As TOML: `"balanced_softmax"`, `"fedrs+balanced_softmax"`, `{ name = "focal", gamma = 1.0 }`, or a list such
+as `[{ name = "fedrs", alpha = 0.0 }, "balanced_softmax"]`. In whatever order: scales come first, shifts are
+added.
 """
 
 from __future__ import annotations
@@ -119,16 +120,19 @@ class FedRS(Part):
     name: Literal["fedrs"] = "fedrs"
     tasks: ClassVar[tuple[Task, ...]] = ("single", "multi")
     alpha: float = Field(default=0.5, ge=0, le=1)
-    """scale of absent classes; 1 is cross-entropy. Multi-label: of labels not annotated, where the criterion counts them at all"""
+    """scale of absent classes; 1 is cross-entropy. Multi-label: of labels not annotated, where the criterion
+    counts them at all"""
     mode: Literal["binary", "proportional"] = "binary"
-    """binary: absent classes only (the paper); proportional (single-label): all classes, by count relative to the largest"""
+    """binary: absent classes only (the paper); proportional (single-label): all classes, by count relative to
+    the largest"""
 
     def shaper(self, facts: Facts) -> Shaper:
         if facts.task == "single":
             return shaping.restriction(facts.counts, self.alpha, self.mode)
         if self.mode == "proportional":
             raise ConfigError(
-                "objective 'fedrs': mode = \"proportional\" weighs classes against each other, and several labels "
+                "objective 'fedrs': mode = \"proportional\" weighs classes against each other, and several "
+                "labels "
                 'per image do not compete: use mode = "binary"'
             )
         # A label that is annotated and never found has negatives to learn from: it is not absent.
@@ -151,7 +155,8 @@ class ClassBalanced(Part):
 
 
 class LDAM(Part):
-    """Margins by class frequency on a cosine head, re-weighted late (LDAM-DRW); multi-label: by each label's two sides."""
+    """Margins by class frequency on a cosine head, re-weighted late (LDAM-DRW); multi-label: by each label's
+    two sides."""
 
     name: Literal["ldam"] = "ldam"
     tasks: ClassVar[tuple[Task, ...]] = ("single", "multi")
@@ -274,7 +279,16 @@ class AdjustedBCE(MultiPart):
 
 
 AnyPart = Annotated[
-    CrossEntropy | BalancedSoftmax | LogitAdjustment | FedRS | ClassBalanced | LDAM | Focal | FedLC | BCE | AdjustedBCE,
+    CrossEntropy
+    | BalancedSoftmax
+    | LogitAdjustment
+    | FedRS
+    | ClassBalanced
+    | LDAM
+    | Focal
+    | FedLC
+    | BCE
+    | AdjustedBCE,
     Field(discriminator="name"),
 ]
 
@@ -310,10 +324,14 @@ class ObjectiveOptions(Options):
     def _fit_together(self) -> ObjectiveOptions:
         for part in self.parts[:-1]:
             if part.last:
-                raise ConfigError(f"objective: '{part.name}' brings its own criterion, so it must be the last part")
+                raise ConfigError(
+                    f"objective: '{part.name}' brings its own criterion, so it must be the last part"
+                )
         if not self.tasks:
             names = "+".join(part.name for part in self.parts)
-            raise ConfigError(f"objective '{names}' mixes single-label and multi-label parts; use parts of one kind")
+            raise ConfigError(
+                f"objective '{names}' mixes single-label and multi-label parts; use parts of one kind"
+            )
         return self
 
     def after(self, *first: AnyPart) -> ObjectiveOptions:
@@ -363,7 +381,9 @@ def _parts(value: Any) -> tuple[Part, ...]:
         return (_part(value),)
     if isinstance(value, list | tuple) and value:
         return tuple(part for item in value for part in _parts(item))
-    raise ConfigError(f"objective must be a name, a table with 'name', or a non-empty list of these, not {value!r}")
+    raise ConfigError(
+        f"objective must be a name, a table with 'name', or a non-empty list of these, not {value!r}"
+    )
 
 
 def _part(table: dict[str, Any]) -> Part:
@@ -386,7 +406,8 @@ def _part(table: dict[str, Any]) -> Part:
 
 
 def parse_objective(value: Any) -> ObjectiveOptions:
-    """Options from any spelling the config allows; a wrong name or key is a ConfigError with the nearest valid one."""
+    """Options from any spelling the config allows; a wrong name or key is a ConfigError with the nearest
+    valid one."""
     return value if isinstance(value, ObjectiveOptions) else ObjectiveOptions.model_validate(value)
 
 
@@ -431,7 +452,8 @@ class MultiObjective(Objective):
         self.negative = negative
 
     def known(self, y: Tensor) -> Tensor:
-        """The targets where nobody decided about missing labels: negative, if the objective counts them at all."""
+        """The targets where nobody decided about missing labels: negative, if the objective counts them at
+        all."""
         return y if self.negative is None else y.masked_fill(self.negative.to(y.device), 0)
 
     def cells(self, logits: Tensor, y: Tensor) -> Tensor:
@@ -468,13 +490,16 @@ def make_objective(
 ) -> Objective:
     """Bind an objective to a site.
 
-    `counts` [C] are samples per class (positives per label), `total` the samples they are out of (a tensor [C] where it
-    differs by label), `labelled` the labels the site annotates (multi-label only; None means all); `round` starts at 0.
+    `counts` [C] are samples per class (positives per label), `total` the samples they are out of (a tensor
+    [C] where it differs by label), `labelled` the labels the site annotates (multi-label only; None means
+    all); `round` starts at 0.
     """
     if task not in options.tasks:
         valid = sorted(name for name, part in OBJECTIVES.items() if task in part.tasks)
         names = "+".join(part.name for part in options.parts)
-        raise ConfigError(f"objective '{names}' does not fit a {task}-label task; use one of {', '.join(valid)}")
+        raise ConfigError(
+            f"objective '{names}' does not fit a {task}-label task; use one of {', '.join(valid)}"
+        )
     counts = counts.to(torch.float64)
     full = torch.as_tensor(total, dtype=torch.float64, device=counts.device)
     facts = Facts(counts, full, labelled, task, round, rounds)

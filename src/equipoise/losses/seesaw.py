@@ -1,4 +1,5 @@
-"""Cross-entropy in which frequent classes push rare ones down less, and classes seen differently weigh more (PRR-Imb)."""
+"""Cross-entropy in which frequent classes push rare ones down less, and classes seen differently weigh more
+(PRR-Imb)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Affine transforms of logits: most losses for class imbalance are one of these in front of cross-entropy.
 
-A transform is `z' = scale * z + shift`, class by class. It is applied in training only; predictions use the raw logits.
-Of several transforms no scale touches a shift: a prior is a prior, whatever is scaled beside it.
+A transform is `z' = scale * z + shift`, class by class. It is applied in training only; predictions use the
+raw logits. Of several transforms no scale touches a shift: a prior is a prior, whatever is scaled beside it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ import torch
 from torch import Tensor
 
 PRIOR_FLOOR = 1e-9
-"""Added to a prior before its logarithm: an absent class is shifted by -20.7, finite also inside a KL term."""
+"""Added to a prior before its logarithm: an absent class is shifted by -20.7, finite also inside a KL
+term."""
 
 COUNT_FLOOR = 1e-8
 """Least count in n^(-1/4): an absent class gets the margin 100, which takes it out of the softmax."""
 
 SIDE_FLOOR = 0.5
-"""Least count of positives or negatives of one label: where one side is lacking, the other still has to learn."""
+"""Least count of positives or negatives of one label: where one side is lacking, the other still has to
+learn."""
 
 
 @dataclass(frozen=True)
@@ -76,20 +78,25 @@ def binary_margin_shift(positives: Tensor, negatives: Tensor, tau: float = 1.0) 
     return Shaper(shift=tau * (no - yes))
 
 
-def restriction(counts: Tensor, alpha: float = 0.5, mode: Literal["binary", "proportional"] = "binary") -> Shaper:
-    """FedRS: logits of absent classes times `alpha`; or every logit by its count relative to the largest class."""
+def restriction(
+    counts: Tensor, alpha: float = 0.5, mode: Literal["binary", "proportional"] = "binary"
+) -> Shaper:
+    """FedRS: logits of absent classes times `alpha`; or every logit by its count relative to the largest
+    class."""
     counts = counts.to(torch.float64)
     presence = (counts > 0).to(torch.float64) if mode == "binary" else counts / counts.max().clamp_min(1.0)
     return Shaper(scale=alpha + (1.0 - alpha) * presence)
 
 
 def positive_prior(positives: Tensor, total: int | Tensor) -> Tensor:
-    """Share of positives per label, within [1/(2n), 1 - 1/(2n)] so that its log-odds are finite; 1/2 when n = 0."""
+    """Share of positives per label, within [1/(2n), 1 - 1/(2n)] so that its log-odds are finite; 1/2 when n =
+    0."""
     n = torch.as_tensor(total, dtype=torch.float64, device=positives.device).clamp_min(1.0)
     edge = 0.5 / n
     return (positives.to(torch.float64) / n).clamp(edge, 1.0 - edge)
 
 
 def odds_shift(prior: Tensor, tau: float = 1.0) -> Shaper:
-    """`tau * log(p / (1 - p))`: the two-class form of the prior shift; `prior` is the share of positives per label."""
+    """`tau * log(p / (1 - p))`: the two-class form of the prior shift; `prior` is the share of positives per
+    label."""
     return Shaper(shift=tau * torch.logit(prior.to(torch.float64)))

@@ -1,6 +1,7 @@
 """Losses for one label per image: `logits` [N, C], `y` int64 [N].
 
-`reduction` is "mean" or "none" (one loss per image). With class weights the mean is the weighted one, Σ w·loss / Σ w.
+`reduction` is "mean" or "none" (one loss per image). With class weights the mean is the weighted one, Σ
+w·loss / Σ w.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from equipoise.losses.shaping import margin_shift, prior_shift, quarter, restric
 Reduction = Literal["mean", "none"]
 
 ABSENT = -1e9
-"""logit of a class that is left out: its softmax is exactly 0, and unlike -inf it can be scaled and shifted"""
+"""logit of a class that is left out: its softmax is exactly 0, and unlike -inf it can be scaled and
+shifted"""
 
 cross_entropy = F.cross_entropy
 
@@ -31,13 +33,16 @@ def balanced_softmax(logits: Tensor, y: Tensor, prior: Tensor, reduction: Reduct
     return F.cross_entropy(prior_shift(prior)(logits), y, reduction=reduction)
 
 
-def logit_adjustment(logits: Tensor, y: Tensor, prior: Tensor, tau: float = 1.0, reduction: Reduction = "mean") -> Tensor:
+def logit_adjustment(
+    logits: Tensor, y: Tensor, prior: Tensor, tau: float = 1.0, reduction: Reduction = "mean"
+) -> Tensor:
     """Cross-entropy of `z + tau * log prior` (Menon et al. 2021)."""
     return F.cross_entropy(prior_shift(prior, tau)(logits), y, reduction=reduction)
 
 
 def focus(loss: Tensor, gamma: float) -> Tensor:
-    """`(1 - p)^gamma * loss` for losses that are `-log p`: the focal factor, for softmax and sigmoid alike."""
+    """`(1 - p)^gamma * loss` for losses that are `-log p`: the focal factor, for softmax and sigmoid
+    alike."""
     # The clamp keeps the gradient finite for gamma < 1 where p rounds to one.
     miss = (-torch.expm1(-loss)).clamp_min(torch.finfo(loss.dtype).tiny)
     return miss.pow(gamma) * loss
@@ -52,8 +57,8 @@ def focal(logits: Tensor, y: Tensor, gamma: float = 2.0, reduction: Reduction = 
 def effective_weight(counts: Tensor, beta: float = 0.9999) -> Tensor:
     """`(1 - beta) / (1 - beta^n)` scaled to sum to the number of present classes; 0 for absent ones.
 
-    `beta` = 0 weighs all present classes alike, `beta` = 1 (the limit) by inverse frequency. Classes are the last
-    dimension.
+    `beta` = 0 weighs all present classes alike, `beta` = 1 (the limit) by inverse frequency. Classes are the
+    last dimension.
     """
     n = counts.to(torch.float64)
     present = n > 0
@@ -72,14 +77,17 @@ def weighted(loss: Tensor, y: Tensor, weight: Tensor, reduction: Reduction) -> T
     return (each * loss).sum() / each.sum().clamp_min(torch.finfo(loss.dtype).tiny)
 
 
-def class_balanced(logits: Tensor, y: Tensor, counts: Tensor, beta: float = 0.9999, reduction: Reduction = "mean") -> Tensor:
+def class_balanced(
+    logits: Tensor, y: Tensor, counts: Tensor, beta: float = 0.9999, reduction: Reduction = "mean"
+) -> Tensor:
     """Cross-entropy weighted by the effective number of samples per class (Cui et al. 2019)."""
     loss = F.cross_entropy(logits, y, reduction="none")
     return weighted(loss, y, effective_weight(counts, beta), reduction)
 
 
 def ldam_margin(counts: Tensor, max_margin: float = 0.5) -> Tensor:
-    """`max_margin * n^(-1/4)` relative to the rarest present class (classes: last dimension); 0 for absent ones."""
+    """`max_margin * n^(-1/4)` relative to the rarest present class (classes: last dimension); 0 for absent
+    ones."""
     margin = quarter(counts) * (counts > 0)
     return max_margin * margin / margin.amax(-1, keepdim=True).clamp_min(torch.finfo(margin.dtype).tiny)
 
@@ -95,8 +103,8 @@ def ldam(
 ) -> Tensor:
     """Cross-entropy of `scale * (cos - margin on the true class)` (Cao et al. 2019).
 
-    `logits` are `scale * cos`, as a cosine head of that scale gives them, and whatever was added to them since.
-    `weight` [C] is the deferred re-weighting, see `effective_weight`.
+    `logits` are `scale * cos`, as a cosine head of that scale gives them, and whatever was added to them
+    since. `weight` [C] is the deferred re-weighting, see `effective_weight`.
     """
     margin = scale * ldam_margin(counts, max_margin).to(logits)
     shaped = logits - margin * F.one_hot(y, logits.shape[1])
@@ -114,11 +122,20 @@ def strict_cross_entropy(logits: Tensor, y: Tensor, reduction: Reduction = "mean
 
 
 def fedlc(
-    logits: Tensor, y: Tensor, counts: Tensor, tau: float = 1.0, strict: bool = False, reduction: Reduction = "mean"
+    logits: Tensor,
+    y: Tensor,
+    counts: Tensor,
+    tau: float = 1.0,
+    strict: bool = False,
+    reduction: Reduction = "mean",
 ) -> Tensor:
     """Cross-entropy of `z - tau * n^(-1/4)` (FedLC, Zhang et al. 2022)."""
     shaped = margin_shift(counts, tau)(logits)
-    return strict_cross_entropy(shaped, y, reduction) if strict else F.cross_entropy(shaped, y, reduction=reduction)
+    return (
+        strict_cross_entropy(shaped, y, reduction)
+        if strict
+        else F.cross_entropy(shaped, y, reduction=reduction)
+    )
 
 
 def fedrs(
@@ -138,4 +155,6 @@ def kl(teacher: Tensor, student: Tensor) -> Tensor:
 
     The caller detaches the side that shall not learn.
     """
-    return F.kl_div(F.log_softmax(student, dim=1), F.log_softmax(teacher, dim=1), reduction="batchmean", log_target=True)
+    return F.kl_div(
+        F.log_softmax(student, dim=1), F.log_softmax(teacher, dim=1), reduction="batchmean", log_target=True
+    )

@@ -15,19 +15,25 @@ NONE = -1
 
 
 def known_odds(counts: Tensor, samples: int, tags: Tensor, labelled: Tensor) -> Tensor:
-    """log(π_1 / π_0) per class: of the labels where a class is labelled, of its tags otherwise; finite (`positive_prior`)."""
+    """log(π_1 / π_0) per class: of the labels where a class is labelled, of its tags otherwise; finite
+    (`positive_prior`)."""
     positive = torch.where(labelled, counts, (tags == 1).sum(0))
     total = torch.where(labelled, torch.tensor(samples), (tags != NONE).sum(0))
     return torch.logit(positive_prior(positive, total))
 
 
 def tag_nearest(
-    tags: Tensor, feature: Tensor, prototypes: Tensor, classes: Iterable[int], share: Tensor, at_least_one: bool
+    tags: Tensor,
+    feature: Tensor,
+    prototypes: Tensor,
+    classes: Iterable[int],
+    share: Tensor,
+    at_least_one: bool,
 ) -> Tensor:
     """Tags [N, C] with the clearest of the untagged images of some classes decided (Eq. 7-9).
 
-    `prototypes` [C, 2, d] are those of negatives and positives, `share` [C, 2] how much of each side's pool is tagged. A class
-    of which only one prototype is known stays as it is.
+    `prototypes` [C, 2, d] are those of negatives and positives, `share` [C, 2] how much of each side's pool
+    is tagged. A class of which only one prototype is known stays as it is.
     """
     tags, unit = tags.clone(), F.normalize(feature)
     for c in classes:

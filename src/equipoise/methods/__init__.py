@@ -84,8 +84,8 @@ METHODS: dict[str, type[Method]] = {
 def find(name: str, base: Path, allow: Allow = remember) -> type[Method]:
     """The method class of that name; `base` is where a relative path starts.
 
-    A file or module is run only if `allow` lets it pass; without one it is taken for the user's own choice, and
-    noted as trusted.
+    A file or module is run only if `allow` lets it pass; without one it is taken for the user's own choice,
+    and noted as trusted.
     """
     return look_up(name, base, allow)[0]
 
@@ -104,7 +104,8 @@ def look_up(name: str, base: Path, allow: Allow) -> tuple[type[Method], Code | N
 
 
 def fingerprint(cls: type[Method]) -> str:
-    """sha256 over the files that define a method of Equipoise's: its own and those of the classes it builds on."""
+    """sha256 over the files that define a method of Equipoise's: its own and those of the classes it builds
+    on."""
     files = dict.fromkeys(inspect.getfile(base) for base in cls.__mro__ if issubclass(base, Method))
     return digest(Path(file).read_bytes() for file in files)
 

@@ -1,4 +1,5 @@
-"""Models of single sites at the coordinator: for methods that weigh sites by how far their models lie apart."""
+"""Models of single sites at the coordinator: for methods that weigh sites by how far their models lie
+apart."""
 
 from __future__ import annotations
 
@@ -18,13 +19,17 @@ Change = Mapping[str, Tensor]
 
 
 def shown(up: Upload, loc: Loc) -> Upload:
-    """The same answer with the site's change and its number of samples to be seen by themselves, not in a mean."""
+    """The same answer with the site's change and its number of samples to be seen by themselves, not in a
+    mean."""
     return up | {"delta": Each(up["delta"].value), "samples": Each(torch.tensor(loc.samples))}
 
 
 def distance(a: Change, b: Change) -> float:
-    """Σ over tensors of the norm of their difference (not the norm of all of it); shared tensors are never integers."""
-    return sum(float(torch.linalg.vector_norm((a[name] - b[name]).flatten(), dtype=torch.float64)) for name in a)
+    """Σ over tensors of the norm of their difference (not the norm of all of it); shared tensors are never
+    integers."""
+    return sum(
+        float(torch.linalg.vector_norm((a[name] - b[name]).flatten(), dtype=torch.float64)) for name in a
+    )
 
 
 def blend(changes: Mapping[str, Change], weight: Tensor) -> Tree:

@@ -1,17 +1,18 @@
 """BalanceFL: local updates as if each site had all classes, equally often.
 
-Shuai, Shen, Jiang, Zhao, Yan, Xing, "BalanceFL: Addressing class imbalance in long-tail federated learning", IPSN 2022. Rows
-are drawn so that a site's classes come equally often; the feature f of an image of class y gets, with probability 1 − n_y / max
-n, a noise vector of the site's shared within-class covariance; what the site cannot teach comes from the received model T. With
-P the classes the site has and A those it lacks:
+Shuai, Shen, Jiang, Zhao, Yan, Xing, "BalanceFL: Addressing class imbalance in long-tail federated learning",
+IPSN 2022. Rows are drawn so that a site's classes come equally often; the feature f of an image of class y
+gets, with probability 1 − n_y / max n, a noise vector of the site's shared within-class covariance; what the
+site cannot teach comes from the received model T. With P the classes the site has and A those it lacks:
     L = L_base(z(f + noise) over P) + λ KD − η Σ_i H(softmax z_P)
-    KD = −mean_i Σ_{c∈A} softmax(z^T_A / τ)_c log softmax(z_A / τ)_c               (no τ²; 0 where the site lacks no class)
-The covariance is never formed: Σ_c √(n_c/n) g_cᵀ X̄_c / √(n_c − 1), with g standard normal and X̄_c the centred features, has
-it.
-Deviations of the published code are options: `present = "batch"` takes P from the labels of each batch, `teacher = "batch"`
-lets T normalise by the batch, `bias = false` leaves out the classifier's bias (preset "released"). `present = "all"` restricts
-nothing. The base loss is cross-entropy unless the config says otherwise; the published local re-training of the classifier is
-off.
+    KD = −mean_i Σ_{c∈A} softmax(z^T_A / τ)_c log softmax(z_A / τ)_c               (no τ²; 0 where the site
+    lacks no class)
+The covariance is never formed: Σ_c √(n_c/n) g_cᵀ X̄_c / √(n_c − 1), with g standard normal and X̄_c the
+centred features, has it.
+Deviations of the published code are options: `present = "batch"` takes P from the labels of each batch,
+`teacher = "batch"` lets T normalise by the batch, `bias = false` leaves out the classifier's bias (preset
+"released"). `present = "all"` restricts nothing. The base loss is cross-entropy unless the config says
+otherwise; the published local re-training of the classifier is off.
 Leaves the site: as FedAvg. Stays: the noise.
 """
 
@@ -80,7 +81,9 @@ class BalanceFL(Method):
             with torch.no_grad():
                 features = torch.cat([net.body(batch.x) for batch in loc.scan()])
             loc.scratch["draw"] = loc.generator("noise")
-            loc.scratch["noise"] = noise_vectors(features, loc.train.labels, loc.counts, self.vectors, loc.scratch["draw"])
+            loc.scratch["noise"] = noise_vectors(
+                features, loc.train.labels, loc.counts, self.vectors, loc.scratch["draw"]
+            )
 
     def fit(self, net: Net, loc: Loc) -> float:
         return loc.fit(net, self.loss, order=loc.balanced if self.balanced else None)
@@ -94,7 +97,9 @@ class BalanceFL(Method):
             with torch.no_grad():
                 teacher = loc.scratch["teacher"]
                 target = teacher.head["fed"](teacher.body(batch.x))
-            total = total + self.distil * distillation(target[:, ~present], logits[:, ~present], self.temperature)
+            total = total + self.distil * distillation(
+                target[:, ~present], logits[:, ~present], self.temperature
+            )
         if self.entropy:
             share = logits[:, present].log_softmax(1)
             total = total + self.entropy * (share.exp() * share).sum()
@@ -118,7 +123,8 @@ class BalanceFL(Method):
 
 
 def noise_vectors(features: Tensor, y: Tensor, counts: Tensor, number: int, draw: torch.Generator) -> Tensor:
-    """[number, d] draws from N(0, Σ), Σ the mean of the class covariances weighted by class size; one image has none."""
+    """[number, d] draws from N(0, Σ), Σ the mean of the class covariances weighted by class size; one image
+    has none."""
     features, counts = features.cpu(), counts.to(features.dtype)
     sums = torch.zeros(len(counts), features.shape[1], dtype=features.dtype).index_add_(0, y, features)
     centred = features - (sums / counts.clamp_min(1)[:, None])[y]

@@ -1,8 +1,8 @@
 """The method object: hyper-parameters as fields, and a handful of hooks that each default to FedAvg.
 
-A method runs in two places. At the coordinator: `init`, `round`, `finish`. At a site, as the answer to a question: `train`,
-`evaluate`, and any further public method with the signature `(self, net, loc) -> Upload`. It holds hyper-parameters and
-nothing else; what it must remember lives in the server tree or in `loc.mine`.
+A method runs in two places. At the coordinator: `init`, `round`, `finish`. At a site, as the answer to a
+question: `train`, `evaluate`, and any further public method with the signature `(self, net, loc) -> Upload`.
+It holds hyper-parameters and nothing else; what it must remember lives in the server tree or in `loc.mine`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ class Method(BaseModel):
     crt: int = Field(0, ge=0)
     """rounds of classifier re-training after the last round (Kang et al. 2020); 0 = none"""
 
-    # What the net must have --------------------------------------------------------------------------------------------
+    # What the net must have
+    # --------------------------------------------------------------------------------------------
 
     def projection(self) -> ProjectorSpec | None:
         """A projector on the pooled features, if the method needs one."""
@@ -88,7 +89,8 @@ class Method(BaseModel):
         """Frozen networks every site has beside the trained one; they are found in `loc.frozen`."""
         return {}
 
-    # At the coordinator ------------------------------------------------------------------------------------------------
+    # At the coordinator
+    # ------------------------------------------------------------------------------------------------
 
     def init(self, net: Net, shared: Mapping[str, Tensor]) -> Tree:
         """The first server tree; `shared` are the net's tensors that are exchanged."""
@@ -100,10 +102,11 @@ class Method(BaseModel):
         return {**server, "model": plus(server["model"], up["delta"])}
 
     def finish(self, server: Tree, ask: Ask) -> Tree:
-        """The method's ending, of each round that is reported: the classifier re-trained, if `crt` asks for it.
+        """The method's ending, of each round that is reported: the classifier re-trained, if `crt` asks for
+        it.
 
-        A method's own ending starts from this one. What sites alone shall have of it belongs into `loc.mine` or private parts:
-        a model that was merely trained there is kept only where `evaluate.own = "tuned"`.
+        A method's own ending starts from this one. What sites alone shall have of it belongs into `loc.mine`
+        or private parts: a model that was merely trained there is kept only where `evaluate.own = "tuned"`.
         """
         return crt.stage(self, server, ask) if self.crt else server
 
@@ -112,7 +115,8 @@ class Method(BaseModel):
         return (0,)
 
     def limits(self, classes: int, epochs: int) -> Mapping[str, Limit]:
-        """By question.leaf: what no honest answer exceeds. Any other mean weighs at most the site's training images."""
+        """By question.leaf: what no honest answer exceeds. Any other mean weighs at most the site's training
+        images."""
         return {}
 
     def serving(self, server: Tree) -> Tree:
@@ -123,7 +127,25 @@ class Method(BaseModel):
         """The global predictors to be tested on the union of test sets; generalisation is their mean."""
         return {"global": self.serving(server)}
 
-    # At a site ---------------------------------------------------------------------------------------------------------
+    # At a site
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    #
+    # --------------------------------------------------------------------------------------------------------
 
     def init_site(self, net: Net, loc: Loc) -> Tree:
         """The site's first private tree. May set private parameters of the net in place."""
@@ -144,7 +166,10 @@ class Method(BaseModel):
         """Question: train locally, answer with the change of the shared tensors, weighted by samples."""
         self.prepare(net, loc)
         loss = self.fit(net, loc)
-        return {"delta": Mean(loc.delta(net), loc.samples), "loss": Mean(torch.tensor(loss, dtype=torch.float64), loc.samples)}
+        return {
+            "delta": Mean(loc.delta(net), loc.samples),
+            "loss": Mean(torch.tensor(loss, dtype=torch.float64), loc.samples),
+        }
 
     def retrain(self, net: Net, loc: Loc) -> Upload:
         """Question: one round of classifier re-training, answered with the change, weighted by samples."""
@@ -158,8 +183,9 @@ class Method(BaseModel):
     def evaluate(self, net: Net, loc: Loc) -> Upload:
         """Question: score the validation and test rows with the global predictor and with the site's own.
 
-        `exact` answers with the logits of every image (simulation, where the images are at hand anyway); otherwise with
-        counts that can be added up, and for the site's own predictor, which nothing is added to, with coarse ones.
+        `exact` answers with the logits of every image (simulation, where the images are at hand anyway);
+        otherwise with counts that can be added up, and for the site's own predictor, which nothing is added
+        to, with coarse ones.
         """
         server, exact = loc.down["server"], "exact" in loc.down
         kinds = {"global": None, "own": loc.mine} if "own" in loc.down else {"global": None}
@@ -178,24 +204,33 @@ class Method(BaseModel):
             return {"scores": Each(scores)}
         counted = {
             split: {
-                name: measure(logits, loc.data.splits[split].labels, task=loc.task) for name, logits in scores[split].items()
+                name: measure(logits, loc.data.splits[split].labels, task=loc.task)
+                for name, logits in scores[split].items()
             }
             for split in SPLITS
         }
-        pooled = {split: {n: s for n, s in counted[split].items() if n.startswith("global.")} for split in SPLITS}
-        own = {split: {n: coarse(s, loc.least) for n, s in counted[split].items() if n.startswith("own.")} for split in SPLITS}
+        pooled = {
+            split: {n: s for n, s in counted[split].items() if n.startswith("global.")} for split in SPLITS
+        }
+        own = {
+            split: {n: coarse(s, loc.least) for n, s in counted[split].items() if n.startswith("own.")}
+            for split in SPLITS
+        }
         answer: Upload = {"pooled": Sum(pooled)}
         return answer | {"own": Each(own)} if "own" in kinds else answer
 
     def personal(self, mine: Tree) -> Mapping[str, Tensor]:
-        """Tensors of the net that a site's own predictor takes from its private tree, beside the net's private ones."""
+        """Tensors of the net that a site's own predictor takes from its private tree, beside the net's
+        private ones."""
         return {}
 
     def predict(self, net: Net, x: Tensor, mine: Tree | None, server: Tree) -> dict[str, Tensor]:
-        """Logits by predictor, the one that counts first; changes nothing. `mine` is None for the global predictor."""
+        """Logits by predictor, the one that counts first; changes nothing. `mine` is None for the global
+        predictor."""
         return {"fed": net(x)}
 
-    # About the class ---------------------------------------------------------------------------------------------------
+    # About the class
+    # ---------------------------------------------------------------------------------------------------
 
     @classmethod
     @cache

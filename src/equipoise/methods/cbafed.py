@@ -1,8 +1,9 @@
 """CBAFed: class-balanced adaptive pseudo-labels, and a model that keeps part of its past.
 
-Li, Li, Wang, "Class balanced adaptive pseudo labeling for federated semi-supervised learning", CVPR 2023; with partial labels as in
-Sun et al. (FedMLP), 2024. After `warmup` rounds on the labels there are, a missing cell of class c is taken as positive where its
-prediction is above τ_c, as negative where it is below 1 − τ_c, and is left out otherwise;
+Li, Li, Wang, "Class balanced adaptive pseudo labeling for federated semi-supervised learning", CVPR 2023;
+with partial labels as in Sun et al. (FedMLP), 2024. After `warmup` rounds on the labels there are, a missing
+cell of class c is taken as positive where its prediction is above τ_c, as negative where it is below 1 − τ_c,
+and is left out otherwise;
     τ_c = clip(p_c + offset − std(p), floor, ceiling),   p_c = Σ_k u_kc / Σ_k Σ_c u_kc
 with u_kc the labels and pseudo-labels of class c that site k used in the round before: a class with few has a
 lower threshold. For the first pseudo-labels p_c is the share of images that are labelled for c, so these p do
@@ -44,7 +45,14 @@ class CBAFed(Method):
     recommends: ClassVar[dict[str, Any]] = {"objective": {"name": "bce", "pos_weight": True}}
     neutral: ClassVar[dict[str, Any] | None] = {"pseudo": "none", "every": 0}
     presets: ClassVar[dict[str, dict[str, Any]]] = {
-        "fedmlp": {"warmup": 50, "pseudo": "batch", "terms": "sum", "every": 5, "warm_residual": 0.8, "residual": 0.5},
+        "fedmlp": {
+            "warmup": 50,
+            "pseudo": "batch",
+            "terms": "sum",
+            "every": 5,
+            "warm_residual": 0.8,
+            "residual": 0.5,
+        },
     }
 
     warmup: int = Field(50, ge=0)
@@ -52,7 +60,8 @@ class CBAFed(Method):
     pseudo: Literal["fixed", "batch", "none"] = "fixed"
     """pseudo-labels once per round, anew in every batch, or not at all"""
     terms: Literal["mean", "sum"] = "mean"
-    """the loss: one mean over labels and pseudo-labels, or the labels' mean plus one mean per missing class"""
+    """the loss: one mean over labels and pseudo-labels, or the labels' mean plus one mean per missing
+    class"""
     offset: float = Field(0.45, ge=0, le=1)
     """what is added to a class's share of the labels"""
     floor: float = Field(0.55, ge=0.5, le=1)
@@ -77,7 +86,8 @@ class CBAFed(Method):
         return {"share": share} | self.mixed(plus(server["model"], up["delta"]), server, ask.round)
 
     def mixed(self, model: Tree, server: Tree, round: int) -> Tree:
-        """The next model, and the past one: first that of round 0, then that of the first round after warm-up."""
+        """The next model, and the past one: first that of round 0, then that of the first round after
+        warm-up."""
         if not self.every:
             return {"model": model}
         start, share = (0, self.warm_residual) if round < self.warmup else (self.warmup, self.residual)
@@ -111,13 +121,19 @@ class CBAFed(Method):
         if not self.late(loc.round):
             loc.scratch["used"] += len(batch) * loc.annotated
             return loc.objective(logits, batch.y)
-        p = logits.detach().sigmoid() if self.pseudo == "batch" else loc.scratch["score"][batch.index.to(logits.device)]
+        p = (
+            logits.detach().sigmoid()
+            if self.pseudo == "batch"
+            else loc.scratch["score"][batch.index.to(logits.device)]
+        )
         threshold, own = loc.down["threshold"].to(p), loc.annotated.to(p.device)
         positive = p > threshold
         known = own | positive | (p < 1 - threshold)
         loc.scratch["used"] += known.sum(0).cpu()
         if self.terms == "sum":
-            return loc.objective(logits, batch.y, own.expand_as(known)) + pseudo_loss(logits, positive, known & ~own)
+            return loc.objective(logits, batch.y, own.expand_as(known)) + pseudo_loss(
+                logits, positive, known & ~own
+            )
         return loc.objective(logits, torch.where(own, batch.y, positive.to(batch.y)), known)
 
     def train(self, net: Net, loc: Loc) -> Upload:

@@ -1,14 +1,16 @@
 """CLIMB: no site's loss may be much above the mean of all.
 
-Shen, Cervino, Hassani, Ribeiro, "An agnostic approach to federated learning with class imbalance", ICLR 2022. Each site's constraint
-f_k ≤ mean f + ε has a multiplier λ_k ≥ 0 (0 at the start). Every `primal_rounds` rounds, with f_k the loss of the received model on
-the site's training images:
-    ω_k = 1 + λ_k − mean λ,    rounds of w ← w + Σ ω_k Δ_k / Σ ω_k,    λ_k ← clip(λ_k + η_d (f_k − mean f − ε) / K, 0, 100)
-λ_k is kept by the site, and the coordinator learns only the sums of f and λ; means are over the participants (K of them).
-Choices: one dual step per round, so that rounds compare with other methods' (published code: 5 rounds each); a weight below 0,
-possible when λ is very uneven, is 0; the base weights are uniform as published (`by_samples` multiplies by n_k; with it η_d = 0 is
-FedAvg). A site that missed the dual step trains with the weight of its last one, at first 1.
-Leaves the site: loss and multiplier (sums), delta, loss (means). Stays: the multiplier λ_k and weight ω_k.
+Shen, Cervino, Hassani, Ribeiro, "An agnostic approach to federated learning with class imbalance", ICLR 2022.
+Each site's constraint f_k ≤ mean f + ε has a multiplier λ_k ≥ 0 (0 at the start). Every `primal_rounds`
+rounds, with f_k the loss of the received model on the site's training images:
+    ω_k = 1 + λ_k − mean λ,    rounds of w ← w + Σ ω_k Δ_k / Σ ω_k,    λ_k ← clip(λ_k + η_d (f_k − mean f − ε)
+    / K, 0, 100)
+λ_k is kept by the site, and the coordinator learns only the sums of f and λ; means are over the participants
+(K of them). Choices: one dual step per round, so that rounds compare with other methods' (published code: 5
+rounds each); a weight below 0, possible when λ is very uneven, is 0; the base weights are uniform as
+published (`by_samples` multiplies by n_k; with it η_d = 0 is FedAvg). A site that missed the dual step trains
+with the weight of its last one, at first 1. Leaves the site: loss and multiplier (sums), delta, loss (means).
+Stays: the multiplier λ_k and weight ω_k.
 """
 
 from __future__ import annotations
@@ -52,13 +54,19 @@ class CLIMB(Method):
         if ask.round % self.primal_rounds == 0:
             s = ask(self.constraint, model=server["model"])
             count = len(s.sites)
-            means = {"loss": s["loss"] / count, "multiplier": s["multiplier"] / count, "sites": torch.tensor(count)}
+            means = {
+                "loss": s["loss"] / count,
+                "multiplier": s["multiplier"] / count,
+                "sites": torch.tensor(count),
+            }
         up = ask(self.train, model=server["model"], **means)
         return {**server, "model": plus(server["model"], up["delta"])}
 
     def limits(self, classes: int, epochs: int) -> Mapping[str, Limit]:
         return {
-            "train.delta": Limit(images=1 + self.largest) if self.by_samples else Limit(plain=1 + self.largest),
+            "train.delta": Limit(images=1 + self.largest)
+            if self.by_samples
+            else Limit(plain=1 + self.largest),
             "constraint.multiplier": Limit(plain=self.largest),
             "constraint.loss": POSITIVE,
         }
@@ -69,7 +77,8 @@ class CLIMB(Method):
 
     @torch.no_grad()
     def constraint(self, net: Net, loc: Loc) -> Upload:
-        """Question: mean loss of the received model on the site's training images, and the site's multiplier."""
+        """Question: mean loss of the received model on the site's training images, and the site's
+        multiplier."""
         losses = torch.cat([loc.objective.each(net(batch.x), batch.y).cpu().double() for batch in loc.scan()])
         loc.mine = loc.mine | {"loss": losses.mean()}
         return {"loss": Sum(loc.mine["loss"]), "multiplier": Sum(loc.mine["multiplier"])}

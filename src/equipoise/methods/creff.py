@@ -1,16 +1,20 @@
 """CReFF: the classifier re-trained at the coordinator, on features made up to match the sites' gradients.
 
-Shang, Lu, Huang, Wang, "Federated learning on heterogeneous and long-tailed data via classifier re-training with federated
-features", IJCAI 2022 (FCA's tables call it CReRF). Training is FedAvg's, on FedAvg's own head. Beside it, every site answers
-for each class it has with the gradient of cross-entropy at the re-trained head h̃ on the received body,
-    g_c = mean_i (softmax(h̃(f_i)) − e_c) (f_i, 1)ᵀ      over `draws` draws of at most `images` augmented images of class c,
-averaged plainly over the sites that have c. The coordinator moves its federated features U [C, m, d], kept from round to round,
+Shang, Lu, Huang, Wang, "Federated learning on heterogeneous and long-tailed data via classifier re-training
+with federated features", IJCAI 2022 (FCA's tables call it CReRF). Training is FedAvg's, on FedAvg's own head.
+Beside it, every site answers for each class it has with the gradient of cross-entropy at the re-trained head
+h̃ on the received body,
+    g_c = mean_i (softmax(h̃(f_i)) − e_c) (f_i, 1)ᵀ      over `draws` draws of at most `images` augmented
+    images of class c,
+averaged plainly over the sites that have c. The coordinator moves its federated features U [C, m, d], kept
+from round to round,
     min_U Σ_c Σ_rows (1 − cos(row of g_c(U_c), row of g_c)) + (1 − cos of the bias parts)
-and trains a fresh linear head on U: the next h̃. The body with h̃ is the predictor that counts (`retrained`; `fed` is also
-logged). Classes no site answered for are not matched; their features still train the head. Steps are plain SGD. Augmentation is
-the run's own first view instead of the published one. For the gradient of row j is E[(p_j − 1{j=c}) f], it nearly shows
-class-mean features.
-Leaves the site: delta, loss (means); gradient of the head per class (mean over the sites that have the class). Stays: nothing.
+and trains a fresh linear head on U: the next h̃. The body with h̃ is the predictor that counts (`retrained`;
+`fed` is also logged). Classes no site answered for are not matched; their features still train the head.
+Steps are plain SGD. Augmentation is the run's own first view instead of the published one. For the gradient
+of row j is E[(p_j − 1{j=c}) f], it nearly shows class-mean features.
+Leaves the site: delta, loss (means); gradient of the head per class (mean over the sites that have the
+class). Stays: nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +42,9 @@ class CReFF(Method):
 
     paper: ClassVar[str] = "Shang et al. 2022"
     tasks = ("single",)
-    neutral: ClassVar[dict[str, Any] | None] = {}  # whatever becomes of the re-trained head, the model is FedAvg's
+    neutral: ClassVar[
+        dict[str, Any] | None
+    ] = {}  # whatever becomes of the re-trained head, the model is FedAvg's
     presets: ClassVar[dict[str, dict[str, Any]]] = {"fca": {}, "fediic": {}, "fedmas": {}}
 
     features: int = Field(100, ge=1)
@@ -73,7 +79,9 @@ class CReFF(Method):
         seen = up.weight["gradient"] > 0
         features = match(features, server["head"], up["gradient"], seen, self.match_steps, self.match_rate)
         head = fresh(server["head"], ask.generator("head"))
-        head = train_head(head, features, self.head_epochs, self.head_rate, self.head_batch, ask.generator("order"))
+        head = train_head(
+            head, features, self.head_epochs, self.head_rate, self.head_batch, ask.generator("order")
+        )
         return {"model": plus(server["model"], up["delta"]), "head": head, "features": features}
 
     def limits(self, classes: int, epochs: int) -> Mapping[str, Limit]:

@@ -91,7 +91,8 @@ def answer(method: Method, net: Net, loc: Loc) -> Upload:
 
 
 def balanced_loss(logits: Tensor, y: Tensor, loc: Any) -> Tensor:
-    """Cross-entropy among the site's classes; or binary cross-entropy with both sides of each label weighing the same."""
+    """Cross-entropy among the site's classes; or binary cross-entropy with both sides of each label weighing
+    the same."""
     if loc.task == "single":
         return F.cross_entropy(among(logits, loc.counts > 0), y)
     positives, negatives = loc.counts.to(logits), (loc.samples - loc.counts).to(logits)

@@ -1,13 +1,14 @@
 """FedDisco: sites whose labels are far from balanced count less in the average.
 
-Ye, Xu, Wang, et al., "FedDisco: Federated learning with discrepancy-aware collaboration", ICML 2023. With p_k = n_k/Σn and d_k the
-discrepancy between the site's class shares and uniform ones, d̄_k = d_k/Σd over the participants:
+Ye, Xu, Wang, et al., "FedDisco: Federated learning with discrepancy-aware collaboration", ICML 2023. With p_k
+= n_k/Σn and d_k the discrepancy between the site's class shares and uniform ones, d̄_k = d_k/Σd over the
+participants:
     ω_k ∝ ReLU(p_k − a d̄_k + b)
-a = b = 0 is FedAvg. Sites first answer with d_k and n_k, of which only the sums are known; each then weighs its own answer.
-Several labels per image do not compete: d_k is the mean, over the labels a site annotates, of the discrepancy between
-(½, ½) and the shares of the label's negatives and positives.
-Choices: every measure is normalised to sum to 1 (the published code does so for KL only); a < 1 and b ≥ 0, so that some weight is
-always positive: Σ (p_k − a d̄_k + b) = 1 − a + b K. FedSDC does not state its a and b.
+a = b = 0 is FedAvg. Sites first answer with d_k and n_k, of which only the sums are known; each then weighs
+its own answer. Several labels per image do not compete: d_k is the mean, over the labels a site annotates, of
+the discrepancy between (½, ½) and the shares of the label's negatives and positives.
+Choices: every measure is normalised to sum to 1 (the published code does so for KL only); a < 1 and b ≥ 0, so
+that some weight is always positive: Σ (p_k − a d̄_k + b) = 1 − a + b K. FedSDC does not state its a and b.
 Leaves the site: discrepancy and samples (sums), delta, loss (means). Stays: class counts.
 """
 

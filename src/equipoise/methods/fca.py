@@ -1,19 +1,23 @@
 """FCA: federated classifier anchoring.
 
-Wicaksana, Yan, Cheng, "FCA: Taming long-tailed federated medical image classification by classifier anchoring", 2023.
-Each site keeps a personal head v_k beside the federated head v on one body u; both are debiased by the site's own class shares
-(the base loss; the paper uses balanced softmax, Eq. 2-3), and the personal head guides the federated one (Eq. 4):
-    L = λ_fed L(v) + λ_own L(v_k) + KL( sg σ(z_own) ‖ σ(z_fed) )                                                     (Eq. 5)
-on raw logits, temperature 1, mean over the batch. Both heads read the same feature after the same dropout mask.
+Wicaksana, Yan, Cheng, "FCA: Taming long-tailed federated medical image classification by classifier
+anchoring", 2023. Each site keeps a personal head v_k beside the federated head v on one body u; both are
+debiased by the site's own class shares (the base loss; the paper uses balanced softmax, Eq. 2-3), and the
+personal head guides the federated one (Eq. 4):
+    L = λ_fed L(v) + λ_own L(v_k) + KL( sg σ(z_own) ‖ σ(z_fed) )
+    (Eq. 5)
+on raw logits, temperature 1, mean over the batch. Both heads read the same feature after the same dropout
+mask.
 
 `variant = "released"` follows the published code where it differs: the consistency term gets probabilities
 where log-probabilities are due (so it is const − ⟨q, p⟩ / (B·C)), the mean of all personal heads is collected
 and serves the union of test sets, and the federated head after local training serves the site's own test set.
 All roles are always logged. A classifier re-trained by cRT takes the place of the mean of personal heads;
 these stay as they were.
-Personal heads that start as copies (the default) differ from the shared head by what a site has learnt alone: in a federation of one
-site the first delta nearly shows the personal head; `own_init = "draw"` starts them apart.
-Leaves the site: delta, loss (means); released also `own`, the personal heads as a mean. Stays: head.own (except as said).
+Personal heads that start as copies (the default) differ from the shared head by what a site has learnt alone:
+in a federation of one site the first delta nearly shows the personal head; `own_init = "draw"` starts them
+apart. Leaves the site: delta, loss (means); released also `own`, the personal heads as a mean. Stays:
+head.own (except as said).
 """
 
 from __future__ import annotations
@@ -49,7 +53,10 @@ class FCA(Method):
         "no-consistency": {"consistency": False},
         "federated-guides-personal": {"direction": "federated"},
         "mutual": {"direction": "mutual"},
-        **{f"lambda-{f}-{o}": {"lambda_fed": f, "lambda_own": o} for f, o in ((1, 1), (1, 2), (1, 3), (2, 1), (3, 1))},
+        **{
+            f"lambda-{f}-{o}": {"lambda_fed": f, "lambda_own": o}
+            for f, o in ((1, 1), (1, 2), (1, 3), (2, 1), (3, 1))
+        },
     }
 
     lambda_fed: float = Field(1.0, ge=0)
@@ -96,7 +103,9 @@ class FCA(Method):
     def loss(self, net: Net, batch: Batch, loc: Loc) -> Tensor:
         z = net.features(batch.x)
         fed, own = net.head["fed"](z), net.head["own"](z)
-        calibrated = self.lambda_fed * loc.objective(fed, batch.y) + self.lambda_own * loc.objective(own, batch.y)
+        calibrated = self.lambda_fed * loc.objective(fed, batch.y) + self.lambda_own * loc.objective(
+            own, batch.y
+        )
         if not self.consistency:
             return calibrated
         guide = kl if self.variant == "paper" else released_consistency
@@ -120,11 +129,16 @@ class FCA(Method):
             scores["own"] = net.head["own"](z)
         elif "own" in server:
             scores["own_mean"] = F.linear(z, server["own"]["weight"].to(z), server["own"]["bias"].to(z))
-        order = ("fed", "own", "own_mean") if (mine is None) == (self.variant == "paper") else ("own_mean", "own", "fed")
+        order = (
+            ("fed", "own", "own_mean")
+            if (mine is None) == (self.variant == "paper")
+            else ("own_mean", "own", "fed")
+        )
         return {name: scores[name] for name in order if name in scores}
 
 
 def released_consistency(teacher: Tensor, student: Tensor) -> Tensor:
-    """The published code's term: a KL whose prediction is a probability instead of a log-probability, mean over B·C."""
+    """The published code's term: a KL whose prediction is a probability instead of a log-probability, mean
+    over B·C."""
     q, p = teacher.softmax(1) + 1e-11, student.softmax(1) + 1e-11
     return (q * (q.log() - p)).mean()

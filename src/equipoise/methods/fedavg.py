@@ -1,8 +1,8 @@
 """FedAvg: train locally, average by data size.
 
-McMahan et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017, Algorithm 1.
-Deviation: the change of the weights is averaged rather than the weights (the same mean, and smaller numbers to exchange).
-Leaves the site: delta (mean), loss (mean). Stays: nothing.
+McMahan et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017,
+Algorithm 1. Deviation: the change of the weights is averaged rather than the weights (the same mean, and
+smaller numbers to exchange). Leaves the site: delta (mean), loss (mean). Stays: nothing.
 """
 
 from __future__ import annotations

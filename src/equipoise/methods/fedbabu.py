@@ -1,11 +1,12 @@
 """FedBABU: the body alone is federated, under a random head that never moves; sites fine-tune at the end.
 
-Oh, Kim, Yun, "FedBABU: Toward enhanced representation for federated image classification", ICLR 2022, Algorithm 1. The head is
-drawn once, is the same everywhere, and stays out of the optimiser during federation (no momentum or weight decay touches it).
-At the end every site fine-tunes the whole model (or a part of it) on its own images, at the last round's rate;
-that model is its own predictor, whatever `evaluate.own` says, and stays with it. Generalisation is the federated
-body under the frozen head. The published code averages sites without weights (`uniform`).
-Leaves the site: delta of the body, loss (means); of fine-tuning only the loss. Stays: the fine-tuned model.
+Oh, Kim, Yun, "FedBABU: Toward enhanced representation for federated image classification", ICLR 2022,
+Algorithm 1. The head is drawn once, is the same everywhere, and stays out of the optimiser during federation
+(no momentum or weight decay touches it). At the end every site fine-tunes the whole model (or a part of it)
+on its own images, at the last round's rate; that model is its own predictor, whatever `evaluate.own` says,
+and stays with it. Generalisation is the federated body under the frozen head. The published code averages
+sites without weights (`uniform`). Leaves the site: delta of the body, loss (means); of fine-tuning only the
+loss. Stays: the fine-tuned model.
 """
 
 from __future__ import annotations

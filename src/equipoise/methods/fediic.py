@@ -1,17 +1,18 @@
 """FedIIC: intra- and inter-client contrast with difficulty-aware logit adjustment.
 
-Wu, Yu, Yang, Cheng, Yan, "FedIIC: Towards robust federated learning for class-imbalanced medical image classification", MICCAI
+Wu, Yu, Yang, Cheng, Yan, "FedIIC: Towards robust federated learning for class-imbalanced medical image
+classification", MICCAI
 2023. Before training, the sites' per-class losses under the global model are added up (difficulty ℓ_c),
-and the coordinator makes class prototypes from the classifier's rows through the projector, spread apart (Eq. 5). Locally, on two
-views:  L = L_DALA + k_intra L_intra + k_inter L_inter (Eq. 7), all means.
-    DALA (Eq. 6), view 1:  CE(z + log π_k − log(ℓ^q + 1e-5));  a class the site lacks has logit −∞, so exactly no gradient
-    intra (Eq. 3), both views: supervised contrast with a temperature per pair, here max((π_i π_j)^t, 0.07)
-    inter (Eq. 4), both views: −log softmax_c(⟨ẑ, V_c⟩ / 0.1)
+and the coordinator makes class prototypes from the classifier's rows through the projector, spread apart (Eq.
+5). Locally, on two views:  L = L_DALA + k_intra L_intra + k_inter L_inter (Eq. 7), all means.
+    DALA (Eq. 6), view 1:  CE(z + log π_k − log(ℓ^q + 1e-5));  a class the site lacks has logit −∞, so exactly
+    no gradient intra (Eq. 3), both views: supervised contrast with a temperature per pair, here max((π_i
+    π_j)^t, 0.07) inter (Eq. 4), both views: −log softmax_c(⟨ẑ, V_c⟩ / 0.1)
 Choices between paper and code: the pair temperature is the released one, with a floor and without the base τ;
-`temperature = "paper"` is (π_i π_j)^t τ as Eq. 3 prints it, without the floor (with real class shares every pair would
-be at it). At t = 0 the first is 1 for every pair and the second τ. Prototypes are spread until they form a simplex, as
-Eq. 5 reads (`spread = "released"` stops once no cosine is positive); ℓ_c is measured on plain images, not on one
-frozen augmentation.
+`temperature = "paper"` is (π_i π_j)^t τ as Eq. 3 prints it, without the floor (with real class shares every
+pair would be at it). At t = 0 the first is 1 for every pair and the second τ. Prototypes are spread until
+they form a simplex, as Eq. 5 reads (`spread = "released"` stops once no cosine is positive); ℓ_c is measured
+on plain images, not on one frozen augmentation.
 Leaves the site: loss and count per class (sums), delta, loss (means). Stays: nothing.
 """
 
@@ -93,7 +94,8 @@ class FedIIC(Method):
         return {"class_loss.loss": POSITIVE, "class_loss.count": SAMPLES}
 
     def prototypes(self, model: dict[str, Tensor]) -> Tensor:
-        """Unit class vectors V_c [C, 1024]: classifier rows through the projector, spread apart (step 1 of the algorithm)."""
+        """Unit class vectors V_c [C, 1024]: classifier rows through the projector, spread apart (step 1 of
+        the algorithm)."""
         v = F.linear(model["head.fed.weight"], model["projector.0.weight"], model["projector.0.bias"])
         last = "projector.2" if self.relu else "projector.1"
         v = F.linear(F.relu(v) if self.relu else v, model[f"{last}.weight"], model[f"{last}.bias"])
@@ -103,7 +105,8 @@ class FedIIC(Method):
 
     @torch.no_grad()
     def class_loss(self, net: Net, loc: Loc) -> Upload:
-        """Question: summed cross-entropy of the received model on the site's training images, and their number, per class."""
+        """Question: summed cross-entropy of the received model on the site's training images, and their
+        number, per class."""
         total = torch.zeros(len(loc.classes), dtype=torch.float64)
         for batch in loc.scan():
             loss = F.cross_entropy(net(batch.x), batch.y, reduction="none")
@@ -114,14 +117,20 @@ class FedIIC(Method):
         contrast = self.k_intra > 0 or self.k_inter > 0
         z = net.body(torch.cat(batch.views[:2]) if contrast else batch.x)
         logits = net.head["fed"](net.dropout(z[: len(batch)]))
-        total = F.cross_entropy(logits + self.margin(loc).to(logits), batch.y) if self.dala else loc.objective(logits, batch.y)
+        total = (
+            F.cross_entropy(logits + self.margin(loc).to(logits), batch.y)
+            if self.dala
+            else loc.objective(logits, batch.y)
+        )
         if contrast:
             assert net.projector is not None
             unit, y = F.normalize(net.projector(z)), batch.y.repeat(2)
             if self.k_intra > 0:
                 total = total + self.k_intra * intra(unit, y, self.pair_temperature(loc.prior.to(unit), y))
             if self.k_inter > 0:
-                total = total + self.k_inter * F.cross_entropy(unit @ loc.down["prototypes"].to(unit).T / self.tau, y)
+                total = total + self.k_inter * F.cross_entropy(
+                    unit @ loc.down["prototypes"].to(unit).T / self.tau, y
+                )
         return total
 
     def margin(self, loc: Loc) -> Tensor:

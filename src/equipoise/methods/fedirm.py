@@ -1,11 +1,12 @@
 """FedIRM: sites align how classes relate to each other.
 
-Liu, Yang, Dou, Heng, "Federated semi-supervised medical image classification via inter-client relation matching", MICCAI 2021; with
-partial labels as in Sun et al. (FedMLP), 2024, where every site is both teacher and pupil. Row c of a relation matrix is
-R_c = σ(mean logits of the positives of c / T). Warm-up rounds train with the base loss, summed over both
-views. From the last of them on, sites answer with the rows of the classes they label, and row c of R* is the
-mean over those sites, weighted by samples. After it:
-    L = Σ_views base loss + λ(r) [ 1/B Σ (σ(z) − σ(z_teacher))² + 1/C Σ_c ½ (KL(R*_c ‖ R^u_c) + KL(R^u_c ‖ R*_c)) ]
+Liu, Yang, Dou, Heng, "Federated semi-supervised medical image classification via inter-client relation
+matching", MICCAI 2021; with partial labels as in Sun et al. (FedMLP), 2024, where every site is both teacher
+and pupil. Row c of a relation matrix is R_c = σ(mean logits of the positives of c / T). Warm-up rounds train
+with the base loss, summed over both views. From the last of them on, sites answer with the rows of the
+classes they label, and row c of R* is the mean over those sites, weighted by samples. After it:
+    L = Σ_views base loss + λ(r) [ 1/B Σ (σ(z) − σ(z_teacher))² + 1/C Σ_c ½ (KL(R*_c ‖ R^u_c) + KL(R^u_c ‖
+    R*_c)) ]
 with a mean teacher on the second view and all classes, λ(r) = weight · exp(−5 (1 − min(r, ramp)/ramp)²), and
 R^u from the pseudo-labels 1[p > ½] of those images of the batch whose classes are all decided (p < low or p >
 high) and whose entropy is small. The teacher starts as the model a site receives when warm-up ends.
@@ -15,7 +16,8 @@ constant, so the gradients are the same); a site's rows are measured on plain im
 the mean over training batches); the teacher predicts in eval mode, follows without an early ramp, and its
 entropy is not sampled by dropout. Sites are weighted by samples. Only several-label tasks have sites with
 missing labels here.
-Leaves the site: delta, loss (means); from the last warm-up round relation (mean masked by class). Stays: teacher.
+Leaves the site: delta, loss (means); from the last warm-up round relation (mean masked by class). Stays:
+teacher.
 """
 
 from __future__ import annotations
@@ -48,7 +50,14 @@ class FedIRM(Method):
     views = ("weak", "weak")
     recommends: ClassVar[dict[str, Any]] = {"objective": {"name": "bce", "pos_weight": True}}
     presets: ClassVar[dict[str, dict[str, Any]]] = {
-        "fedmlp": {"warmup": 20, "ramp": 30, "weight": 1.0, "decay": 0.99, "temperature": 2.0, "kl": "released"},
+        "fedmlp": {
+            "warmup": 20,
+            "ramp": 30,
+            "weight": 1.0,
+            "decay": 0.99,
+            "temperature": 2.0,
+            "kl": "released",
+        },
     }
 
     warmup: int = Field(20, ge=0)
@@ -111,11 +120,14 @@ class FedIRM(Method):
     def mismatch(self, logits: Tensor, known: Tensor) -> Tensor:
         """½ (KL(R* ‖ R^u) + KL(R^u ‖ R*)), the mean over all rows; 0 for a row that one of them lacks."""
         p = logits.detach().sigmoid()
-        decided = ((p < self.low) | (p > self.high)).all(1) & (bce_cells(logits.detach(), p).sum(1) < self.entropy)
+        decided = ((p < self.low) | (p > self.high)).all(1) & (
+            bce_cells(logits.detach(), p).sum(1) < self.entropy
+        )
         positive = (decided[:, None] & (p > 0.5)).to(logits)
         count = positive.sum(0)
         row = positive.T @ logits / count.clamp_min(1)[:, None] / self.temperature
-        # KL(a ‖ b) + KL(b ‖ a) = Σ (a − b)(f(a) − f(b)), f being the log-odds for Bernoulli variables and the log for rows.
+        # KL(a ‖ b) + KL(b ‖ a) = Σ (a − b)(f(a) − f(b)), f being the log-odds for Bernoulli variables and the
+        # log for rows.
         goal = known.clamp(EDGE, 1 - EDGE)
         gap = goal.logit() - row if self.kl == "bernoulli" else goal.log() - F.logsigmoid(row)
         both = (count > 0) & (known > 0).any(1)

@@ -1,16 +1,18 @@
 """FedLSR: local self-regularisation against noisy labels.
 
-Jiang, Sun, Wang, Liu, "Towards federated learning against noisy labels via local self-regularization", CIKM 2022. Two views of every
-image, logits z_1 and z_2; m ~ U(0, 1) is drawn for every batch, p = m softmax(z_1) + (1 − m) softmax(z_2) is sharpened to
+Jiang, Sun, Wang, Liu, "Towards federated learning against noisy labels via local self-regularization", CIKM
+2022. Two views of every image, logits z_1 and z_2; m ~ U(0, 1) is drawn for every batch, p = m softmax(z_1) +
+      (1 − m) softmax(z_2) is sharpened to
 p_s ∝ p^sharpen, and with q_i = softmax(z_i / T_d)
-    L = CE(p_s, y) + γ_r JS(q_1, q_2) [+ λ_e H(q), the mean of both views: "FedLSR+"],   γ_r = γ min(r / warmup, 1).
-With several labels per image (so Sun et al., FedMLP, 2024) every label is a Bernoulli variable: sigmoids in place of softmax, the
-sharpened p_s = σ(sharpen · logit p), and JS as the mean over cells. It needs no labels, so missing classes take part in it.
-Choices: CE is the base loss, given log p_s (logit p_s) as logits, so other base losses compose.
-`variant = "released"` gives it the probability p_s itself (a second softmax or sigmoid follows), divides the
-single-label JS by the number of classes, and with several labels takes the positive side of each alone:
-½ (q_1 log(q_1/m) + q_2 log(q_2/m)), m = (q_1 + q_2)/2, the mean over cells. FedMLP's row also trains missing
-labels as negatives, which no preset can say: set
+    L = CE(p_s, y) + γ_r JS(q_1, q_2) [+ λ_e H(q), the mean of both views: "FedLSR+"],   γ_r = γ min(r /
+    warmup, 1).
+With several labels per image (so Sun et al., FedMLP, 2024) every label is a Bernoulli variable: sigmoids in
+place of softmax, the sharpened p_s = σ(sharpen · logit p), and JS as the mean over cells. It needs no labels,
+so missing classes take part in it. Choices: CE is the base loss, given log p_s (logit p_s) as logits, so
+other base losses compose. `variant = "released"` gives it the probability p_s itself (a second softmax or
+sigmoid follows), divides the single-label JS by the number of classes, and with several labels takes the
+positive side of each alone: ½ (q_1 log(q_1/m) + q_2 log(q_2/m)), m = (q_1 + q_2)/2, the mean over cells.
+FedMLP's row also trains missing labels as negatives, which no preset can say: set
 train.objective = {name = "bce", missing = "negative", pos_weight = true}.
 Leaves the site: delta, loss (means), as FedAvg. Stays: nothing.
 """
@@ -59,7 +61,9 @@ class FedLSR(Method):
 
     def loss(self, net: Net, batch: Batch, loc: Loc) -> Tensor:
         single, (a, b) = loc.task == "single", (net(x) for x in batch.views[:2])
-        mixed = self.sharpen * (mix if single else mix_odds)(a, b, torch.rand((), generator=loc.scratch["draw"]))
+        mixed = self.sharpen * (mix if single else mix_odds)(
+            a, b, torch.rand((), generator=loc.scratch["draw"])
+        )
         if self.variant == "released":
             mixed = mixed.softmax(1) if single else mixed.sigmoid()
         total = loc.objective(mixed, batch.y)
@@ -95,7 +99,9 @@ def mix(a: Tensor, b: Tensor, m: Tensor) -> Tensor:
 
 def mix_odds(a: Tensor, b: Tensor, m: Tensor) -> Tensor:
     """logit(m σ(a) + (1 − m) σ(b))."""
-    yes, no = (torch.logaddexp(F.logsigmoid(s * a) + m.log(), F.logsigmoid(s * b) + (1 - m).log()) for s in (1, -1))
+    yes, no = (
+        torch.logaddexp(F.logsigmoid(s * a) + m.log(), F.logsigmoid(s * b) + (1 - m).log()) for s in (1, -1)
+    )
     return yes - no
 
 

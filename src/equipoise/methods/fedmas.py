@@ -1,16 +1,19 @@
 """Fed-MAS: aggregation by self-supervised priors.
 
-Elbatel, Wang, Martí, Fu, Li, "Federated model aggregation via self-supervised priors for highly imbalanced medical image
-classification", MICCAI workshop 2023. Each site measures, class by class, how far the received model's projected features are from a frozen self-supervised network's,
-L_f = 2 − 2 cos(y, y') (Eq. 1-2), before training (w_k) and while training (ŵ_k), pulls its features towards that network
-(L = L_sup + λ_f mean L_f, Eq. 4), and is aggregated by its rescue factor  RF = Σ_k w_k ŵ_k  (Eq. 3).
-The rescue factor is the weight of a mean, so the coordinator never sees a single one; a site notes its own in its own folder.
+Elbatel, Wang, Martí, Fu, Li, "Federated model aggregation via self-supervised priors for highly imbalanced
+medical image classification", MICCAI workshop 2023. Each site measures, class by class, how far the received
+model's projected features are from a frozen self-supervised network's, L_f = 2 − 2 cos(y, y') (Eq. 1-2),
+before training (w_k) and while training (ŵ_k), pulls its features towards that network (L = L_sup + λ_f mean
+L_f, Eq. 4), and is aggregated by its rescue factor  RF = Σ_k w_k ŵ_k  (Eq. 3). The rescue factor is the
+weight of a mean, so the coordinator never sees a single one; a site notes its own in its own folder.
 
-`variant = "released"`: w and ŵ are first normalised to sum 1 over classes (which rewards sites with few classes, where the paper's
-form rewards many), and a second classifier on the projector shares the loss. The preset `released` also clips gradients at 5.
-The frozen network is in eval mode from the start and has the same digest at all sites, or the run is refused. w is measured on plain
-images, and the frozen network's features of those are computed once (they serve training too where its view is deterministic).
-Leaves the site: delta (mean weighted by rescue factor), loss (mean), the frozen network's digest (sums). Stays: the rescue factor.
+`variant = "released"`: w and ŵ are first normalised to sum 1 over classes (which rewards sites with few
+classes, where the paper's form rewards many), and a second classifier on the projector shares the loss. The
+preset `released` also clips gradients at 5. The frozen network is in eval mode from the start and has the
+same digest at all sites, or the run is refused. w is measured on plain images, and the frozen network's
+features of those are computed once (they serve training too where its view is deterministic). Leaves the
+site: delta (mean weighted by rescue factor), loss (mean), the frozen network's digest (sums). Stays: the
+rescue factor.
 """
 
 from __future__ import annotations
@@ -60,18 +63,23 @@ class FedMAS(Method):
     target: NetName = "resnet50"
     """architecture of the frozen network"""
     target_weights: str | None = None
-    """its self-supervised weights: a local file; without one the frozen network is random, which is for trials only"""
+    """its self-supervised weights: a local file; without one the frozen network is random, which is for
+    trials only"""
     target_sha256: str | None = None
     """expected sha256 of that file; may be left out for files Equipoise knows"""
 
     def projection(self) -> ProjectorSpec:
         released = self.variant == "released"
-        return ProjectorSpec((0, NETS[self.target].width), batch_norm=True, activation=True, classifier=released)
+        return ProjectorSpec(
+            (0, NETS[self.target].width), batch_norm=True, activation=True, classifier=released
+        )
 
     def frozen(self) -> Mapping[str, NetOptions]:
         if not self.lambda_f and not self.mas:
             return {}
-        return {"target": NetOptions(name=self.target, weights=self.target_weights, sha256=self.target_sha256)}
+        return {
+            "target": NetOptions(name=self.target, weights=self.target_weights, sha256=self.target_sha256)
+        }
 
     def round(self, server: Tree, ask: Ask) -> Tree:
         if ask.round == 0:
@@ -79,7 +87,8 @@ class FedMAS(Method):
             # Equal at all sites exactly when n Σ d² = (Σ d)², byte by byte: nobody's digest has to be shown.
             if not torch.equal(same["count"] * same["square"], same["byte"] ** 2):
                 raise MethodError(
-                    "the sites' frozen target networks differ: give every site the same method.target_weights file, and its sha256"
+                    "the sites' frozen target networks differ: give every site the same "
+                    "method.target_weights file, and its sha256"
                 )
         return super().round(server, ask)
 
@@ -124,7 +133,9 @@ class FedMAS(Method):
     @staticmethod
     def _plain_targets(loc: Loc) -> Tensor:
         """The frozen network's features of the site's plain training images, computed once."""
-        return loc.cached("target", lambda: torch.cat([loc.frozen["target"](batch.x) for batch in loc.scan()]))
+        return loc.cached(
+            "target", lambda: torch.cat([loc.frozen["target"](batch.x) for batch in loc.scan()])
+        )
 
     def loss(self, net: Net, batch: Batch, loc: Loc) -> Tensor:
         z = net.body(batch.x)

@@ -1,23 +1,24 @@
 """FedMLP: multi-label learning when every site labels only some of the classes.
 
-Sun, Wu, Shi, Yu, Cheng, Yan, "FedMLP: Federated multi-label medical image classification under task heterogeneity", MICCAI 2024.
-Warm-up rounds train on what each site labels (two views), each logit shifted by the log-odds of the class at the site
-(weighted partial-class loss WPC, Eq. 3-4). From the last warm-up round on, sites also answer with class prototypes of the
-classes they label (Eq. 5-6) and, for those they miss, how decided the model is (learning degree d_c, Eq. 10). After it,
-with the received model and prototypes, a site tags images of its missing classes for good (missing-label detection MLD,
-Eq. 7-9): of the untagged images nearer the negative (positive) prototype, the share d_c T_0 (d_c T_1) that are nearest
-become 0 (1). Cells that are neither labelled nor tagged are held to the received model's prediction by their squared
-distance (consistency CR, Sec. 2.4, which has no equation).
-Choices: all four components are on; d_c is averaged over the sites that miss c, as the text says (Eq. 10 sums over those that
-label it: preset `eq-10`), prototypes over those that label it, unweighted; a loss is one mean over all B·C cells; a tagged
-class's prior is pos/(pos+neg) among its tags; features come from plain images. A pool too small for one whole image still
-gives one when `at_least_one` is on (by default: at sites with fewer than 2/T_0 images), and the site notes it. Without WPC the
-loss is plain BCE on the known cells.
-`released` is the published code: of the four only MLD is on, warm-up has a consistency of its own, and losses and
-prototypes are divided otherwise. What is not taken over: features and d_c from augmented images, the last batch of an epoch
-divided by the size of a full one, and positives dropped in a round in which no negative is tagged.
-Leaves the site: delta, loss (means); from the last warm-up round prototypes and degree (means masked by class).
-Stays: tags.
+Sun, Wu, Shi, Yu, Cheng, Yan, "FedMLP: Federated multi-label medical image classification under task
+heterogeneity", MICCAI 2024. Warm-up rounds train on what each site labels (two views), each logit shifted by
+the log-odds of the class at the site (weighted partial-class loss WPC, Eq. 3-4). From the last warm-up round
+on, sites also answer with class prototypes of the classes they label (Eq. 5-6) and, for those they miss, how
+decided the model is (learning degree d_c, Eq. 10). After it, with the received model and prototypes, a site
+tags images of its missing classes for good (missing-label detection MLD, Eq. 7-9): of the untagged images
+nearer the negative (positive) prototype, the share d_c T_0 (d_c T_1) that are nearest become 0 (1). Cells
+that are neither labelled nor tagged are held to the received model's prediction by their squared distance
+(consistency CR, Sec. 2.4, which has no equation). Choices: all four components are on; d_c is averaged over
+the sites that miss c, as the text says (Eq. 10 sums over those that label it: preset `eq-10`), prototypes
+over those that label it, unweighted; a loss is one mean over all B·C cells; a tagged class's prior is
+pos/(pos+neg) among its tags; features come from plain images. A pool too small for one whole image still
+gives one when `at_least_one` is on (by default: at sites with fewer than 2/T_0 images), and the site notes
+it. Without WPC the loss is plain BCE on the known cells.
+`released` is the published code: of the four only MLD is on, warm-up has a consistency of its own, and losses
+and prototypes are divided otherwise. What is not taken over: features and d_c from augmented images, the last
+batch of an epoch divided by the size of a full one, and positives dropped in a round in which no negative is
+tagged. Leaves the site: delta, loss (means); from the last warm-up round prototypes and degree (means masked
+by class). Stays: tags.
 """
 
 from __future__ import annotations
@@ -79,11 +80,14 @@ class FedMLP(Method):
     warmup_cr: bool = False
     """consistency with the received model on missing classes while warming up, too (the published code)"""
     degree_of: Literal["missing", "labelling"] = "missing"
-    """sites that measure a class's learning degree: those that miss it (text), or that label it (Eq. 10 as printed)"""
+    """sites that measure a class's learning degree: those that miss it (text), or that label it (Eq. 10 as
+    printed)"""
     over: Over = "all"
-    """what a loss is divided by: all cells of the batch (Eq. 4), or the labelled ones, and consistency's by the others"""
+    """what a loss is divided by: all cells of the batch (Eq. 4), or the labelled ones, and consistency's by
+    the others"""
     prototypes_by: Literal["sites", "samples"] = "sites"
-    """prototypes averaged over the labelling sites alike (Eq. 6), or weighted by their images (the published code)"""
+    """prototypes averaged over the labelling sites alike (Eq. 6), or weighted by their images (the published
+    code)"""
     negative_share: float = Field(0.005, ge=0, le=1)
     """T_0: share of the pool tagged negative per round"""
     positive_share: float = Field(0.01, ge=0, le=1)
@@ -129,7 +133,11 @@ class FedMLP(Method):
         loc.scratch["shift"] = self.shift(loc)
         if self.cr if late else self.warmup_cr:
             loc.scratch["received"] = copy.deepcopy(net).eval().requires_grad_(False)
-        loss = loc.fit(net, self.late_loss if late else self.loss, views=(loc.options.views or self.views)[: 1 if late else 2])
+        loss = loc.fit(
+            net,
+            self.late_loss if late else self.loss,
+            views=(loc.options.views or self.views)[: 1 if late else 2],
+        )
         mean_loss = torch.tensor(loss, dtype=torch.float64)
         up: Upload = {"delta": Mean(loc.delta(net), loc.samples), "loss": Mean(mean_loss, loc.samples)}
         return up | self._describe(net, loc) if loc.round >= self.warmup - 1 else up
@@ -137,7 +145,9 @@ class FedMLP(Method):
     def loss(self, net: Net, batch: Batch, loc: Loc) -> Tensor:
         """Warm-up: the mean over both views, labels only where the site has them."""
         known = loc.annotated.expand_as(batch.y)
-        return torch.stack([self.view_loss(net, x, batch.y, known, loc, self.warmup_cr) for x in batch.views]).mean()
+        return torch.stack(
+            [self.view_loss(net, x, batch.y, known, loc, self.warmup_cr) for x in batch.views]
+        ).mean()
 
     def late_loss(self, net: Net, batch: Batch, loc: Loc) -> Tensor:
         """After warm-up: labels and tags where there are any."""
@@ -146,10 +156,13 @@ class FedMLP(Method):
         return self.view_loss(net, batch.x, torch.where(tags == 1, 1.0, batch.y), known, loc, self.cr)
 
     def view_loss(self, net: Net, x: Tensor, y: Tensor, known: Tensor, loc: Loc, consistent: bool) -> Tensor:
-        """BCE of shifted logits over the known cells; `consistent` holds the others to the received model's prediction."""
+        """BCE of shifted logits over the known cells; `consistent` holds the others to the received model's
+        prediction."""
         logits = net(x)
         shifted = logits + loc.scratch["shift"].to(logits)
-        total = masked_mean(F.binary_cross_entropy_with_logits(shifted, y, reduction="none"), known, self.over)
+        total = masked_mean(
+            F.binary_cross_entropy_with_logits(shifted, y, reduction="none"), known, self.over
+        )
         if consistent:
             with torch.no_grad():
                 guide = loc.scratch["received"](x).sigmoid()
@@ -157,14 +170,16 @@ class FedMLP(Method):
         return total
 
     def shift(self, loc: Loc) -> Tensor:
-        """log(π_1 / π_0) per class, from labels or, for a missing class, from tags; kept half a sample away from 0 and 1."""
+        """log(π_1 / π_0) per class, from labels or, for a missing class, from tags; kept half a sample away
+        from 0 and 1."""
         if not self.wpc:
             return torch.zeros(len(loc.classes))
         return known_odds(loc.counts, loc.samples, loc.mine["tags"], loc.annotated).float()
 
     @torch.no_grad()
     def _tag(self, net: Net, loc: Loc) -> None:
-        """MLD: decide about the images whose features lie most clearly with one of a missing class's two prototypes."""
+        """MLD: decide about the images whose features lie most clearly with one of a missing class's two
+        prototypes."""
         feature = torch.cat([net.body(batch.x) for batch in loc.scan()]).cpu()
         small = loc.samples * self.negative_share < 2 if self.at_least_one is None else self.at_least_one
         loc.note("at_least_one", float(small))
@@ -176,7 +191,8 @@ class FedMLP(Method):
 
     @torch.no_grad()
     def _describe(self, net: Net, loc: Loc) -> Upload:
-        """Prototypes of labelled classes and learning degree of missing ones (masked means), under the trained local net."""
+        """Prototypes of labelled classes and learning degree of missing ones (masked means), under the
+        trained local net."""
         features, scores = [], []
         for batch in loc.scan():
             z = net.body(batch.x)
@@ -185,7 +201,9 @@ class FedMLP(Method):
         feature, score, y, own = torch.cat(features), torch.cat(scores), loc.train.labels, loc.annotated
         prototypes, count = class_means(feature, y)
         decided = ((score < self.low) | (score > self.high)).float().mean(0)
-        shown = ((count > 0) & own[:, None]).double() * (loc.samples if self.prototypes_by == "samples" else 1)
+        shown = ((count > 0) & own[:, None]).double() * (
+            loc.samples if self.prototypes_by == "samples" else 1
+        )
         measures = own if self.degree_of == "labelling" else ~own
         return {
             "prototypes": Mean(prototypes * own[:, None, None], shown),

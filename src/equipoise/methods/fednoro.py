@@ -1,20 +1,23 @@
 """FedNoRo: noise-robust learning where classes are imbalanced and some sites' labels are wrong.
 
-Wu, Yu, Jiang, Cheng, Yan, "FedNoRo: Towards noise-robust federated learning by addressing class imbalance and label noise
-heterogeneity", IJCAI 2023. Stage 1, `warmup` rounds: FedAvg with logits adjusted by the site's class shares, z + log π_k. Then every site
-answers once with its mean loss per class under the stage-1 model; a class it lacks counts as the smallest of the others, each class is
-scaled to 0..1, and two Gaussians are fitted from nine draws: the noisy sites are those that most fits put in the group of larger losses.
-Stage 2: clean sites as before, noisy ones with the received model as teacher and λ = strength · exp(−5 (1 − t)²), t = (r − warmup)/ramp,
+Wu, Yu, Jiang, Cheng, Yan, "FedNoRo: Towards noise-robust federated learning by addressing class imbalance and
+label noise heterogeneity", IJCAI 2023. Stage 1, `warmup` rounds: FedAvg with logits adjusted by the site's
+class shares, z + log π_k. Then every site answers once with its mean loss per class under the stage-1 model;
+a class it lacks counts as the smallest of the others, each class is scaled to 0..1, and two Gaussians are
+fitted from nine draws: the noisy sites are those that most fits put in the group of larger losses. Stage 2:
+clean sites as before, noisy ones with the received model as teacher and λ = strength · exp(−5 (1 − t)²), t =
+(r − warmup)/ramp,
     L = λ KL(softmax(z_T / 0.8) ‖ softmax(z + log π_k)) + (1 − λ) CE(z + log π_k, y)
-and ω_k ∝ n_k e^{−D_k}, D_k a noisy site's distance to the nearest clean model (Σ over tensors ‖·‖; 0 for clean ones), over the largest.
-With several labels per image (so Sun et al., FedMLP, 2024) there is only stage 2, a plain mean of models, and every site that misses
-labels is noisy: L = (1 − λ) BCE(z + log-odds, labelled cells) + λ mean over missing cells of (σ(z) − σ(z_T / 0.8))².
-Choices: CE and BCE are the base loss; where it shifts by class shares itself (balanced softmax), that shift stands for
-log π_k, which counts once; classes a site lacks are left out of the KL; logits are adjusted also with several labels
-(switched off in FedMLP's code: `adjust = false`); covariances are diagonal; a site that first takes part later is judged
-then, by the same model.
-Leaves the site: delta, loss (means); single-label, after warm-up: class losses (each, once), and with `daagg` every round delta and
-samples (each: the coordinator sees every site's model) instead of the mean. Stays: nothing.
+and ω_k ∝ n_k e^{−D_k}, D_k a noisy site's distance to the nearest clean model (Σ over tensors ‖·‖; 0 for
+clean ones), over the largest. With several labels per image (so Sun et al., FedMLP, 2024) there is only stage
+2, a plain mean of models, and every site that misses labels is noisy: L = (1 − λ) BCE(z + log-odds, labelled
+cells) + λ mean over missing cells of (σ(z) − σ(z_T / 0.8))². Choices: CE and BCE are the base loss; where it
+shifts by class shares itself (balanced softmax), that shift stands for log π_k, which counts once; classes a
+site lacks are left out of the KL; logits are adjusted also with several labels (switched off in FedMLP's
+code: `adjust = false`); covariances are diagonal; a site that first takes part later is judged then, by the
+same model. Leaves the site: delta, loss (means); single-label, after warm-up: class losses (each, once), and
+with `daagg` every round delta and samples (each: the coordinator sees every site's model) instead of the
+mean. Stays: nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +49,8 @@ ABSENT = -1.0
 
 
 class FedNoRo(Method):
-    """Sites with noisy labels are found, taught by the received model, and count less the further they stray."""
+    """Sites with noisy labels are found, taught by the received model, and count less the further they
+    stray."""
 
     paper: ClassVar[str] = "Wu et al. 2023"
     recommends: ClassVar[dict[str, Any]] = {"objective": {"name": "bce"}}
@@ -66,7 +70,8 @@ class FedNoRo(Method):
     adjust: bool = True
     """logits adjusted by the site's class shares"""
     daagg: bool = True
-    """distance-aware aggregation, for which the coordinator sees each site's model; off = the mean by samples"""
+    """distance-aware aggregation, for which the coordinator sees each site's model; off = the mean by
+    samples"""
 
     def base_loss(self, objective: ObjectiveOptions) -> ObjectiveOptions:
         if not self.adjust or objective.prior:
@@ -83,11 +88,17 @@ class FedNoRo(Method):
         if ask.round < self.warmup:
             return super().round(server, ask)
         server = self.judged(server, ask)
-        up = ask(self.train, model=server["model"], each={site: {"noisy": flag} for site, flag in server["noisy"].items()})
+        up = ask(
+            self.train,
+            model=server["model"],
+            each={site: {"noisy": flag} for site, flag in server["noisy"].items()},
+        )
         change = up["delta"]
         if self.daagg and any(losses.numel() for losses in server["losses"].values()):
             samples = torch.stack(list(up["samples"].values())).double()
-            change = blend(change, nearness(change, samples, {site for site, flag in server["noisy"].items() if flag}))
+            change = blend(
+                change, nearness(change, samples, {site for site, flag in server["noisy"].items() if flag})
+            )
         return server | {"model": plus(server["model"], change)}
 
     def judged(self, server: Tree, ask: Ask) -> Tree:
@@ -101,12 +112,15 @@ class FedNoRo(Method):
 
     @torch.no_grad()
     def class_loss(self, net: Net, loc: Loc) -> Upload:
-        """Question: mean cross-entropy per class of the stage-1 model; nothing where images have several labels."""
+        """Question: mean cross-entropy per class of the stage-1 model; nothing where images have several
+        labels."""
         if loc.task == "multi":
             return {"loss": Each(torch.zeros(0, dtype=torch.float64))}
         total = torch.zeros(len(loc.classes), dtype=torch.float64)
         for batch in loc.scan():
-            total.index_add_(0, batch.y.cpu(), F.cross_entropy(net(batch.x), batch.y, reduction="none").cpu().double())
+            total.index_add_(
+                0, batch.y.cpu(), F.cross_entropy(net(batch.x), batch.y, reduction="none").cpu().double()
+            )
         return {"loss": Each(torch.where(loc.counts > 0, total / loc.counts.clamp_min(1), ABSENT))}
 
     def prepare(self, net: Net, loc: Loc) -> None:
@@ -143,7 +157,9 @@ def noisy(losses: Tensor, draws: Sequence[torch.Generator]) -> Tensor:
     """bool [K]: the sites that most mixtures put in the group of larger losses, from losses [K, C]."""
     least = losses.masked_fill(losses == ABSENT, torch.inf).amin(0, keepdim=True)
     scaled = torch.where(losses == ABSENT, least, losses) - least
-    scaled = torch.where(least.isfinite(), scaled / scaled.amax(0).clamp_min(torch.finfo(torch.float64).tiny), 0.0)
+    scaled = torch.where(
+        least.isfinite(), scaled / scaled.amax(0).clamp_min(torch.finfo(torch.float64).tiny), 0.0
+    )
     votes = torch.zeros(len(losses))
     if len(losses) > 1 and scaled.any():
         for draw in draws:
@@ -156,7 +172,10 @@ def noisy(losses: Tensor, draws: Sequence[torch.Generator]) -> Tensor:
 def nearness(changes: Mapping[str, Change], samples: Tensor, noisy: Collection[str]) -> Tensor:
     """ω: n_k e^{−D_k}, scaled to sum 1."""
     clean = [change for site, change in changes.items() if site not in noisy]
-    near = [min((distance(x, y) for y in clean), default=0.0) if site in noisy else 0.0 for site, x in changes.items()]
+    near = [
+        min((distance(x, y) for y in clean), default=0.0) if site in noisy else 0.0
+        for site, x in changes.items()
+    ]
     far = torch.tensor(near, dtype=torch.float64)
     weight = samples * torch.exp(-far / (far.max() if far.any() else 1.0))
     return weight / weight.sum()

@@ -1,15 +1,16 @@
 """FedProc: contrast with global class prototypes first, the classifier later.
 
-Mu, Shen, Cheng, et al., "FedProc: Prototypical contrastive federated learning on non-IID data", FGCS 2023. The head is MOON's with the
-projection normalised before the last layer: q = normalize(projector(f)). After training, every site adds up q per class over its
-plain images; sums and counts of all sites give the prototypes c. In the next round
+Mu, Shen, Cheng, et al., "FedProc: Prototypical contrastive federated learning on non-IID data", FGCS 2023.
+The head is MOON's with the projection normalised before the last layer: q = normalize(projector(f)). After
+training, every site adds up q per class over its plain images; sums and counts of all sites give the
+prototypes c. In the next round
     L = α base + (1 − α) L_gpc,   L_gpc = mean −log[ e^{⟨q, ĉ_y⟩} / Σ_j e^{⟨q, ĉ_j⟩} ],   α = min(r / ramp, 1)
-with ĉ normalised and no temperature. A class nobody has shown yet has the prototype 0; later it keeps its last one. The first round
-is the base loss alone (so the published extra pass for prototypes before it would change nothing, and is left out).
-Several labels per image: two prototypes per label, of negatives and of positives, and a softmax over the two for every label the
-site annotates.
-Choices: prototypes come from plain images in eval mode (published: augmented, BatchNorm in train mode). FedIIC's 200 rounds ramp
-over 100; a shorter run ramps over all its rounds.
+with ĉ normalised and no temperature. A class nobody has shown yet has the prototype 0; later it keeps its
+last one. The first round is the base loss alone (so the published extra pass for prototypes before it would
+change nothing, and is left out). Several labels per image: two prototypes per label, of negatives and of
+positives, and a softmax over the two for every label the site annotates.
+Choices: prototypes come from plain images in eval mode (published: augmented, BatchNorm in train mode).
+FedIIC's 200 rounds ramp over 100; a shorter run ramps over all its rounds.
 Leaves the site: sums and counts per class (sums), delta, loss (means). Stays: nothing.
 """
 
@@ -89,7 +90,8 @@ class FedProc(Method):
 
     @torch.no_grad()
     def _describe(self, net: Net, loc: Loc) -> Upload:
-        """Sum of q and number of images per class, [C, d] and [C]; for several labels per negatives and positives, [C, 2, …]."""
+        """Sum of q and number of images per class, [C, d] and [C]; for several labels per negatives and
+        positives, [C, 2, …]."""
         q, y = torch.cat([project(net, batch.x)[0].cpu().double() for batch in loc.scan()]), loc.train.labels
         if loc.task == "single":
             member = F.one_hot(y, len(loc.classes)).double()

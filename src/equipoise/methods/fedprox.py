@@ -1,7 +1,8 @@
 """FedProx: a proximal pull towards the received model.
 
-Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, Eq. 2: base loss + (μ/2) Σ ‖w − w_received‖² over
-trainable tensors; buffers are left out. The original's partial local work is not built: none of the comparisons here uses it. Leaves the site: as FedAvg. Stays: nothing.
+Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, Eq. 2: base loss + (μ/2) Σ ‖w −
+w_received‖² over trainable tensors; buffers are left out. The original's partial local work is not built:
+none of the comparisons here uses it. Leaves the site: as FedAvg. Stays: nothing.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """FedRep: one shared body, a head of its own at every site.
 
-Collins, Hassani, Mokhtari, Shakkottai, "Exploiting shared representations for personalized federated learning", ICML 2021,
-Algorithm 1. A site trains first its head on the received body (which stays in eval mode, so its BatchNorm
-statistics do not drift), then the body under that head (`train.epochs`); bodies are averaged by samples. All
-heads start alike. The published code trains heads for ten epochs a round and ten more at the very end (preset
-"released"); cRT, which draws heads anew, takes the place of the latter.
-A site's own predictor is the averaged body with its head. There is no global head, so generalisation needs a choice: the mean
-over sites of each site's predictor on the union of test sets, as for training alone (default); or, as the published code does,
-the mean of the heads (`global_head = "mean"`, preset "fca"). Either is asked for in evaluation only; training never sends a
-head.
-Leaves the site: delta of the body, loss (means); in evaluation the head (each, or mean), which only a simulation needs. Stays:
-head.
+Collins, Hassani, Mokhtari, Shakkottai, "Exploiting shared representations for personalized federated
+learning", ICML 2021, Algorithm 1. A site trains first its head on the received body (which stays in eval
+mode, so its BatchNorm statistics do not drift), then the body under that head (`train.epochs`); bodies are
+averaged by samples. All heads start alike. The published code trains heads for ten epochs a round and ten
+more at the very end (preset "released"); cRT, which draws heads anew, takes the place of the latter.
+A site's own predictor is the averaged body with its head. There is no global head, so generalisation needs a
+choice: the mean over sites of each site's predictor on the union of test sets, as for training alone
+(default); or, as the published code does, the mean of the heads (`global_head = "mean"`, preset "fca").
+Either is asked for in evaluation only; training never sends a head.
+Leaves the site: delta of the body, loss (means); in evaluation the head (each, or mean), which only a
+simulation needs. Stays: head.
 """
 
 from __future__ import annotations

@@ -1,19 +1,21 @@
 """FedSDC and FedSDC+: shuffle-diversity collaboration.
 
-Gao, Lan, Liu, Wang, Fan, "Shuffle-diversity collaborative federated learning for imbalanced medical image analysis", MICCAI 2025.
-The coordinator owns one body and a bank of H classifier heads that differ in width: Linear d → ⌊ρ d⌋, dropout, Linear → C, no
-activation, with ρ drawn once per head, one in each of H equal bins of [0.4, 1]. Every round the heads are dealt to the
-participants in random order (Eq. 6-7); each trains body and head together with the base loss. The body moves with server momentum,
-v ← β v + Δ, φ ← φ − v with Δ = Σ (n_k/Σn)(φ − φ_k) (Eq. 4-5); a head simply comes back, and one whose site drops out stays as it was.
-All heads vote; a tie goes to the largest sum of logits. FedSDC+ (γ < 1) lets only the best ⌈γH⌉ heads vote, ranked on the
-validation images of all sites, also of those not drawn for the round: by balanced accuracy, or by micro-F1 as the paper says
-(published code: micro-F1 on test images, later balanced accuracy on train images). The paper counts the second layer and its
-dropout as part of diversity (§2.2), so without it a head is one linear layer.
-cRT draws every head anew in its width and deals them to all sites in each of its rounds, on the body as it is; a head that several
-sites held (where fewer took part in training) is their mean.
-Choices: H is the number of participants; momentum moves parameters only, BatchNorm statistics are plainly averaged; a narrow head is a
-full-width head with its unused units switched off, which is the same function.
-Leaves the site: delta, loss (means); head (each); FedSDC+ also the heads' confusion matrices (sum). Stays: nothing.
+Gao, Lan, Liu, Wang, Fan, "Shuffle-diversity collaborative federated learning for imbalanced medical image
+analysis", MICCAI 2025. The coordinator owns one body and a bank of H classifier heads that differ in width:
+Linear d → ⌊ρ d⌋, dropout, Linear → C, no activation, with ρ drawn once per head, one in each of H equal bins
+of [0.4, 1]. Every round the heads are dealt to the participants in random order (Eq. 6-7); each trains body
+and head together with the base loss. The body moves with server momentum, v ← β v + Δ, φ ← φ − v with Δ = Σ
+(n_k/Σn)(φ − φ_k) (Eq. 4-5); a head simply comes back, and one whose site drops out stays as it was. All heads
+vote; a tie goes to the largest sum of logits. FedSDC+ (γ < 1) lets only the best ⌈γH⌉ heads vote, ranked on
+the validation images of all sites, also of those not drawn for the round: by balanced accuracy, or by
+micro-F1 as the paper says (published code: micro-F1 on test images, later balanced accuracy on train images).
+The paper counts the second layer and its dropout as part of diversity (§2.2), so without it a head is one
+linear layer. cRT draws every head anew in its width and deals them to all sites in each of its rounds, on the
+body as it is; a head that several sites held (where fewer took part in training) is their mean.
+Choices: H is the number of participants; momentum moves parameters only, BatchNorm statistics are plainly
+averaged; a narrow head is a full-width head with its unused units switched off, which is the same function.
+Leaves the site: delta, loss (means); head (each); FedSDC+ also the heads' confusion matrices (sum). Stays:
+nothing.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ class FedSDC(Method):
     diversity: bool = True
     """two-layer heads of different widths with dropout; off = linear heads"""
     shuffle: bool = True
-    """deal the heads anew every round; off = each site keeps its head, so all must take part in every round"""
+    """deal the heads anew every round; off = each site keeps its head, so all must take part in every
+    round"""
     ensemble: bool = True
     """all chosen heads vote; off = the best-ranked head (the first, without ranking) decides alone"""
     narrowest: float = Field(0.4, gt=0, le=1)
@@ -83,14 +86,19 @@ class FedSDC(Method):
             server = {"owners": present} | server
             if not torch.equal(server["owners"], present):
                 raise MethodError(
-                    "without shuffling each site keeps its head: set train.participation = 1, or method.shuffle = true"
+                    "without shuffling each site keeps its head: set train.participation = 1, or "
+                    "method.shuffle = true"
                 )
         heads = server.get("heads") or self.bank(server, ask)
         order = list(range(len(heads)))
         if self.shuffle:
             order = torch.randperm(len(heads), generator=ask.generator("shuffle")).tolist()
         dealt = {site: f"{order[j]:03d}" for j, site in enumerate(ask.sites)}
-        up = ask(self.train, model=server["model"], each={site: {"head": heads[slot]} for site, slot in dealt.items()})
+        up = ask(
+            self.train,
+            model=server["model"],
+            each={site: {"head": heads[slot]} for site, slot in dealt.items()},
+        )
         velocity, moved = heavy_ball(server["momentum"], up["delta"], self.beta)
         heads = heads | {dealt[site]: head for site, head in up["head"].items()}
         server = server | {"model": plus(server["model"], moved), "momentum": velocity, "heads": heads}
@@ -128,7 +136,9 @@ class FedSDC(Method):
             for slot in slots:
                 held = [head for site, head in up["head"].items() if dealt[site] == slot]
                 if held:
-                    heads[slot] = {name: torch.stack([head[name] for head in held]).mean(0) for name in held[0]}
+                    heads[slot] = {
+                        name: torch.stack([head[name] for head in held]).mean(0) for name in held[0]
+                    }
         server = server | {"heads": heads}
         return server | {"chosen": self.best(server, ask)}
 
@@ -140,7 +150,8 @@ class FedSDC(Method):
         return net(x)
 
     def best(self, server: Tree, ask: Ask) -> Tensor:
-        """The slots that vote: all of them, or the ⌈γH⌉ that rank highest over all sites' images, best first."""
+        """The slots that vote: all of them, or the ⌈γH⌉ that rank highest over all sites' images, best
+        first."""
         count = math.ceil(self.gamma * len(server["heads"]) - 1e-9)
         if count == len(server["heads"]):
             return torch.arange(count)
@@ -148,7 +159,9 @@ class FedSDC(Method):
         confusion = up["confusion"].double()
         support, right = confusion.sum(2), confusion.diagonal(dim1=1, dim2=2)
         if not support.any():
-            raise MethodError(f"FedSDC+ has no {self.rank_on} images to rank heads on: set data.split.validation above 0")
+            raise MethodError(
+                f"FedSDC+ has no {self.rank_on} images to rank heads on: set data.split.validation above 0"
+            )
         if self.rank_by == "micro_f1":
             score = right.sum(1) / support.sum(1)
         else:
@@ -163,12 +176,17 @@ class FedSDC(Method):
         for batch in loc.scan(self.rank_on):
             guess = bank_logits(net.body(batch.x), heads).argmax(2).cpu()
             for slot in range(len(heads)):
-                confusion[slot] += torch.bincount(batch.y.cpu() * classes + guess[slot], minlength=classes * classes)
+                confusion[slot] += torch.bincount(
+                    batch.y.cpu() * classes + guess[slot], minlength=classes * classes
+                )
         return {"confusion": Sum(confusion.view(len(heads), classes, classes))}
 
     def serving(self, server: Tree) -> Tree:
         slots = [f"{slot:03d}" for slot in server["chosen"].tolist()] if "chosen" in server else []
-        return {"model": server["model"], "heads": {s: server["heads"][s] for s in (slots if self.ensemble else slots[:1])}}
+        return {
+            "model": server["model"],
+            "heads": {s: server["heads"][s] for s in (slots if self.ensemble else slots[:1])},
+        }
 
     def predict(self, net: Net, x: Tensor, mine: Tree | None, server: Tree) -> dict[str, Tensor]:
         logits = bank_logits(net.body(x), server["heads"])
@@ -177,12 +195,18 @@ class FedSDC(Method):
 
 def head_of(net: Net) -> dict[str, Tensor]:
     """The tensors of the head a net holds."""
-    return {name.removeprefix(HEAD): t.detach().cpu().clone() for name, t in state(net).items() if name.startswith(HEAD)}
+    return {
+        name.removeprefix(HEAD): t.detach().cpu().clone()
+        for name, t in state(net).items()
+        if name.startswith(HEAD)
+    }
 
 
 def drawn_anew(head: Tree, draw: torch.Generator) -> Tree:
     """A head of the same layers and width with other weights."""
-    return head | fresh({name: tensor for name, tensor in head.items() if name.endswith(("weight", "bias"))}, draw)
+    return head | fresh(
+        {name: tensor for name, tensor in head.items() if name.endswith(("weight", "bias"))}, draw
+    )
 
 
 class FedSDCPlus(FedSDC):

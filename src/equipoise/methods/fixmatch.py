@@ -1,14 +1,15 @@
 """FedFixMatch: FixMatch at every site, FedAvg between them.
 
-Sohn et al., "FixMatch: Simplifying semi-supervised learning with consistency and confidence", NeurIPS 2020; with partial labels as in
-Sun et al. (FedMLP), 2024. With p = σ(weak view) and, for the classes a site misses, the pseudo-label 1[p > ½]:
+Sohn et al., "FixMatch: Simplifying semi-supervised learning with consistency and confidence", NeurIPS 2020;
+with partial labels as in Sun et al. (FedMLP), 2024. With p = σ(weak view) and, for the classes a site misses,
+the pseudo-label 1[p > ½]:
     L = base loss (weak view) + λ/N Σ over decided cells BCE(strong view, pseudo-label)
 An image is decided when every missing class has p > high or p < low; `every = false` decides cell by cell,
 which keeps more images the more classes are missing. As in FixMatch N is the number of all missing cells,
 decided or not, so a few pseudo-labels weigh little; FedMLP's code divides by the decided ones
 (`over = "decided"`, preset "fedmlp").
-Deviations: the strong view is `rand` (RandAugment) without cutout. Only several-label tasks have classes that a site misses.
-Leaves the site: delta, loss (means), as FedAvg. Stays: nothing.
+Deviations: the strong view is `rand` (RandAugment) without cutout. Only several-label tasks have classes that
+a site misses. Leaves the site: delta, loss (means), as FedAvg. Stays: nothing.
 """
 
 from __future__ import annotations

@@ -1,17 +1,20 @@
 """ISFL: sites draw their images with weights by class, away from classes whose gradients change fastest.
 
-Zhu, Shi, Fan, et al., "ISFL: Federated learning for non-i.i.d. data with local importance sampling", IoT Journal 2024. With p the
-class shares over the participants, π_k the site's own, and after local training for every class
-    L_kc = max over probe images of class c of ‖∇ℓ(w_k) − ∇ℓ(w)‖ / ‖w_k − w‖                     (gradient Lipschitz estimate)
-    γ_c = 1 − C L_c² / Σ L²,  a = γ/‖γ‖,  Γ = min over a_c < 0 of (p_c − σ π_kc) / (−a_c),  q = p + Γ a        (water-filling)
-the next round draws n_k · ratio images with replacement, each with weight q_y / π_ky; a site's first round has q = p. The loss is the
-base loss, the average uniform.
-Choices: the published probe is a set of 1,000 images shared by all and each client's L is estimated by the server; here a site
-probes its own images, `probe` of them spread over its classes, and the last mean of L over the sites that hold a class stands in
-for classes it lacks. Gradients are of the classifier by default (`scope = "all"`: of the whole net, one backward pass per image and
-model). C counts the classes with p_c > 0; Γ is at least 0. Several labels per image: shares of positives, and an image's
-weight is the mean over its findings, 1 without any.
-Leaves the site: counts (sum), smoothness L (mean by class), delta, loss (means). Stays: the class shares q drawn by.
+Zhu, Shi, Fan, et al., "ISFL: Federated learning for non-i.i.d. data with local importance sampling", IoT
+Journal 2024. With p the class shares over the participants, π_k the site's own, and after local training for
+every class
+    L_kc = max over probe images of class c of ‖∇ℓ(w_k) − ∇ℓ(w)‖ / ‖w_k − w‖                     (gradient
+    Lipschitz estimate) γ_c = 1 − C L_c² / Σ L²,  a = γ/‖γ‖,  Γ = min over a_c < 0 of (p_c − σ π_kc) / (−a_c),
+    q = p + Γ a        (water-filling)
+the next round draws n_k · ratio images with replacement, each with weight q_y / π_ky; a site's first round
+has q = p. The loss is the base loss, the average uniform.
+Choices: the published probe is a set of 1,000 images shared by all and each client's L is estimated by the
+server; here a site probes its own images, `probe` of them spread over its classes, and the last mean of L
+over the sites that hold a class stands in for classes it lacks. Gradients are of the classifier by default
+(`scope = "all"`: of the whole net, one backward pass per image and model). C counts the classes with p_c > 0;
+Γ is at least 0. Several labels per image: shares of positives, and an image's weight is the mean over its
+findings, 1 without any. Leaves the site: counts (sum), smoothness L (mean by class), delta, loss (means).
+Stays: the class shares q drawn by.
 """
 
 from __future__ import annotations
@@ -79,7 +82,8 @@ class ISFL(Method):
         return torch.where(found.sum(1) > 0, found @ importance / found.sum(1).clamp_min(1), 1.0)
 
     def shares(self, smoothness: Tensor, loc: Loc) -> Tensor:
-        """q for the next round. What L is for a class the site lacks, the others have said, or else it is as for its own."""
+        """q for the next round. What L is for a class the site lacks, the others have said, or else it is as
+        for its own."""
         held = loc.counts > 0
         guess = torch.full_like(smoothness, float(smoothness.sum() / held.sum().clamp_min(1)))
         told = loc.down.get("smoothness", torch.zeros_like(smoothness))
@@ -91,19 +95,26 @@ class ISFL(Method):
         return torch.multinomial(weight, draws, replacement=True, generator=loc.generator("shuffle", epoch))
 
     def smoothness(self, net: Net, received: Net, loc: Loc) -> Tensor:
-        """L_c [C]: the fastest change of a probe image's gradient between the two models; 0 for classes the site lacks."""
+        """L_c [C]: the fastest change of a probe image's gradient between the two models; 0 for classes the
+        site lacks."""
         rows, found = self._probe(loc), members(loc)
         batch = loc.train.take(rows, [loc.view("eval")], [loc.generator("probe view")])
-        way = torch.cat([(a - b).detach().flatten() for a, b in zip(*map(self._scope, (net, received)), strict=True)]).norm()
+        way = torch.cat(
+            [(a - b).detach().flatten() for a, b in zip(*map(self._scope, (net, received)), strict=True)]
+        ).norm()
         result = torch.zeros(len(loc.classes), dtype=torch.float64)
         for i, row in enumerate(rows.tolist()):
-            now, then = (self._gradient(model, batch.x[i : i + 1], batch.y[i : i + 1], loc) for model in (net, received))
+            now, then = (
+                self._gradient(model, batch.x[i : i + 1], batch.y[i : i + 1], loc)
+                for model in (net, received)
+            )
             slope = float((now - then).norm() / way.clamp_min(1e-12))
             result = torch.where(found[row] > 0, result.clamp_min(slope), result)
         return result
 
     def _probe(self, loc: Loc) -> Tensor:
-        """The same number of images of every class the site has (all, where it has fewer), drawn anew each round."""
+        """The same number of images of every class the site has (all, where it has fewer), drawn anew each
+        round."""
         found, held = members(loc), int((loc.counts > 0).sum())
         order = torch.randperm(loc.samples, generator=loc.generator("probe"))
         share = -(-self.probe // max(1, held))
@@ -134,7 +145,8 @@ def members(loc: Loc) -> Tensor:
 
 
 def water_filling(prior: Tensor, share: Tensor, smoothness: Tensor, sigma: float) -> Tensor:
-    """q = p + Γ a: away from classes with a large L, until the first reaches its floor σ π. Sums to 1 as p does."""
+    """q = p + Γ a: away from classes with a large L, until the first reaches its floor σ π. Sums to 1 as p
+    does."""
     present, square = prior > 0, smoothness**2 * (prior > 0)
     if not square.any():
         return prior

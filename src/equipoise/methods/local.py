@@ -1,10 +1,10 @@
 """Local learning: every site trains alone. The reference for what a site gains by joining.
 
-No communication; each site trains rounds × epochs on its own data from the same first weights. Specialisation is its own model
-on its own test set; generalisation is the mean over sites of each local model on the union of test sets (so FCA, Table 4).
-cRT re-trains each site's head on its own body, by itself.
-Leaves the site: loss (mean) while training; for the generalisation figure the model itself (each), which only a simulation asks.
-Stays: everything.
+No communication; each site trains rounds × epochs on its own data from the same first weights. Specialisation
+is its own model on its own test set; generalisation is the mean over sites of each local model on the union
+of test sets (so FCA, Table 4). cRT re-trains each site's head on its own body, by itself.
+Leaves the site: loss (mean) while training; for the generalisation figure the model itself (each), which only
+a simulation asks. Stays: everything.
 """
 
 from __future__ import annotations

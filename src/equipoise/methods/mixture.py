@@ -23,7 +23,8 @@ class Mixture:
 
     @classmethod
     def of(cls, x: Tensor, member: Tensor) -> Mixture:
-        """The maximisation step: x [N, D], of which point n belongs to group g with probability `member` [N, 2]."""
+        """The maximisation step: x [N, D], of which point n belongs to group g with probability `member` [N,
+        2]."""
         count = member.sum(0) + 10 * torch.finfo(x.dtype).eps
         mean = member.T @ x / count[:, None]
         variance = torch.einsum("ng,ngd->gd", member, (x[:, None] - mean) ** 2) / count[:, None] + FLOOR
@@ -36,7 +37,8 @@ class Mixture:
 
 
 def two_groups(x: Tensor, draw: Generator, steps: int = 100, tolerance: float = 1e-3) -> Mixture:
-    """Fit x [N, D], N ≥ 2: from the two means of k-means until the mean log-likelihood gains less than `tolerance`."""
+    """Fit x [N, D], N ≥ 2: from the two means of k-means until the mean log-likelihood gains less than
+    `tolerance`."""
     x = x.double()
     mixture, before = Mixture.of(x, F.one_hot(two_means(x, draw), 2).double()), -math.inf
     for _ in range(steps):

@@ -1,14 +1,15 @@
 """MOON: contrast between the received model and the site's own previous one.
 
 Li, He, Song, "Model-contrastive federated learning", CVPR 2021. A projector stands inside the main path,
-f → Linear(d, d) → ReLU → Linear(d, 256) = q → Linear(256, C), and the current q is pulled towards the received model's and pushed
-away from that of the model this site trained last, all on the same images:
-    L = base + μ mean −log[ e^{cos(q, q_glob)/T} / (e^{cos(q, q_glob)/T} + e^{cos(q, q_prev)/T}) ]                    (Eq. 3)
-Both other models are frozen, in eval mode. At its first participation a site has no previous model and the term is absent (the
-received model in its place would add the constant log 2). Everything, the projector too, is averaged as in FedAvg.
-Choices: `hidden = 256` is FCA's projector; Fed-MAS sends previous models through its coordinator, here they never leave; it also
-clips gradients (`train.clip_norm = 5`). FCA does not state its μ.
-Leaves the site: delta (mean), loss (mean). Stays: the previous local model.
+f → Linear(d, d) → ReLU → Linear(d, 256) = q → Linear(256, C), and the current q is pulled towards the
+received model's and pushed away from that of the model this site trained last, all on the same images:
+    L = base + μ mean −log[ e^{cos(q, q_glob)/T} / (e^{cos(q, q_glob)/T} + e^{cos(q, q_prev)/T}) ]
+    (Eq. 3)
+Both other models are frozen, in eval mode. At its first participation a site has no previous model and the
+term is absent (the received model in its place would add the constant log 2). Everything, the projector too,
+is averaged as in FedAvg. Choices: `hidden = 256` is FCA's projector; Fed-MAS sends previous models through
+its coordinator, here they never leave; it also clips gradients (`train.clip_norm = 5`). FCA does not state
+its μ. Leaves the site: delta (mean), loss (mean). Stays: the previous local model.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ class MOON(Method):
     def train(self, net: Net, loc: Loc) -> Upload:
         up = super().train(net, loc)
         if self.mu > 0:
-            loc.mine = {"previous": {name: tensor.detach().cpu().clone() for name, tensor in state(net).items()}}
+            loc.mine = {
+                "previous": {name: tensor.detach().cpu().clone() for name, tensor in state(net).items()}
+            }
         return up
 
 

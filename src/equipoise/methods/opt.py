@@ -1,9 +1,10 @@
 """FedAvgM, FedAdam, FedYogi, FedAdagrad: the coordinator moves the model with an optimiser of its own.
 
-Hsu, Qi, Brown, "Measuring the effects of non-identical data distribution for federated visual classification", 2019 (FedAvgM).
-Reddi et al., "Adaptive federated optimization", ICLR 2021, Algorithm 2 (the others). With Δ = Σ (n_k/Σn)(w_k − w):
-    FedAvgM      v ← β v − Δ,  w ← w − η v                              (undamped, no Nesterov; β = 0, η = 1 is FedAvg)
-    the others   m ← β₁ m + (1−β₁) Δ,  w ← w + η m / (√v + τ)          (no bias correction)
+Hsu, Qi, Brown, "Measuring the effects of non-identical data distribution for federated visual
+classification", 2019 (FedAvgM). Reddi et al., "Adaptive federated optimization", ICLR 2021, Algorithm 2 (the
+others). With Δ = Σ (n_k/Σn)(w_k − w):
+    FedAvgM      v ← β v − Δ,  w ← w − η v                              (undamped, no Nesterov; β = 0, η = 1
+    is FedAvg) the others   m ← β₁ m + (1−β₁) Δ,  w ← w + η m / (√v + τ)          (no bias correction)
     FedAdam      v ← β₂ v + (1−β₂) Δ²
     FedYogi      v ← v − (1−β₂) Δ² sign(v − Δ²)
     FedAdagrad   v ← v + Δ²,  β₁ = 0
@@ -36,10 +37,15 @@ def parameters(net: Net, shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in shared.items() if name in trained}
 
 
-def heavy_ball(velocity: Tree, delta: Mapping[str, Tensor], beta: float, lr: float = 1.0) -> tuple[Tree, Tree]:
-    """v ← β v − Δ for every tensor that has a velocity; the new velocity, and how the model moves (the rest by Δ)."""
+def heavy_ball(
+    velocity: Tree, delta: Mapping[str, Tensor], beta: float, lr: float = 1.0
+) -> tuple[Tree, Tree]:
+    """v ← β v − Δ for every tensor that has a velocity; the new velocity, and how the model moves (the rest
+    by Δ)."""
     velocity = {name: beta * v - delta[name] for name, v in velocity.items()}
-    return velocity, {name: -lr * velocity[name] if name in velocity else change for name, change in delta.items()}
+    return velocity, {
+        name: -lr * velocity[name] if name in velocity else change for name, change in delta.items()
+    }
 
 
 class ServerOptimizer(Method):
@@ -92,7 +98,10 @@ class FedAdagrad(ServerOptimizer):
     def init(self, net: Net, shared: Mapping[str, Tensor]) -> Tree:
         server = super().init(net, shared)
         zeros = self.moment(net, server["model"])
-        return server | {"first": zeros, "second": {name: torch.full_like(zero, self.v0) for name, zero in zeros.items()}}
+        return server | {
+            "first": zeros,
+            "second": {name: torch.full_like(zero, self.v0) for name, zero in zeros.items()},
+        }
 
     def round(self, server: Tree, ask: Ask) -> Tree:
         up = ask(self.train, model=server["model"])

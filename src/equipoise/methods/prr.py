@@ -1,21 +1,26 @@
 """PRR-Imb: a personal model at every site, protected by a deputy that travels.
 
-Chen, Yang, Zhu, Peng, Yuan, "Personalized retrogress-resilient federated learning towards imbalanced medical data", IEEE TMI
-2022. Three parts. PFA, at the coordinator: each deputy's weights get the mean amplitude and phase of all inside a low-frequency
-box that grows from `low` to `high` of the spectrum, and keep their own high band; biases are plain means. BatchNorm layers
-never leave a site. DET, at a site: personal model and deputy train side by side; while the deputy's macro-F1 is below α1 of the
-personal model's it learns from that (recover), then both learn from each other (exchange), from α2 on the personal model learns
-from it (sublimate); each round starts at recover. CPA, the loss of both, with the round's class counts n over all sites:
+Chen, Yang, Zhu, Peng, Yuan, "Personalized retrogress-resilient federated learning towards imbalanced medical
+data", IEEE TMI
+2022. Three parts. PFA, at the coordinator: each deputy's weights get the mean amplitude and phase of all
+      inside a low-frequency
+box that grows from `low` to `high` of the spectrum, and keep their own high band; biases are plain means.
+BatchNorm layers never leave a site. DET, at a site: personal model and deputy train side by side; while the
+deputy's macro-F1 is below α1 of the personal model's it learns from that (recover), then both learn from each
+other (exchange), from α2 on the personal model learns from it (sublimate); each round starts at recover. CPA,
+the loss of both, with the round's class counts n over all sites:
     ℓ = −log e^{z_y} / (e^{z_y} + Σ_{j≠y} S_yj e^{z_j}),  S_yj = (n_j/n_y)^β if n_y > n_j else 1;
-after `warmup` rounds times (1 + τ) / (cos(own prototype_y, shared prototype_y) + τ). It is in the place of the base loss.
-Choices: macro-F1 is of the predictions made while training an epoch, instead of two further passes; one local epoch a round is
-all exchange, as released; prototypes are the personal model's class means over plain images, exchanged once a round, not every
-epoch; the shared one is a draw from N(mean, max(std, 1)) over sites (`prototype = "mean"`: the mean). The personal head starts
-as a draw of the site's own: with equal starts the first deputy would be the personal model. `phase = false` is the
-amplitude-only aggregation of 2021. The global model, for tests only, is the mean of the deputies by samples, as FedIIC did; at
-each site it has that site's BatchNorm layers.
-Leaves the site: deputy, samples (each, since every site gets another deputy back); loss (mean); class counts (sum); after
-warm-up prototypes and their squares (means over the sites that have the class). Stays: personal model, BatchNorm layers.
+after `warmup` rounds times (1 + τ) / (cos(own prototype_y, shared prototype_y) + τ). It is in the place of
+the base loss. Choices: macro-F1 is of the predictions made while training an epoch, instead of two further
+passes; one local epoch a round is all exchange, as released; prototypes are the personal model's class means
+over plain images, exchanged once a round, not every epoch; the shared one is a draw from N(mean, max(std, 1))
+over sites (`prototype = "mean"`: the mean). The personal head starts as a draw of the site's own: with equal
+starts the first deputy would be the personal model. `phase = false` is the amplitude-only aggregation of
+2021. The global model, for tests only, is the mean of the deputies by samples, as FedIIC did; at each site it
+      has that site's BatchNorm layers.
+Leaves the site: deputy, samples (each, since every site gets another deputy back); loss (mean); class counts
+(sum); after warm-up prototypes and their squares (means over the sites that have the class). Stays: personal
+model, BatchNorm layers.
 """
 
 from __future__ import annotations
@@ -119,8 +124,14 @@ class PRRImb(Method):
         personal = personal_of(net, loc)
         loc.scratch["stage"] = "recover" if loc.options.epochs > 1 else "exchange"
         if "prototypes" in loc.down:
-            loc.scratch["weight"] = refinement(class_features(personal, loc), loc.down["prototypes"], self.tau)
-        loss = loc.fit(nn.ModuleDict({"deputy": net, "personal": personal}), self.pair_loss, order=lambda e: self.turn(e, loc))
+            loc.scratch["weight"] = refinement(
+                class_features(personal, loc), loc.down["prototypes"], self.tau
+            )
+        loss = loc.fit(
+            nn.ModuleDict({"deputy": net, "personal": personal}),
+            self.pair_loss,
+            order=lambda e: self.turn(e, loc),
+        )
         loc.mine["personal"], deputy = copied(personal), copied(net)
         return {
             "deputy": Each({name: deputy[name] for name in loc.down["model"]}),
@@ -147,7 +158,9 @@ class PRRImb(Method):
         logits = {name: pair[name](batch.x) for name in PAIR}
         stage, total = loc.scratch["stage"], torch.zeros((), device=batch.y.device)
         for name, other in (PAIR, PAIR[::-1]):
-            total = total + seesaw(logits[name], batch.y, loc.down["count"], self.beta, loc.scratch.get("weight"))
+            total = total + seesaw(
+                logits[name], batch.y, loc.down["count"], self.beta, loc.scratch.get("weight")
+            )
             if stage == "exchange" or stage == {"deputy": "recover", "personal": "sublimate"}[name]:
                 total = total + kl(logits[other].detach(), logits[name])
             cells = (batch.y.cpu(), logits[name].argmax(1).cpu())

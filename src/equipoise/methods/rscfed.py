@@ -1,17 +1,18 @@
 """RSCFed: random sampling consensus among sites.
 
-Liang, Lin, Fu, Zhu, Li, "RSCFed: Random sampling consensus federated semi-supervised learning", CVPR 2022; with partial labels as in
-Sun et al. (FedMLP), 2024. Every site trains once. The coordinator then draws M groups of m sites; in a group, with w̄ the mean
-model, d_k = Σ over tensors ‖w_k − w̄‖ and n_k samples,
+Liang, Lin, Fu, Zhu, Li, "RSCFed: Random sampling consensus federated semi-supervised learning", CVPR 2022;
+with partial labels as in Sun et al. (FedMLP), 2024. Every site trains once. The coordinator then draws M
+groups of m sites; in a group, with w̄ the mean model, d_k = Σ over tensors ‖w_k − w̄‖ and n_k samples,
     ω_k ∝ p_k exp(−β d_k / n_k),   w_group = Σ ω_k w_k,   and the new model is the mean of the M group models.
-Locally, where a site misses labels: base loss (view 1) + λ · mean over missing cells of (σ(student, view 1) − σ(teacher, view 2))²,
-with a mean teacher that follows every step (θ_T ← α θ_T + (1 − α) θ) and is never reset.
-Choices: groups are drawn among the sites that answered, m = min(group, K − 1) of them; w̄ weighs sites by samples as the paper does
-(`centre = "uniform"` as FedMLP's code); the paper trains a site anew in each group it is drawn for, here and in FedMLP it trains
-once; the teacher predicts in eval mode and without the paper's early ramp of α; all sites have labels, so no site counts as
-unlabelled. A site without missing labels, as in single-label tasks, trains with the base loss alone: the consensus remains.
-With β = 0 and one group of all sites this is FedAvg, and no single model is shown.
-Leaves the site: delta and samples (each: the coordinator sees every site's model), loss (mean). Stays: teacher.
+Locally, where a site misses labels: base loss (view 1) + λ · mean over missing cells of (σ(student, view 1) −
+σ(teacher, view 2))², with a mean teacher that follows every step (θ_T ← α θ_T + (1 − α) θ) and is never
+reset. Choices: groups are drawn among the sites that answered, m = min(group, K − 1) of them; w̄ weighs sites
+by samples as the paper does (`centre = "uniform"` as FedMLP's code); the paper trains a site anew in each
+group it is drawn for, here and in FedMLP it trains once; the teacher predicts in eval mode and without the
+paper's early ramp of α; all sites have labels, so no site counts as unlabelled. A site without missing
+labels, as in single-label tasks, trains with the base loss alone: the consensus remains. With β = 0 and one
+group of all sites this is FedAvg, and no single model is shown. Leaves the site: delta and samples (each: the
+coordinator sees every site's model), loss (mean). Stays: teacher.
 """
 
 from __future__ import annotations
@@ -41,7 +42,14 @@ class RSCFed(Method):
     recommends: ClassVar[dict[str, Any]] = {"objective": {"name": "bce", "pos_weight": True}}
     neutral: ClassVar[dict[str, Any] | None] = {"groups": 1, "group": 0, "beta": 0.0, "weight": 0.0}
     presets: ClassVar[dict[str, dict[str, Any]]] = {
-        "fedmlp": {"groups": 10, "group": 6, "beta": 0.01, "centre": "uniform", "weight": 1.0, "decay": 0.999},
+        "fedmlp": {
+            "groups": 10,
+            "group": 6,
+            "beta": 0.01,
+            "centre": "uniform",
+            "weight": 1.0,
+            "decay": 0.999,
+        },
     }
 
     groups: int = Field(10, ge=1)

@@ -1,27 +1,34 @@
-"""BSM-FL, FedLC, FedRS, FedFocal, LDAM-FL, FedAvg-PL: FedAvg with another base loss, made from what a site knows of its own labels.
+"""BSM-FL, FedLC, FedRS, FedFocal, LDAM-FL, FedAvg-PL: FedAvg with another base loss, made from what a site
+knows of its own labels.
 
-    BSM-FL    CE(z + log π_k, y)                                        Ren et al., "Balanced meta-softmax", NeurIPS 2020
-    FedLC     CE(z − τ n_k^(−1/4), y)                                   Zhang et al., "Federated learning with label distribution
-                                                                        skew via logits calibration", ICML 2022
+    BSM-FL    CE(z + log π_k, y)                                        Ren et al., "Balanced meta-softmax",
+    NeurIPS 2020 FedLC     CE(z − τ n_k^(−1/4), y)                                   Zhang et al., "Federated
+    learning with label distribution
+                                                                        skew via logits calibration", ICML
+                                                                        2022
     FedRS     CE(s ⊙ z, y), s_c = α where n_kc = 0, else 1              Li & Zhan, "FedRS", KDD 2021
     FedFocal  mean of −(1 − p_y)^γ log p_y                              Sarkar et al., "Fed-Focal loss", 2020
-    LDAM-FL   CE(s (cos − m_y on the true class), y; ω)                 Cao et al., "Label-distribution-aware margin loss", NeurIPS 2019
-              m_c ∝ n_kc^(−1/4), largest `max_margin`; from `defer` · rounds on ω_c ∝ (1−β)/(1−β^n_kc); absent classes: m = ω = 0
-    FedAvg-PL mean of BCE over the labels the site annotates            the partial loss of Sun et al., "FedMLP", MICCAI 2024
-FedLC and FedRS shape the logits in front of the configured base loss (scales first, then all shifts); the others are the
-base loss and take the place of the configured one. Predictions use raw logits, which are s · cos from LDAM-FL's head.
+    LDAM-FL   CE(s (cos − m_y on the true class), y; ω)                 Cao et al., "Label-distribution-aware
+    margin loss", NeurIPS 2019
+              m_c ∝ n_kc^(−1/4), largest `max_margin`; from `defer` · rounds on ω_c ∝ (1−β)/(1−β^n_kc); absent
+              classes: m = ω = 0
+    FedAvg-PL mean of BCE over the labels the site annotates            the partial loss of Sun et al.,
+    "FedMLP", MICCAI 2024
+FedLC and FedRS shape the logits in front of the configured base loss (scales first, then all shifts); the
+others are the base loss and take the place of the configured one. Predictions use raw logits, which are s ·
+cos from LDAM-FL's head.
 
-Several labels per image do not compete, so all is within one label, between its n_c0 negatives and n_c1 positives, a side
-the site lacks counting as half a sample: BSM-FL shifts each logit by its log-odds; FedLC by τ (n_c0^(−1/4) − n_c1^(−1/4));
-LDAM-FL takes s m_c1 off a positive and adds s m_c0 to a negative, the rarer side having `max_margin`, and its late weights
-have mean 1 over the label's images; FedFocal is the sigmoid form. FedRS scales the logits of labels the site does not
-annotate, which counts under `objective = { name = "bce", missing = "negative" }`: there α = 1 is FedAvg, and α = 0 has
-FedAvg-PL's gradients (as a mean over all labels).
-Choices: FedLC's denominator keeps the true class, as every implementation that trains does (`strict` leaves it out, as printed; it
-is unbounded below); FedRS's later code scales by count (`mode = "proportional"`), there on logits without bias; that
-compares classes, so several labels are refused. FedMLP's code
-takes the positive weight from the complete labels; a site here has no labels of classes it does not annotate, so
-`pos_weight` counts observed ones.
+Several labels per image do not compete, so all is within one label, between its n_c0 negatives and n_c1
+positives, a side the site lacks counting as half a sample: BSM-FL shifts each logit by its log-odds; FedLC by
+τ (n_c0^(−1/4) − n_c1^(−1/4)); LDAM-FL takes s m_c1 off a positive and adds s m_c0 to a negative, the rarer
+side having `max_margin`, and its late weights have mean 1 over the label's images; FedFocal is the sigmoid
+form. FedRS scales the logits of labels the site does not annotate, which counts under `objective = { name =
+"bce", missing = "negative" }`: there α = 1 is FedAvg, and α = 0 has FedAvg-PL's gradients (as a mean over all
+labels). Choices: FedLC's denominator keeps the true class, as every implementation that trains does (`strict`
+leaves it out, as printed; it is unbounded below); FedRS's later code scales by count (`mode =
+"proportional"`), there on logits without bias; that compares classes, so several labels are refused. FedMLP's
+code takes the positive weight from the complete labels; a site here has no labels of classes it does not
+annotate, so `pos_weight` counts observed ones.
 Leaves the site: delta (mean), loss (mean). Stays: class counts.
 """
 
@@ -93,7 +100,8 @@ class FedFocal(Method):
 
 
 class LDAMFL(Method):
-    """FedAvg with a cosine head, margins by the site's class counts, and classes re-weighted in the last rounds."""
+    """FedAvg with a cosine head, margins by the site's class counts, and classes re-weighted in the last
+    rounds."""
 
     paper: ClassVar[str] = "Cao et al. 2019"
 

@@ -1,4 +1,5 @@
-"""Teachers for semi-supervised methods: frozen copies of a net, one of which follows it, and how their weight rises."""
+"""Teachers for semi-supervised methods: frozen copies of a net, one of which follows it, and how their weight
+rises."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ def still(net: Net) -> Net:
 
 
 class Teacher:
-    """The exponential mean of a net over its local steps, BatchNorm statistics included; `loc.mine["teacher"]` keeps it.
+    """The exponential mean of a net over its local steps, BatchNorm statistics included;
+    `loc.mine["teacher"]` keeps it.
 
     It starts as the first model the site received, and no later one resets it.
     """
@@ -26,7 +28,9 @@ class Teacher:
     def __init__(self, net: Net, loc: Loc, decay: float) -> None:
         self.net, self.decay = still(net), decay
         load(self.net, loc.mine.get("teacher", {}))
-        loc.mine["teacher"] = state(self.net)  # the live memory: the site keeps what the teacher will have become
+        loc.mine["teacher"] = state(
+            self.net
+        )  # the live memory: the site keeps what the teacher will have become
 
     def follow(self, net: Net) -> None:
         """θ_T ← decay · θ_T + (1 − decay) · θ, for every tensor."""

@@ -25,14 +25,16 @@ class NetOptions(Options):
     """The network: architecture, starting weights, and how its BatchNorm layers take part."""
 
     name: NetName
-    """Architecture: small-cnn, resnet18, resnet50, densenet121, efficientnet-b0 (BatchNorm and padding as in TensorFlow),
-    efficientnet-b0-torchvision, efficientnet-lite0 or mobilenet-v2."""
+    """Architecture: small-cnn, resnet18, resnet50, densenet121, efficientnet-b0 (BatchNorm and padding as in
+    TensorFlow), efficientnet-b0-torchvision, efficientnet-lite0 or mobilenet-v2."""
     weights: str | None = None
-    """Local file with pretrained weights of the body (.safetensors, .pth, .pt, .th or .pth.tar); none: a random start."""
+    """Local file with pretrained weights of the body (.safetensors, .pth, .pt, .th or .pth.tar); none: a
+    random start."""
     sha256: str | None = Field(default=None, pattern="^[0-9a-fA-F]{64}$")
     """Expected sha256 of the weights file; may be left out for files Equipoise knows."""
     batch_norm: BatchNormPolicy = "average"
-    """BatchNorm layers: averaged like other weights, kept local, statistics frozen, or replaced by GroupNorm."""
+    """BatchNorm layers: averaged like other weights, kept local, statistics frozen, or replaced by
+    GroupNorm."""
     dropout: float | None = Field(default=None, ge=0, lt=1)
     """Dropout before the heads; none: the architecture's default."""
     head: Literal["linear", "cosine"] = "linear"
@@ -55,7 +57,8 @@ def build(
 ) -> Net:
     """The network these options describe. `base` is the folder a relative path to weights starts from.
 
-    `make_head(width, classes)` may give a head of another kind. Body, projector and each head draw from seeds of their own, so adding a head changes nothing else.
+    `make_head(width, classes)` may give a head of another kind. Body, projector and each head draw from seeds
+    of their own, so adding a head changes nothing else.
     """
     arch = NETS[options.name]
     if image_size < arch.smallest:
@@ -93,7 +96,8 @@ def build(
 
 
 def _seeded(make: Callable[[], Part], seed: int, *purpose: str) -> Part:
-    """Make a module whose initial values depend on this seed only, and leave the global generator as it was."""
+    """Make a module whose initial values depend on this seed only, and leave the global generator as it
+    was."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive(seed, "net", *purpose))
         return make()

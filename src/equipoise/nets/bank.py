@@ -1,4 +1,5 @@
-"""A bank of classifier heads on one body (FedSDC), two-layered or linear: how they are drawn, and how they vote."""
+"""A bank of classifier heads on one body (FedSDC), two-layered or linear: how they are drawn, and how they
+vote."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ HEAD = "head.fed."
 
 
 class Bottleneck(nn.Module):
-    """Two linear layers and dropout between them; `units` switches off the hidden units beyond the head's width."""
+    """Two linear layers and dropout between them; `units` switches off the hidden units beyond the head's
+    width."""
 
     def __init__(self, width: int, classes: int, dropout: float) -> None:
         super().__init__()
@@ -27,7 +29,8 @@ class Bottleneck(nn.Module):
 
 
 def draw_bank(count: int, width: int, classes: int, narrowest: float, draw: torch.Generator) -> Tree:
-    """`count` heads by slot, each initialised as linear layers are; one width in each of `count` equal bins up from `narrowest`."""
+    """`count` heads by slot, each initialised as linear layers are; one width in each of `count` equal bins
+    up from `narrowest`."""
     heads: Tree = {}
     for slot in range(count):
         share = narrowest + (1 - narrowest) * (slot + float(torch.rand((), generator=draw))) / count
@@ -71,8 +74,9 @@ def bank_logits(z: Tensor, heads: Tree) -> Tensor:
 
 
 def vote(logits: Tensor) -> Tensor:
-    """Hard votes [N, C] of [H, N, C] logits, with less than a vote on top: of classes in the lead together, the one with the
-    largest sum of logits is ahead, and equal counts are told apart by the softmax of that sum."""
+    """Hard votes [N, C] of [H, N, C] logits, with less than a vote on top: of classes in the lead together,
+    the one with the largest sum of logits is ahead, and equal counts are told apart by the softmax of that
+    sum."""
     votes, total = F.one_hot(logits.argmax(2), logits.shape[2]).sum(0), logits.sum(0)
     winner = total.masked_fill(votes < votes.amax(1, keepdim=True), -torch.inf).argmax(1)
     return votes + 0.25 * F.one_hot(winner, logits.shape[2]) + 0.5 * total.softmax(1)

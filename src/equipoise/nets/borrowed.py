@@ -10,7 +10,8 @@ from itertools import accumulate
 
 from torch import nn
 
-# Table 1 of Tan and Le 2019 as MONAI reads it: repeats, kernel, stride, expansion, inputs, outputs, squeeze ratio.
+# Table 1 of Tan and Le 2019 as MONAI reads it: repeats, kernel, stride, expansion, inputs, outputs, squeeze
+# ratio.
 B0 = (
     "r1_k3_s11_e1_i32_o16_se0.25",
     "r2_k3_s22_e6_i16_o24_se0.25",
@@ -75,14 +76,15 @@ def densenet121(channels: int, size: int) -> nn.Module:
 def efficientnet_b0(channels: int, size: int) -> nn.Module:
     """EfficientNet-B0 as its authors have it (Tan and Le 2019), and efficientnet_pytorch after them.
 
-    Its "same" padding, which at stride 2 adds a row only below and a column only to the right, is fixed here for images
-    of this size.
+    Its "same" padding, which at stride 2 adds a row only below and a column only to the right, is fixed here
+    for images of this size.
     """
     return _b0(channels, size, momentum=0.01, eps=1e-3)
 
 
 def efficientnet_b0_torchvision(channels: int, size: int) -> nn.Module:
-    """EfficientNet-B0 as torchvision has it: other constants in BatchNorm, and the same padding on all four sides."""
+    """EfficientNet-B0 as torchvision has it: other constants in BatchNorm, and the same padding on all four
+    sides."""
     body = _b0(channels, size, momentum=0.1, eps=1e-5)
     for module in list(body.modules()):
         for name, conv in list(module.named_children()):
@@ -103,12 +105,14 @@ def _b0(channels: int, size: int, momentum: float, eps: float) -> nn.Module:
 
 
 def rename_densenet(name: str) -> str:
-    """Published name (`…denselayer2.norm1.bias`, or `…norm.1.bias` in old files) → MONAI's (`…layers.norm1.bias`)."""
+    """Published name (`…denselayer2.norm1.bias`, or `…norm.1.bias` in old files) → MONAI's
+    (`…layers.norm1.bias`)."""
     return re.sub(r"(denselayer\d+)\.(norm|conv)\.?([12])\.", r"\1.layers.\2\3.", name)
 
 
 def rename_b0(name: str) -> str:
-    """Published name (`_blocks.4._bn0.bias`) → MONAI's, which has the stage in front (`_blocks.2.4._bn0.bias`)."""
+    """Published name (`_blocks.4._bn0.bias`) → MONAI's, which has the stage in front
+    (`_blocks.2.4._bn0.bias`)."""
     match = re.match(r"_blocks\.(\d+)\.(?!\d)", name)
     if match is None:
         return name

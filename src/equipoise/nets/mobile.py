@@ -1,8 +1,9 @@
 """EfficientNet-Lite0 and MobileNetV2: inverted residual blocks without squeeze-and-excitation.
 
 Sandler et al. 2018 (MobileNetV2) and Tan and Le 2019 (EfficientNet, whose Lite variants use ReLU6 and drop
-squeeze-and-excitation). The published Lite0 weights were trained with TensorFlow's "same" padding, which puts the odd
-pixel at the right and the bottom; those of MobileNetV2 with equal padding on both sides. Each net follows its weights.
+squeeze-and-excitation). The published Lite0 weights were trained with TensorFlow's "same" padding, which puts
+the odd pixel at the right and the bottom; those of MobileNetV2 with equal padding on both sides. Each net
+follows its weights.
 """
 
 from __future__ import annotations
@@ -66,11 +67,20 @@ class Conv(nn.Module):
     """Convolution, BatchNorm, and ReLU6 where asked."""
 
     def __init__(
-        self, inputs: int, outputs: int, style: Style, *, kernel: int = 1, stride: int = 1, groups: int = 1, act: bool
+        self,
+        inputs: int,
+        outputs: int,
+        style: Style,
+        *,
+        kernel: int = 1,
+        stride: int = 1,
+        groups: int = 1,
+        act: bool,
     ):
         super().__init__()
         self.act = act
-        # "Same" padding with stride 1 is equal on both sides; with stride 2 it depends on the size of the input.
+        # "Same" padding with stride 1 is equal on both sides; with stride 2 it depends on the size of the
+        # input.
         self.pad_first = style.same_padding and stride > 1
         padding = 0 if self.pad_first else kernel // 2
         self.conv = nn.Conv2d(inputs, outputs, kernel, stride, padding, groups=groups, bias=False)

@@ -52,7 +52,8 @@ class Cosine(nn.Module):
 
 
 class Net(nn.Module):
-    """Body, dropout, heads and projector; parameters are called `body.…`, `head.<name>.…` and `projector.…`."""
+    """Body, dropout, heads and projector; parameters are called `body.…`, `head.<name>.…` and
+    `projector.…`."""
 
     def __init__(
         self,
@@ -76,7 +77,8 @@ class Net(nn.Module):
         self.projector = projector
         self.free = free
         for layer in batch_norms(self):
-            # Only a cumulative average would read this counter. Without it, all state is float and can be averaged.
+            # Only a cumulative average would read this counter. Without it, all state is float and can be
+            # averaged.
             layer.num_batches_tracked = None
 
     def features(self, x: Tensor) -> Tensor:
@@ -97,12 +99,14 @@ class Net(nn.Module):
 
 
 def state(net: nn.Module) -> dict[str, Tensor]:
-    """Parameters and float buffers by name. Detached, but the live memory: writing into one changes the net."""
+    """Parameters and float buffers by name. Detached, but the live memory: writing into one changes the
+    net."""
     return {name: tensor for name, tensor in net.state_dict().items() if tensor.is_floating_point()}
 
 
 def load(net: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy tensors into the net, in place. Names may be left out; nothing is copied if one name or shape is wrong."""
+    """Copy tensors into the net, in place. Names may be left out; nothing is copied if one name or shape is
+    wrong."""
     own = state(net)
     for name, tensor in tensors.items():
         if name not in own:
@@ -110,7 +114,9 @@ def load(net: nn.Module, tensors: Mapping[str, Tensor]) -> None:
             hint = f"; did you mean '{guess}'?" if guess else ""
             raise WeightsError(f"the net has no tensor '{name}'{hint}")
         if tensor.shape != own[name].shape:
-            raise WeightsError(f"'{name}' has shape {[*tensor.shape]}, but the net needs {[*own[name].shape]}")
+            raise WeightsError(
+                f"'{name}' has shape {[*tensor.shape]}, but the net needs {[*own[name].shape]}"
+            )
     if not tensors:
         return
     with torch.no_grad():

@@ -30,7 +30,8 @@ def batch_norm_names(net: nn.Module) -> tuple[str, ...]:
 
 
 def to_group_norm(net: nn.Module) -> None:
-    """Replace every BatchNorm layer by a GroupNorm with the same scale and shift, which needs no batch statistics."""
+    """Replace every BatchNorm layer by a GroupNorm with the same scale and shift, which needs no batch
+    statistics."""
     for parent in list(net.modules()):
         for name, layer in list(parent.named_children()):
             if isinstance(layer, BatchNorm):

@@ -60,7 +60,8 @@ NETS: dict[str, Arch] = {
         rename=borrowed.rename_densenet,
     ),
     "efficientnet-b0": Arch(
-        'EfficientNet-B0, 4.0 million parameters, 1280 features; BatchNorm momentum 0.01 and eps 0.001, "same" padding: '
+        "EfficientNet-B0, 4.0 million parameters, 1280 features; BatchNorm momentum 0.01 and eps 0.001, "
+        '"same" padding: '
         "as in TensorFlow and in efficientnet_pytorch, whose weights fit",
         width=borrowed.B0_WIDTH,
         make=borrowed.efficientnet_b0,
@@ -69,7 +70,8 @@ NETS: dict[str, Arch] = {
         rename=borrowed.rename_b0,
     ),
     "efficientnet-b0-torchvision": Arch(
-        "EfficientNet-B0 with BatchNorm momentum 0.1 and eps 0.00001, padding alike on all sides: as in torchvision, "
+        "EfficientNet-B0 with BatchNorm momentum 0.1 and eps 0.00001, padding alike on all sides: as in "
+        "torchvision, "
         "whose weights fit",
         width=borrowed.B0_WIDTH,
         make=borrowed.efficientnet_b0_torchvision,

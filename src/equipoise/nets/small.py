@@ -9,7 +9,8 @@ WIDTH = 64
 
 
 class SmallCNN(nn.Module):
-    """Three times 3x3 convolution, BatchNorm, max pooling and ReLU (16, 32, 64 channels), then the global average."""
+    """Three times 3x3 convolution, BatchNorm, max pooling and ReLU (16, 32, 64 channels), then the global
+    average."""
 
     def __init__(self, channels: int = 3):
         super().__init__()

@@ -1,4 +1,5 @@
-"""Pretrained weights from a local file: checked by sha256 before parsing, read without running code from the file."""
+"""Pretrained weights from a local file: checked by sha256 before parsing, read without running code from the
+file."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from equipoise.nets.registry import NETS
 from equipoise.opening import read_regular
 
 TORCH_SUFFIXES = (".pth", ".pt", ".th", ".pth.tar")
-# Training scripts wrap a model and leave the wrapper's name in front; MoCo calls its trained half `encoder_q`.
+# Training scripts wrap a model and leave the wrapper's name in front; MoCo calls its trained half
+# `encoder_q`.
 WRAPPERS = ("module.", "encoder_q.", "body.")
 # Parts of a file that are not the body: classifiers, projectors, MoCo's momentum half and its queue.
 NOT_BODY = ("fc.", "_fc.", "classifier.", "class_layers.", "head.", "projector.", "encoder_k.", "queue")
@@ -56,8 +58,8 @@ KNOWN: dict[str, Known] = {
 def load_weights(net: Net, path: Path, sha256: str | None = None) -> None:
     """Copy the body's weights from a file into the net. Classifier weights in the file are ignored.
 
-    A three-channel stem is summed over its channels for a net that reads grey images: the same as showing it the grey
-    image three times.
+    A three-channel stem is summed over its channels for a net that reads grey images: the same as showing it
+    the grey image three times.
     """
     content = _read(path, net.name)
     _check(path, hashlib.sha256(content).hexdigest(), sha256, net.name)
@@ -79,7 +81,9 @@ def load_weights(net: Net, path: Path, sha256: str | None = None) -> None:
     if wrong:
         more = f", and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
         choose = "the net the file was made for" if set(found) == set(own) else _made_for(tensors, set(own))
-        raise WeightsError(f"weights '{path}' do not fit net '{net.name}': {', '.join(wrong[:SHOWN])}{more}; choose {choose}")
+        raise WeightsError(
+            f"weights '{path}' do not fit net '{net.name}': {', '.join(wrong[:SHOWN])}{more}; choose {choose}"
+        )
     load(net.body, found)
 
 
@@ -87,28 +91,39 @@ def _read(path: Path, net: str) -> bytes:
     try:
         return read_regular(path, LARGEST)
     except OSError as error:
-        known = [f"{known.file} ({known.source}, {known.licence})" for known in KNOWN.values() if known.net == net]
+        known = [
+            f"{known.file} ({known.source}, {known.licence})" for known in KNOWN.values() if known.net == net
+        ]
         where = f"fetch {' or '.join(known)}" if known else "put a file with weights for this net there"
-        reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
-        raise WeightsError(f"weights '{path}' {reason}: {where}, or leave `weights` out to start at random") from error
+        reason = (
+            "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+        )
+        raise WeightsError(
+            f"weights '{path}' {reason}: {where}, or leave `weights` out to start at random"
+        ) from error
 
 
 def _check(path: Path, actual: str, expected: str | None, net: str) -> None:
     """Refuse a file that is not the one meant, before anything in it is parsed."""
     if expected is not None:
         if actual != expected.lower():
-            raise WeightsError(f"weights '{path}' have sha256 {actual}, not {expected.lower()}: fetch the right file")
+            raise WeightsError(
+                f"weights '{path}' have sha256 {actual}, not {expected.lower()}: fetch the right file"
+            )
     elif actual not in KNOWN:
         raise WeightsError(
             f"weights '{path}' are not a known file: once you have checked where it came from, "
             f'set sha256 = "{actual}" beside `weights`'
         )
     elif KNOWN[actual].net != net:
-        raise WeightsError(f"weights '{path}' are for net '{KNOWN[actual].net}', not '{net}': change `name` or `weights`")
+        raise WeightsError(
+            f"weights '{path}' are for net '{KNOWN[actual].net}', not '{net}': change `name` or `weights`"
+        )
 
 
 def _parse(path: Path, content: bytes) -> dict[str, Tensor]:
-    """The tensors of a file, by name. Never runs code from it: torch files are read with `weights_only=True`."""
+    """The tensors of a file, by name. Never runs code from it: torch files are read with
+    `weights_only=True`."""
     name = path.name.lower()
     if not name.endswith((".safetensors", *TORCH_SUFFIXES)):
         raise WeightsError(f"weights '{path}' must end in .safetensors, {', '.join(TORCH_SUFFIXES)}")
@@ -120,12 +135,15 @@ def _parse(path: Path, content: bytes) -> dict[str, Tensor]:
             tensors = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged or hostile file fails in more ways than can be listed
         raise WeightsError(
-            f"weights '{path}' cannot be read safely: it must hold nothing but named tensors; save them again as .safetensors"
+            f"weights '{path}' cannot be read safely: it must hold nothing but named tensors; save them "
+            f"again as .safetensors"
         ) from error
     if isinstance(tensors, dict) and isinstance(tensors.get("state_dict"), dict):
         tensors = tensors["state_dict"]
     if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
-        raise WeightsError(f"weights '{path}' must hold named tensors; save the state dict again as .safetensors")
+        raise WeightsError(
+            f"weights '{path}' must hold named tensors; save the state dict again as .safetensors"
+        )
     return dict(tensors)
 
 

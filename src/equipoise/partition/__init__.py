@@ -1,4 +1,5 @@
-"""Who holds what: every row of a data set goes to one site, and at that site into train, validation or test."""
+"""Who holds what: every row of a data set goes to one site, and at that site into train, validation or
+test."""
 
 from __future__ import annotations
 

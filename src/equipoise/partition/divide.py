@@ -51,21 +51,25 @@ class Holding:
     """bool [C]: the classes this site labels (multi-label tasks); None means all"""
 
 
-def divide(samples: Samples, options: PartitionOptions, split: SplitOptions, seed: int) -> tuple[Holding, ...]:
-    """One holding per site, in order of name; every row is in exactly one split of one site, or left out (`long_tail`, `train_size`).
+def divide(
+    samples: Samples, options: PartitionOptions, split: SplitOptions, seed: int
+) -> tuple[Holding, ...]:
+    """One holding per site, in order of name; every row is in exactly one split of one site, or left out
+    (`long_tail`, `train_size`).
 
-    A split the data set brings is kept as it is, even where it cuts a group; if it has no validation rows at all, the
-    fraction `split.validation` of each site's training rows becomes validation. Otherwise each site is split by the two
-    fractions, class by class, in whole groups. With `split.folds` each site tests on fold number `split.fold` of that many,
-    whatever split the data set brings: over all folds every row is tested once. Test rows that the partition reserves take
-    the place of both.
+    A split the data set brings is kept as it is, even where it cuts a group; if it has no validation rows at
+    all, the fraction `split.validation` of each site's training rows becomes validation. Otherwise each site
+    is split by the two fractions, class by class, in whole groups. With `split.folds` each site tests on fold
+    number `split.fold` of that many, whatever split the data set brings: over all folds every row is tested
+    once. Test rows that the partition reserves take the place of both.
     """
     given = None if split.folds else _given_splits(samples, split)
     reserved = options.reserved(samples, seed)
     if reserved is not None:
         if given is not None or split.folds:
             raise PartitionError(
-                f"{'split.folds' if split.folds else 'the split of the data'} and partition.kind '{options.kind}', as it is set, "
+                f"{'split.folds' if split.folds else 'the split of the data'} and partition.kind "
+                f"'{options.kind}', as it is set, "
                 "both choose the test rows; remove one of the two"
             )
         given = np.where(reserved, TEST, TRAIN)
@@ -82,11 +86,14 @@ def divide(samples: Samples, options: PartitionOptions, split: SplitOptions, see
     for name, rows in sites:
         if not SITE_NAME.fullmatch(name):
             raise PartitionError(
-                f"the site name '{name}' cannot be a folder's name: no slashes, no dot in front, at most 100 letters"
+                f"the site name '{name}' cannot be a folder's name: no slashes, no dot in front, at most "
+                f"100 letters"
             )
         rng = numpy_generator(seed, "split", name)
         if split.folds:
-            held_out = folds(samples, rows, split.folds, numpy_generator(seed, "folds", name), tested) == split.fold
+            held_out = (
+                folds(samples, rows, split.folds, numpy_generator(seed, "folds", name), tested) == split.fold
+            )
             chosen[rows[held_out]] = TEST
             rest, share = rows[~held_out], split.validation / (1 - test)
             if len(rest):
@@ -106,14 +113,19 @@ def divide(samples: Samples, options: PartitionOptions, split: SplitOptions, see
     if options.train_size is not None:
         for name, rows in sites:
             train = rows[chosen[rows] == TRAIN]
-            chosen[beyond(samples, train, options.train_size, numpy_generator(seed, "train size", name))] = LEFT_OUT
+            chosen[beyond(samples, train, options.train_size, numpy_generator(seed, "train size", name))] = (
+                LEFT_OUT
+            )
     known = _labelled(samples, options, len(sites), seed)
     return tuple(_holding(name, rows, chosen[rows], known[i]) for i, (name, rows) in enumerate(sites))
 
 
 def table(samples: Samples, holdings: tuple[Holding, ...]) -> dict[str, Any]:
     """Rows and class counts per site and split, and in total, in plain JSON types."""
-    sites = {holding.name: {split: _tally(samples, getattr(holding, split)) for split in SPLITS} for holding in holdings}
+    sites = {
+        holding.name: {split: _tally(samples, getattr(holding, split)) for split in SPLITS}
+        for holding in holdings
+    }
     everyone = {split: np.concatenate([getattr(holding, split) for holding in holdings]) for split in SPLITS}
     total = {split: _tally(samples, rows) for split, rows in everyone.items()}
     return {"classes": list(samples.classes), "sites": sites, "total": total}
@@ -132,7 +144,9 @@ def _given_splits(samples: Samples, split: SplitOptions) -> np.ndarray | None:
     """The split the data set brings, as indices into SPLITS, or None."""
     if samples.split is None:
         if split.column is not None:
-            raise PartitionError(f"split.column is '{split.column}', but the data carries no split; check the column's name")
+            raise PartitionError(
+                f"split.column is '{split.column}', but the data carries no split; check the column's name"
+            )
         return None
     values = np.asarray(samples.split).astype(str)
     strange = sorted(set(values.tolist()) - set(SPLITS))
@@ -142,13 +156,19 @@ def _given_splits(samples: Samples, split: SplitOptions) -> np.ndarray | None:
 
 
 def _stratified(
-    samples: Samples, rows: np.ndarray, fractions: np.ndarray, rng: np.random.Generator, decided: dict[str, int]
+    samples: Samples,
+    rows: np.ndarray,
+    fractions: np.ndarray,
+    rng: np.random.Generator,
+    decided: dict[str, int],
 ) -> np.ndarray:
-    """A split for each of one site's rows: whole groups, and within each class as near the fractions as groups allow.
+    """A split for each of one site's rows: whole groups, and within each class as near the fractions as
+    groups allow.
 
-    Largest groups first, each to where most rows of its class are missing, so no class ends more than one group off.
-    Every class gets a training group before anything else; a class of two groups trains on one and tests on the other.
-    `decided` holds the groups an earlier site has placed (a patient seen at two hospitals), and learns this site's.
+    Largest groups first, each to where most rows of its class are missing, so no class ends more than one
+    group off. Every class gets a training group before anything else; a class of two groups trains on one and
+    tests on the other. `decided` holds the groups an earlier site has placed (a patient seen at two
+    hospitals), and learns this site's.
     """
     movable = units(samples, rows)
     group = group_names(samples, rows[movable.first])
@@ -171,7 +191,8 @@ def _stratified(
 
 
 def thinned(samples: Samples, candidates: np.ndarray, ratio: float, seed: int) -> np.ndarray:
-    """The candidate rows to leave out so that class sizes fall geometrically, the largest `ratio` times the smallest.
+    """The candidate rows to leave out so that class sizes fall geometrically, the largest `ratio` times the
+    smallest.
 
     Classes keep their order by size; a class that is already smaller than its share keeps all its rows.
     """
@@ -193,10 +214,14 @@ def beyond(samples: Samples, rows: np.ndarray, most: int, rng: np.random.Generat
     return rows[~np.isin(movable.of, stay)]
 
 
-def _labelled(samples: Samples, options: PartitionOptions, sites: int, seed: int) -> Sequence[np.ndarray | None]:
+def _labelled(
+    samples: Samples, options: PartitionOptions, sites: int, seed: int
+) -> Sequence[np.ndarray | None]:
     """Which classes each site labels; None for all of them."""
     if options.missing and samples.task == "single":
-        raise PartitionError("partition.missing is for multi-label data: a single label cannot be partly missing; remove it")
+        raise PartitionError(
+            "partition.missing is for multi-label data: a single label cannot be partly missing; remove it"
+        )
     known = labelled(sites, len(samples.classes), options, seed)
     return [None] * sites if known is None else list(known)
 
@@ -205,5 +230,7 @@ def _holding(name: str, rows: np.ndarray, chosen: np.ndarray, known: np.ndarray 
     """The holding of one site; a site with nothing to train on is refused."""
     train, validation, test = (np.sort(rows[chosen == part]).astype(np.int64) for part in range(3))
     if not len(train):
-        raise PartitionError(f"site '{name}' has no training rows; use fewer sites, a larger min_size or another seed")
+        raise PartitionError(
+            f"site '{name}' has no training rows; use fewer sites, a larger min_size or another seed"
+        )
     return Holding(name=name, train=train, validation=validation, test=test, labelled=known)

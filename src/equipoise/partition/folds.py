@@ -8,12 +8,16 @@ from equipoise.data.samples import Samples
 from equipoise.partition.units import group_names, units
 
 
-def folds(samples: Samples, rows: np.ndarray, count: int, rng: np.random.Generator, decided: dict[str, int]) -> np.ndarray:
-    """int64 [rows]: a fold for each of one site's rows: whole groups, and every class spread as evenly as groups allow.
+def folds(
+    samples: Samples, rows: np.ndarray, count: int, rng: np.random.Generator, decided: dict[str, int]
+) -> np.ndarray:
+    """int64 [rows]: a fold for each of one site's rows: whole groups, and every class spread as evenly as
+    groups allow.
 
-    Largest groups first, each to the fold that lacks most of its class; of equal folds to the one with fewest rows of the site.
-    Where that is equal too, chance decides: else the only images that small sites have of a rare class would meet in one fold.
-    `decided` holds the groups an earlier site has placed (a patient seen at two hospitals), and learns this site's.
+    Largest groups first, each to the fold that lacks most of its class; of equal folds to the one with fewest
+    rows of the site. Where that is equal too, chance decides: else the only images that small sites have of a
+    rare class would meet in one fold. `decided` holds the groups an earlier site has placed (a patient seen
+    at two hospitals), and learns this site's.
     """
     movable = units(samples, rows)
     group = group_names(samples, rows[movable.first])

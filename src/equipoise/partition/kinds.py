@@ -1,4 +1,5 @@
-"""Kinds of partition. Each one says which rows are whose; how a site splits its rows is the business of `divide`."""
+"""Kinds of partition. Each one says which rows are whose; how a site splits its rows is the business of
+`divide`."""
 
 from __future__ import annotations
 
@@ -22,22 +23,26 @@ class PartitionOptions(Options):
     kind: str
     """which kind of partition"""
     long_tail: float = Field(default=1.0, ge=1)
-    """make a long tail: leave out training and validation rows until class i of C (by size) has 1/long_tail^(i/(C-1)) of the first"""
+    """make a long tail: leave out training and validation rows until class i of C (by size) has
+    1/long_tail^(i/(C-1)) of the first"""
     missing: int = Field(default=0, ge=0)
     """multi-label: how many classes each site does not label; every class is labelled somewhere"""
     missing_seed: int | None = Field(default=None, ge=0)
-    """draw the missing classes from this seed alone (1037 gives FedMLP's published sets); none = from the run's seed"""
+    """draw the missing classes from this seed alone (1037 gives FedMLP's published sets); none = from the
+    run's seed"""
     train_size: int | None = Field(default=None, ge=1)
     """leave out training rows so that no site trains on more than this many (FedMLP: 5000); none = all"""
     test_per_class: int = Field(default=0, ge=0)
-    """test on exactly this many rows of every class (FedSDC: 30), each at the site that holds it; replaces `split.test`"""
+    """test on exactly this many rows of every class (FedSDC: 30), each at the site that holds it; replaces
+    `split.test`"""
 
     def sites_of(self, samples: Samples, seed: int) -> dict[str, np.ndarray]:
         """Site name → sorted rows (int64). Every row is in exactly one site."""
         raise NotImplementedError
 
     def reserved(self, samples: Samples, seed: int) -> np.ndarray | None:
-        """bool [rows]: what this partition keeps for testing, all else being for training; None leaves it to the split."""
+        """bool [rows]: what this partition keeps for testing, all else being for training; None leaves it to
+        the split."""
         return _balanced(samples, self.test_per_class, seed) if self.test_per_class else None
 
 
@@ -49,7 +54,8 @@ class Column(PartitionOptions):
     min_size: int = Field(default=1, ge=1)
     """refuse the data when a site has fewer rows than this"""
     test_site: str | None = None
-    """a source that does not train: its rows are dealt evenly to the others as their only test rows (FedIIC's Real setting)"""
+    """a source that does not train: its rows are dealt evenly to the others as their only test rows (FedIIC's
+    Real setting)"""
 
     @model_validator(mode="after")
     def _one_test_set(self) -> Column:
@@ -62,16 +68,23 @@ class Column(PartitionOptions):
         if self.test_site is not None:
             outside, others = site == self.test_site, np.unique(site[site != self.test_site])
             if not outside.any():
-                raise PartitionError("partition.test_site: " + unknown("site", self.test_site, others.tolist()))
+                raise PartitionError(
+                    "partition.test_site: " + unknown("site", self.test_site, others.tolist())
+                )
             if not len(others):
-                raise PartitionError(f"partition.test_site: '{self.test_site}' is the only site, so none is left to train")
+                raise PartitionError(
+                    f"partition.test_site: '{self.test_site}' is the only site, so none is left to train"
+                )
             movable = units(samples, np.flatnonzero(outside))
-            site[outside] = others[deal(movable.size, len(others), numpy_generator(seed, "partition"))[movable.of]]
+            site[outside] = others[
+                deal(movable.size, len(others), numpy_generator(seed, "partition"))[movable.of]
+            ]
         found = {str(name): np.flatnonzero(site == name) for name in np.unique(site)}
         small = [f"{name} ({len(rows)})" for name, rows in found.items() if len(rows) < self.min_size]
         if small:
             raise PartitionError(
-                f"partition.min_size is {self.min_size}, but these sites have fewer rows: {', '.join(small)}; "
+                f"partition.min_size is {self.min_size}, but these sites have fewer rows: "
+                f"{', '.join(small)}; "
                 "lower min_size, or merge or leave out these sites"
             )
         return found
@@ -85,7 +98,8 @@ class Column(PartitionOptions):
             both = np.intersect1d(group[outside & (group != "")], group[~outside])
             if len(both):
                 raise PartitionError(
-                    f"partition.test_site: group '{both[0]}' is at '{self.test_site}' and at a site that trains; "
+                    f"partition.test_site: group '{both[0]}' is at '{self.test_site}' and at a site that "
+                    f"trains; "
                     "leave its rows out of one of the two"
                 )
         return outside
@@ -94,7 +108,8 @@ class Column(PartitionOptions):
         """The site of every row."""
         if samples.site is None:
             raise PartitionError(
-                "partition.kind 'column' needs sites: name the site column in [data], or use kind 'iid' or 'dirichlet'"
+                "partition.kind 'column' needs sites: name the site column in [data], or use kind 'iid' or "
+                "'dirichlet'"
             )
         return filled(samples, samples.site, "site", "column")
 
@@ -116,8 +131,8 @@ class Iid(PartitionOptions):
 class Dirichlet(PartitionOptions):
     """Label skew: each class is cut into Dirichlet shares.
 
-    As it stands this is FedSDC's form (FedDisco's); `capped`, `drop` and `min_cell` make FCA's two splits, `equal` and
-    `block` FedIIC's (CReFF's).
+    As it stands this is FedSDC's form (FedDisco's); `capped`, `drop` and `min_cell` make FCA's two splits,
+    `equal` and `block` FedIIC's (CReFF's).
     """
 
     kind: Literal["dirichlet"] = "dirichlet"
@@ -133,22 +148,29 @@ class Dirichlet(PartitionOptions):
     capped: bool = True
     """a site that holds an average share of all rows gets no more (FedDisco, FedIIC); FCA lets sites grow"""
     drop: float = Field(default=0.0, ge=0, lt=1)
-    """probability that a site has nothing of a class, which then goes to the others (FCA's second split: 0.3)"""
+    """probability that a site has nothing of a class, which then goes to the others (FCA's second split:
+    0.3)"""
     min_cell: int = Field(default=0, ge=0)
     """draw again until every site has this many rows of every class that was not dropped for it"""
     equal: bool = False
-    """draw until no site is below half the average, line the sites up, each sorted by class, and cut the line evenly (FedIIC)"""
+    """draw until no site is below half the average, line the sites up, each sorted by class, and cut the line
+    evenly (FedIIC)"""
     block: int | None = Field(default=None, ge=1)
-    """deal the rows to blocks of this many sites first and cut each block alone (FedIIC: 10); none = one block"""
+    """deal the rows to blocks of this many sites first and cut each block alone (FedIIC: 10); none = one
+    block"""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Dirichlet:
         if not all(value > 0 and math.isfinite(value) for value in self._alphas):
             raise ValueError("alpha must be above 0")
         if self.equal and (self.drop or self.min_cell):
-            raise ValueError("equal cuts the sites anew, which undoes drop and min_cell; remove one or the other")
+            raise ValueError(
+                "equal cuts the sites anew, which undoes drop and min_cell; remove one or the other"
+            )
         if self.block is not None and self.sites % self.block:
-            raise ValueError(f"{self.sites} sites cannot be made of blocks of {self.block}; make sites a multiple of block")
+            raise ValueError(
+                f"{self.sites} sites cannot be made of blocks of {self.block}; make sites a multiple of block"
+            )
         return self
 
     def sites_of(self, samples: Samples, seed: int) -> dict[str, np.ndarray]:
@@ -161,7 +183,9 @@ class Dirichlet(PartitionOptions):
         owner = np.empty(len(movable), dtype=np.int64)
         for number in range(blocks):
             members = np.flatnonzero(block == number)
-            owner[members] = number * width + self._drawn(movable.size[members], movable.stratum[members], width, alpha, rng)
+            owner[members] = number * width + self._drawn(
+                movable.size[members], movable.stratum[members], width, alpha, rng
+            )
         if self.equal:
             owner = self._cut(movable, owner, rng)
         return named(owner[movable.of], self.sites)
@@ -197,7 +221,13 @@ class Dirichlet(PartitionOptions):
         raise self._refusal(total, sites)
 
     def _draw(
-        self, size: np.ndarray, stratum: np.ndarray, sites: int, alpha: np.ndarray, least: float, rng: np.random.Generator
+        self,
+        size: np.ndarray,
+        stratum: np.ndarray,
+        sites: int,
+        alpha: np.ndarray,
+        least: float,
+        rng: np.random.Generator,
     ) -> np.ndarray | None:
         """One owner per unit, or None when the sites are not as asked."""
         owner = np.empty(len(size), dtype=np.int64)
@@ -205,9 +235,10 @@ class Dirichlet(PartitionOptions):
         average = size.sum() / sites
         for label in np.unique(stratum):
             members = rng.permutation(np.flatnonzero(stratum == label))
-            # A Dirichlet draw with some shares zeroed and the rest renormalised is a Dirichlet draw over the rest, so
-            # draw over the open sites at once: same distribution, and no division by zero when alpha is tiny. Some
-            # site is always below the average, because the rows of this class are not yet given out.
+            # A Dirichlet draw with some shares zeroed and the rest renormalised is a Dirichlet draw over the
+            # rest, so draw over the open sites at once: same distribution, and no division by zero when alpha
+            # is tiny. Some site is always below the average, because the rows of this class are not yet given
+            # out.
             wanted = rng.random(sites) >= self.drop if self.drop else np.ones(sites, dtype=bool)
             open_sites = np.flatnonzero(wanted & (held < average) if self.capped else wanted)
             if not len(open_sites):
@@ -224,7 +255,8 @@ class Dirichlet(PartitionOptions):
         return owner if held.min() >= least else None
 
     def _cut(self, movable: Units, owner: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """The units in line by owner and class, cut into equally large sites as exactly as whole units allow."""
+        """The units in line by owner and class, cut into equally large sites as exactly as whole units
+        allow."""
         line = np.lexsort((rng.permutation(len(movable)), movable.stratum, owner))
         size = movable.size[line]
         cut = np.empty(len(movable), dtype=np.int64)
@@ -265,7 +297,8 @@ def filled(samples: Samples, column: np.ndarray, name: str, kind: str) -> np.nda
     blank = np.flatnonzero(text == "")
     if len(blank):
         raise PartitionError(
-            f"partition.kind '{kind}': {len(blank)} rows have no {name}, the first is '{samples.ids[blank[0]]}'; "
+            f"partition.kind '{kind}': {len(blank)} rows have no {name}, the first is "
+            f"'{samples.ids[blank[0]]}'; "
             f"fill in the {name} column or leave these rows out"
         )
     return text
@@ -290,13 +323,15 @@ def _enough(samples: Samples, sites: int) -> Units:
     movable = units(samples, np.arange(len(samples)))
     if len(movable) < sites:
         raise PartitionError(
-            f"partition.sites is {sites}, but the data has only {len(movable)} groups, which are never cut; use fewer sites"
+            f"partition.sites is {sites}, but the data has only {len(movable)} groups, which are never "
+            f"cut; use fewer sites"
         )
     return movable
 
 
 def _balanced(samples: Samples, count: int, seed: int) -> np.ndarray:
-    """bool [rows]: exactly `count` rows of every class, in whole groups of one class, leaving each class some to train on."""
+    """bool [rows]: exactly `count` rows of every class, in whole groups of one class, leaving each class some
+    to train on."""
     if samples.task != "single":
         raise PartitionError("partition.test_per_class is for single-label data: remove it")
     movable = units(samples, np.arange(len(samples)))
@@ -308,10 +343,13 @@ def _balanced(samples: Samples, count: int, seed: int) -> np.ndarray:
         rows = int((label == index).sum())
         if rows <= count:
             raise PartitionError(
-                f"partition.test_per_class is {count}, but class '{name}' has {rows} rows and some must be left to train on; "
+                f"partition.test_per_class is {count}, but class '{name}' has {rows} rows and some must be "
+                f"left to train on; "
                 "ask for fewer or leave the class out"
             )
-        units_of = filling(movable.size, rng.permutation(np.flatnonzero(pure & (movable.stratum == index))), count)
+        units_of = filling(
+            movable.size, rng.permutation(np.flatnonzero(pure & (movable.stratum == index))), count
+        )
         if movable.size[units_of].sum() != count:
             raise PartitionError(
                 f"partition.test_per_class: no draw of whole groups of class '{name}' has {count} rows; "

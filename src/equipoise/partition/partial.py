@@ -16,23 +16,27 @@ TRIES = 1000
 def labelled(sites: int, classes: int, options: PartitionOptions, seed: int) -> np.ndarray | None:
     """bool [sites, classes]: what each site labels; None when nothing is missing.
 
-    Each site misses a random set of `options.missing` classes, drawn anew until every class has a labeller. With all but one class
-    missing, site i labels class i (modulo the classes).
+    Each site misses a random set of `options.missing` classes, drawn anew until every class has a labeller.
+    With all but one class missing, site i labels class i (modulo the classes).
     """
     if options.missing == 0:
         return None
     if options.missing >= classes:
         raise PartitionError(
-            f"partition.missing is {options.missing}, but there are {classes} classes; leave at least one labelled"
+            f"partition.missing is {options.missing}, but there are {classes} classes; leave at least one "
+            f"labelled"
         )
     if sites * (classes - options.missing) < classes:
         raise PartitionError(
-            f"partition.missing = {options.missing}: {sites} sites that label {classes - options.missing} of {classes} classes each "
+            f"partition.missing = {options.missing}: {sites} sites that label {classes - options.missing} "
+            f"of {classes} classes each "
             "cannot cover all classes; use more sites or miss fewer"
         )
     if options.missing == classes - 1:
         return np.arange(classes) == (np.arange(sites) % classes)[:, None]
-    draw = random.Random(derive(seed, "missing labels") if options.missing_seed is None else options.missing_seed)
+    draw = random.Random(
+        derive(seed, "missing labels") if options.missing_seed is None else options.missing_seed
+    )
     for _ in range(TRIES):
         found = np.zeros((sites, classes), dtype=bool)
         for row in found:
@@ -41,5 +45,6 @@ def labelled(sites: int, classes: int, options: PartitionOptions, seed: int) -> 
         if found.any(axis=0).all():
             return found
     raise PartitionError(
-        f"partition.missing = {options.missing}: no draw of {TRIES} left every class labelled somewhere; miss fewer classes"
+        f"partition.missing = {options.missing}: no draw of {TRIES} left every class labelled somewhere; "
+        f"miss fewer classes"
     )

@@ -1,4 +1,5 @@
-"""Kinds that make several sites out of each value of a column: of an attribute, or of the data set a row came from."""
+"""Kinds that make several sites out of each value of a column: of an attribute, or of the data set a row came
+from."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ class Attribute(PartitionOptions):
         if self.column not in samples.attributes:
             known = ", ".join(sorted(samples.attributes)) or "none"
             raise PartitionError(
-                f"partition.column '{self.column}' is not an attribute of the data (it has: {known}); name it in data.attributes"
+                f"partition.column '{self.column}' is not an attribute of the data (it has: {known}); name "
+                f"it in data.attributes"
             )
         values, code = np.unique(
             filled(samples, samples.attributes[self.column], self.column, "attribute"), return_inverse=True
@@ -40,11 +42,14 @@ class Attribute(PartitionOptions):
             members = np.flatnonzero(of_unit == index)
             if len(members) < self.sites:
                 raise PartitionError(
-                    f"partition.sites is {self.sites}, but '{value}' in '{self.column}' has only {len(members)} groups, "
+                    f"partition.sites is {self.sites}, but '{value}' in '{self.column}' has only "
+                    f"{len(members)} groups, "
                     "which are never cut; use fewer sites"
                 )
             owner = np.full(len(movable), -1)
-            owner[members] = deal(movable.size[members], self.sites, numpy_generator(seed, "partition", value))
+            owner[members] = deal(
+                movable.size[members], self.sites, numpy_generator(seed, "partition", value)
+            )
             found |= named(owner[movable.of], self.sites, value)
         return found
 
@@ -65,9 +70,13 @@ class Limited(PartitionOptions):
     def _ranges(self) -> Limited:
         for name, (low, high) in (("classes", self.classes), ("rows", self.rows)):
             if not 1 <= low <= high:
-                raise ValueError(f"{name} = [{low}, {high}] must be two numbers, 1 or more, the smaller first")
+                raise ValueError(
+                    f"{name} = [{low}, {high}] must be two numbers, 1 or more, the smaller first"
+                )
         if self.test_per_class:
-            raise ValueError("test_per_class has nothing to choose: all rows that do not train are for testing; remove it")
+            raise ValueError(
+                "test_per_class has nothing to choose: all rows that do not train are for testing; remove it"
+            )
         return self
 
     def sites_of(self, samples: Samples, seed: int) -> dict[str, np.ndarray]:
@@ -80,9 +89,12 @@ class Limited(PartitionOptions):
         return (trains < 0)[movable.of]
 
     def _drawn(self, samples: Samples, seed: int) -> tuple[Units, list[str], np.ndarray, np.ndarray]:
-        """Units, names of the sites, and for each unit the site that trains on it and the one that tests on it, or -1."""
+        """Units, names of the sites, and for each unit the site that trains on it and the one that tests on
+        it, or -1."""
         if samples.task != "single":
-            raise PartitionError("partition.kind 'limited' is for single-label data; use kind 'iid' with partition.missing")
+            raise PartitionError(
+                "partition.kind 'limited' is for single-label data; use kind 'iid' with partition.missing"
+            )
         if len(samples) == 0:
             raise PartitionError("partition: the data has no rows; check [data]")
         sources, code = np.array(["site"]), np.zeros(len(samples), dtype=np.int64)
@@ -95,7 +107,9 @@ class Limited(PartitionOptions):
         for index, name in enumerate(sources.tolist()):
             members = np.flatnonzero(source == index)
             rng = numpy_generator(seed, "partition", name)
-            owner = self._training(movable.size[members], movable.stratum[members], samples.classes, name, rng)
+            owner = self._training(
+                movable.size[members], movable.stratum[members], samples.classes, name, rng
+            )
             trains[members] = np.where(owner < 0, -1, len(names) + owner)
             rest = self._testing(movable.size[members], movable.stratum[members], owner, rng)
             tests[members] = np.where(rest < 0, -1, len(names) + rest)
@@ -103,33 +117,48 @@ class Limited(PartitionOptions):
         return movable, names, trains, tests
 
     def _training(
-        self, size: np.ndarray, stratum: np.ndarray, classes: tuple[str, ...], source: str, rng: np.random.Generator
+        self,
+        size: np.ndarray,
+        stratum: np.ndarray,
+        classes: tuple[str, ...],
+        source: str,
+        rng: np.random.Generator,
     ) -> np.ndarray:
-        """The site that trains on each unit of one source, or -1. A class is drawn only while enough of it is left."""
+        """The site that trains on each unit of one source, or -1. A class is drawn only while enough of it is
+        left."""
         owner = np.full(len(size), -1)
         fewest, most = self.rows
         for site in range(self.sites):
-            left = np.bincount(stratum[owner < 0], weights=size[owner < 0], minlength=len(classes)).astype(np.int64)
+            left = np.bincount(stratum[owner < 0], weights=size[owner < 0], minlength=len(classes)).astype(
+                np.int64
+            )
             open_classes = np.flatnonzero(left > fewest)  # one more, so that every class is also tested
             count = int(rng.integers(self.classes[0], self.classes[1] + 1))
             if len(open_classes) < count:
                 raise PartitionError(
-                    f"partition.kind 'limited': '{source}' has {len(open_classes)} classes with more than {fewest} rows left for "
+                    f"partition.kind 'limited': '{source}' has {len(open_classes)} classes with more than "
+                    f"{fewest} rows left for "
                     f"site {site + 1} of {self.sites}, which wants {count}; use fewer sites, classes or rows"
                 )
             for label in rng.permutation(open_classes)[:count]:
                 wanted = int(rng.integers(fewest, min(most, left[label] - 1) + 1))
-                taken = filling(size, rng.permutation(np.flatnonzero((owner < 0) & (stratum == label))), wanted)
+                taken = filling(
+                    size, rng.permutation(np.flatnonzero((owner < 0) & (stratum == label))), wanted
+                )
                 if size[taken].sum() < fewest:
                     raise PartitionError(
-                        f"partition.kind 'limited': no whole groups of class '{classes[label]}' in '{source}' have "
+                        f"partition.kind 'limited': no whole groups of class '{classes[label]}' in "
+                        f"'{source}' have "
                         f"{fewest} to {wanted} rows; ask for a wider range of rows"
                     )
                 owner[taken] = site
         return owner
 
-    def _testing(self, size: np.ndarray, stratum: np.ndarray, owner: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """The site that tests on each other unit of one source: dealt to those that train on its class, or else to all."""
+    def _testing(
+        self, size: np.ndarray, stratum: np.ndarray, owner: np.ndarray, rng: np.random.Generator
+    ) -> np.ndarray:
+        """The site that tests on each other unit of one source: dealt to those that train on its class, or
+        else to all."""
         tests = np.full(len(size), -1)
         for label in np.unique(stratum[owner < 0]):
             members = np.flatnonzero((owner < 0) & (stratum == label))

@@ -1,4 +1,5 @@
-"""Units: the smallest things a partition moves. A patient or lesion is one unit; a row without a group is its own."""
+"""Units: the smallest things a partition moves. A patient or lesion is one unit; a row without a group is its
+own."""
 
 from __future__ import annotations
 
@@ -27,19 +28,25 @@ class Units:
 
 
 def units(samples: Samples, rows: np.ndarray) -> Units:
-    """The units among `rows`, in order of first appearance. Reads nothing but these rows, so a site can do it alone."""
+    """The units among `rows`, in order of first appearance. Reads nothing but these rows, so a site can do it
+    alone."""
     if samples.group is None:
         names = np.arange(len(rows))
     else:
         group = np.asarray(samples.group)[rows].astype(str)
-        # A blank group means "not known": such rows are not one patient. The prefixes keep both kinds of names apart.
+        # A blank group means "not known": such rows are not one patient. The prefixes keep both kinds of
+        # names apart.
         alone = np.char.add("r", np.arange(len(rows)).astype(str))
         names = np.where(group == "", alone, np.char.add("g", group))
     _, first, inverse = np.unique(names, return_index=True, return_inverse=True)
     rank = np.empty(len(first), dtype=np.int64)
-    rank[np.argsort(first)] = np.arange(len(first))  # first appearance, not alphabet: ids must not steer the draw
+    rank[np.argsort(first)] = np.arange(
+        len(first)
+    )  # first appearance, not alphabet: ids must not steer the draw
     of = rank[inverse]
-    return Units(of=of, size=np.bincount(of), stratum=majority(row_classes(samples, rows), of), first=np.sort(first))
+    return Units(
+        of=of, size=np.bincount(of), stratum=majority(row_classes(samples, rows), of), first=np.sort(first)
+    )
 
 
 def group_names(samples: Samples, rows: np.ndarray) -> list[str]:
@@ -48,7 +55,8 @@ def group_names(samples: Samples, rows: np.ndarray) -> list[str]:
 
 
 def row_classes(samples: Samples, rows: np.ndarray) -> np.ndarray:
-    """One class per row: its label, or for several labels its rarest positive one (`len(classes)` when it has none)."""
+    """One class per row: its label, or for several labels its rarest positive one (`len(classes)` when it has
+    none)."""
     labels = np.asarray(samples.labels)[rows]
     if samples.task == "single":
         return labels.astype(np.int64)

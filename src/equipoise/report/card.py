@@ -1,6 +1,8 @@
-"""The model card: what a model is, on whose data it was trained, how good it is and where not to trust it. Markdown.
+"""The model card: what a model is, on whose data it was trained, how good it is and where not to trust it.
+Markdown.
 
-Counts are told in steps and never below `SMALL`, and no rate of so few images is told: a card is handed around.
+Counts are told in steps and never below `SMALL`, and no rate of so few images is told: a card is handed
+around.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ def card(run: Run) -> str:
 
 
 def blocks(text: str) -> Iterator[tuple[str, list[list[str]]]]:
-    """A card taken apart for a page: ("h2", …), ("table", …), ("list", …) or ("text", …), each with its rows of plain cells."""
+    """A card taken apart for a page: ("h2", …), ("table", …), ("list", …) or ("text", …), each with its rows
+    of plain cells."""
     for kind, lines in groupby(text.splitlines(), _kind):
         if kind == "table":
             rows = [[_plain(cell) for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
@@ -77,7 +80,25 @@ def bucket(count: int) -> str:
     return f"≥{STEPS[-1]:,}" if place == len(STEPS) else f"{STEPS[place - 1]:,}–{STEPS[place] - 1:,}"
 
 
-# Sections --------------------------------------------------------------------------------------------------------------
+# Sections
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def _model(run: Run) -> Iterator[str]:
@@ -91,11 +112,18 @@ def _model(run: Run) -> Iterator[str]:
             ("task", f"{labels}: {', '.join(data['classes'])}"),
             ("method", f"{table['method']['name']} (federated; images stay at their sites)"),
             ("base loss", objective_name(run)),
-            ("network", f"{net['name']}, {'pretrained weights' if net.get('weights') else 'from a random start'}"),
-            ("input", f"{data['height']} × {data['width']} pixels, {'grey' if data['channels'] == 1 else 'colour'}"),
+            (
+                "network",
+                f"{net['name']}, {'pretrained weights' if net.get('weights') else 'from a random start'}",
+            ),
+            (
+                "input",
+                f"{data['height']} × {data['width']} pixels, {'grey' if data['channels'] == 1 else 'colour'}",
+            ),
             (
                 "training",
-                f"{train['rounds']} rounds of {train['epochs']} local epochs, {train['optimizer']}, seed {train['seed']}",
+                f"{train['rounds']} rounds of {train['epochs']} local epochs, {train['optimizer']}, seed "
+                f"{train['seed']}",
             ),
             ("reported round", f"{rounds} (rule: {table['evaluate']['select']}; a test set never chooses)"),
         ],
@@ -107,18 +135,26 @@ def _data(run: Run) -> Iterator[str]:
     kind = run.config["data"]["kind"]
     if kind in SETS:
         facts = SETS[kind].facts
-        yield f"{escaped(facts.title)}, from {facts.home}. Licence: {escaped(facts.licence)}. Cite: {escaped(facts.citation)}"
+        yield (
+            f"{escaped(facts.title)}, from {facts.home}. Licence: {escaped(facts.licence)}. Cite: "
+            f"{escaped(facts.citation)}"
+        )
     elif kind == "phantom":
         yield "Made-up images, drawn by Equipoise: no patient, and no licence needed."
     else:
         yield "Images of the sites' own; their licence is for the sites to say."
     yield ""
     heads = ("site", "training images", "test images")
-    parts = {site: [bucket(held[split]["images"]) for split in ("train", "test")] for site, held in data["sites"].items()}
+    parts = {
+        site: [bucket(held[split]["images"]) for split in ("train", "test")]
+        for site, held in data["sites"].items()
+    }
     yield from _table(heads, ((site, *counts) for site, counts in parts.items()))
     yield ""
     rows = ((data["classes"][i], bucket(data["train"][i])) for i in by_size(data["train"]))
-    yield from _table(("class", "training images" if data["task"] == "single" else "training images that have it"), rows)
+    yield from _table(
+        ("class", "training images" if data["task"] == "single" else "training images that have it"), rows
+    )
 
 
 def _performance(run: Run) -> Iterator[str]:
@@ -128,7 +164,10 @@ def _performance(run: Run) -> Iterator[str]:
         return
     everyone, own = test["generalisation"], test["specialisation"]
     reach = {"balanced_accuracy": run.reach}
-    yield "Global: one model on the test images of all sites together. Own: each site's own predictor on its own test images, mean"
+    yield (
+        "Global: one model on the test images of all sites together. Own: each site's own predictor on "
+        "its own test images, mean"
+    )
     yield "over sites. In brackets the 95 % interval over test images" + (
         " (bootstrap; Wilson's for recall)."
         if run.reach is not None
@@ -146,11 +185,15 @@ def _performance(run: Run) -> Iterator[str]:
     for i in by_size(data["train"]):
         count, recall = int(everyone["support"][i] or 0), everyone["recall"][i]
         told = f"not told for fewer than {SMALL}" if count < SMALL or recall is None else ""
-        shown.append((data["classes"][i], bucket(count), told or percent(recall) + _brackets(wilson(recall, count))))
+        shown.append(
+            (data["classes"][i], bucket(count), told or percent(recall) + _brackets(wilson(recall, count)))
+        )
     yield from _table(("class", "test images", "recall, global"), shown)
     yield ""
     told_sites = (
-        (site, percent(found["balanced_accuracy"])) for site, found in test["sites"].items() if _tested(run, site) >= SMALL
+        (site, percent(found["balanced_accuracy"]))
+        for site, found in test["sites"].items()
+        if _tested(run, site) >= SMALL
     )
     yield from _table(("site", "balanced accuracy, own predictor"), told_sites)
 
@@ -167,7 +210,11 @@ def _calibration(run: Run) -> Iterator[str]:
     bins = torch.stack(counts).sum(0).double() / len(counts)
     width = 1 / len(bins)
     rows = [
-        (f"{i * width:.2f}–{(i + 1) * width:.2f}", percent(sure / count / FIXED_POINT), percent(right / count))
+        (
+            f"{i * width:.2f}–{(i + 1) * width:.2f}",
+            percent(sure / count / FIXED_POINT),
+            percent(right / count),
+        )
         for i, (count, right, sure) in enumerate(bins.tolist())
         if count >= SMALL
     ]
@@ -182,16 +229,23 @@ def _limits(run: Run) -> Iterator[str]:
     if run.config["data"]["kind"] == "phantom":
         yield "Trained on made-up images: it says nothing about real ones."
     yield (
-        f"Tested at the {len(data['sites'])} sites it was trained at, not elsewhere: `equipoise evaluate` tests it on the images of "
+        f"Tested at the {len(data['sites'])} sites it was trained at, not elsewhere: `equipoise evaluate` "
+        f"tests it on the images of "
         "another."
     )
-    yield from _names(data["classes"], (n < RARE for n in data["train"]), f"Trained on fewer than {RARE} images of")
+    yield from _names(
+        data["classes"], (n < RARE for n in data["train"]), f"Trained on fewer than {RARE} images of"
+    )
     if test is None:
         return
     everyone = test["generalisation"]
     support = [int(n or 0) for n in everyone["support"]]
-    yield from _names(data["classes"], (n < SMALL for n in support), f"Tested on fewer than {SMALL} images of")
-    missed = (n >= SMALL and r < POOR for n, r in zip(support, (r or 0.0 for r in everyone["recall"]), strict=True))
+    yield from _names(
+        data["classes"], (n < SMALL for n in support), f"Tested on fewer than {SMALL} images of"
+    )
+    missed = (
+        n >= SMALL and r < POOR for n, r in zip(support, (r or 0.0 for r in everyone["recall"]), strict=True)
+    )
     yield from _names(data["classes"], missed, "Misses more than half of the images of")
     if (everyone["ece"] or 0.0) > UNCALIBRATED:
         yield "Its probabilities are not to be taken at face value: see Calibration."
@@ -202,7 +256,9 @@ def _limits(run: Run) -> Iterator[str]:
 
 def _identity(run: Run) -> Iterator[str]:
     end = next((i for i, line in enumerate(run.journal) if line.get("finished")), len(run.journal))
-    starts = [line for line in run.journal[:end] if line["event"] in ("started", "resumed")]  # later ones only looked at it
+    starts = [
+        line for line in run.journal[:end] if line["event"] in ("started", "resumed")
+    ]  # later ones only looked at it
     marks = {key: _marks(line.get(key, "unknown") for line in starts) for key in ("config", "code", "data")}
     rows = [*marks.items(), ("final state", run.result["state_hash"])]
     yield from _table(("sha256 of", ""), rows)
@@ -210,7 +266,25 @@ def _identity(run: Run) -> Iterator[str]:
     yield f"Equipoise {__version__}."
 
 
-# Pieces ----------------------------------------------------------------------------------------------------------------
+# Pieces
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def _marks(found: Iterable[str]) -> str:

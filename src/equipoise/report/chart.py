@@ -1,8 +1,10 @@
-"""Pieces of inline SVG, and line charts made of them: axes, ticks, a legend, and a text for those who cannot see them.
+"""Pieces of inline SVG, and line charts made of them: axes, ticks, a legend, and a text for those who cannot
+see them.
 
-Colours come from the page's style sheet (`--s1` …), so a chart follows the light or dark page it stands in. Whatever differs in
-colour also differs in dashes, shape or filling, because colour alone does not reach every reader or printer. A chart is 400 units
-wide and scales with the page: letters of 12 units stay readable on a phone.
+Colours come from the page's style sheet (`--s1` …), so a chart follows the light or dark page it stands in.
+Whatever differs in colour also differs in dashes, shape or filling, because colour alone does not reach every
+reader or printer. A chart is 400 units wide and scales with the page: letters of 12 units stay readable on a
+phone.
 """
 
 from __future__ import annotations
@@ -28,20 +30,40 @@ Sample = Callable[[float, float], Markup]
 """draws what stands before a name of the legend, at a place"""
 
 
-# Pieces ----------------------------------------------------------------------------------------------------------------
+# Pieces
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def svg(title: str, words: str, height: float, parts: Sequence[Markup]) -> Markup:
     """The whole picture."""
-    return Markup('<svg class="chart" viewBox="0 0 {} {}" role="img"><title>{}</title><desc>{}</desc>{}</svg>').format(
-        WIDTH, math.ceil(height), title, words, Markup("").join(parts)
-    )
+    return Markup(
+        '<svg class="chart" viewBox="0 0 {} {}" role="img"><title>{}</title><desc>{}</desc>{}</svg>'
+    ).format(WIDTH, math.ceil(height), title, words, Markup("").join(parts))
 
 
 def mark(tag: str, hover: str = "", /, **facts: float | str) -> Markup:
-    """An element that tells `hover` to the pointer; attributes as keywords, `class_` and `stroke_width` for what Python cannot say."""
+    """An element that tells `hover` to the pointer; attributes as keywords, `class_` and `stroke_width` for
+    what Python cannot say."""
     shown = (
-        (name.strip("_").replace("_", "-"), round(fact, 1) if isinstance(fact, float) else fact) for name, fact in facts.items()
+        (name.strip("_").replace("_", "-"), round(fact, 1) if isinstance(fact, float) else fact)
+        for name, fact in facts.items()
     )
     attributes = Markup("").join(Markup(' {}="{}"').format(name, fact) for name, fact in shown)
     if not hover:
@@ -49,7 +71,9 @@ def mark(tag: str, hover: str = "", /, **facts: float | str) -> Markup:
     return Markup("<{0}{1}><title>{2}</title></{0}>").format(tag, attributes, hover)
 
 
-def label(x: float, y: float, text: str, *, room: float = WIDTH, hover: str = "", **facts: float | str) -> Markup:
+def label(
+    x: float, y: float, text: str, *, room: float = WIDTH, hover: str = "", **facts: float | str
+) -> Markup:
     """Text, shortened to the room there is; what is cut off, or else `hover`, is told to the pointer."""
     shown = shorten(text, room)
     hover = hover or (text if shown != text else "")
@@ -64,7 +88,8 @@ def width(text: str) -> float:
 
 
 def shorten(text: str, room: float) -> str:
-    """As much of the text as has room: its beginning, … and some of its end, which often tells names apart."""
+    """As much of the text as has room: its beginning, … and some of its end, which often tells names
+    apart."""
     if width(text) <= room:
         return text
     for kept in range(len(text) - 1, 0, -1):
@@ -99,7 +124,9 @@ def shape(i: int, x: float, y: float, hover: str = "") -> Markup:
     return mark("polygon", hover, points=points, style=style)
 
 
-def legend(entries: Sequence[tuple[str, Sample]], top: float, left: float = LEFT) -> tuple[list[Markup], float]:
+def legend(
+    entries: Sequence[tuple[str, Sample]], top: float, left: float = LEFT
+) -> tuple[list[Markup], float]:
     """A sample and a name each, wrapped to the width of the chart, and where they end."""
     parts, x, y = [], float(left), top + 8
     for name, sample in entries:
@@ -125,13 +152,36 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 def rounds(low: int, high: int) -> list[int]:
     """Whole rounds to write under the axis: both ends, and round numbers between that do not crowd them."""
-    step = next(power * m for power in (1, 10, 100, 1000, 10**4, 10**5) for m in (1, 2, 5) if power * m * 6 >= high - low)
+    step = next(
+        power * m
+        for power in (1, 10, 100, 1000, 10**4, 10**5)
+        for m in (1, 2, 5)
+        if power * m * 6 >= high - low
+    )
     first = (low // step + 1) * step
     inner = [n for n in range(first, high, step) if min(n - low, high - n) * 2 >= step]
     return [low, *inner, high] if high > low else [low]
 
 
-# Lines -----------------------------------------------------------------------------------------------------------------
+# Lines
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -155,12 +205,15 @@ class Series:
 
 
 def lines(title: str, series: Sequence[Series], *, percent: bool = False, show: Show | None = None) -> Markup:
-    """The chart, or nothing when no series has a point. Per cent, and what is shown in a unit (`show`), start at zero."""
+    """The chart, or nothing when no series has a point. Per cent, and what is shown in a unit (`show`), start
+    at zero."""
     series = [one for one in series if one.known]
     if not series:
         return Markup("")
     xs = [x for one in series for x, _ in one.known]
-    ys = [y for one in series for _, y in one.known] + [y for one in series for _, *ends in one.band for y in ends]
+    ys = [y for one in series for _, y in one.known] + [
+        y for one in series for _, *ends in one.band for y in ends
+    ]
     zero = percent or show is not None
     y_ticks = ticks(0.0 if zero else min(ys), max(ys))
     x_low, x_high, y_low, y_high = min(xs), max(xs), y_ticks[0], y_ticks[-1]
@@ -188,19 +241,25 @@ def lines(title: str, series: Sequence[Series], *, percent: bool = False, show: 
     faint = 0.16 if len(series) <= 4 else 0.08
     for i, one in enumerate(series):
         if any(high > low for _, low, high in one.band):
-            edge = [place(x, high) for x, _, high in one.band] + [place(x, low) for x, low, _ in reversed(one.band)]
+            edge = [place(x, high) for x, _, high in one.band] + [
+                place(x, low) for x, low, _ in reversed(one.band)
+            ]
             path = " ".join(f"{x},{y}" for x, y in edge)
             parts.append(mark("polygon", points=path, style=f"fill:{colour(i)};fill-opacity:{faint}"))
     for i, one in enumerate(series):
         path = " ".join(f"{x},{y}" for x, y in (place(*point) for point in one.known))
-        parts.append(mark("polyline", one.name, class_=f"s{i % COLOURS + 1}", stroke_dasharray=dashes(i), points=path))
+        parts.append(
+            mark("polyline", one.name, class_=f"s{i % COLOURS + 1}", stroke_dasharray=dashes(i), points=path)
+        )
         parts += _points(i, one, place, told)
     names, end = legend([(one.name, _stroke(i)) for i, one in enumerate(series)], HEIGHT, left)
     words = "; ".join(_in_words(one, told) for one in series)
     return svg(title, words, end, [*parts, *names])
 
 
-def _points(i: int, one: Series, place: Callable[[float, float], tuple[float, float]], told: Show) -> list[Markup]:
+def _points(
+    i: int, one: Series, place: Callable[[float, float], tuple[float, float]], told: Show
+) -> list[Markup]:
     """The points of a line, each telling its value; of long lines they are felt, not seen."""
     wide = {x: high - y for (x, _, high), (_, y) in zip(one.band, one.known, strict=bool(one.band))}
     few = len(one.known) <= 20
@@ -218,7 +277,10 @@ def _points(i: int, one: Series, place: Callable[[float, float], tuple[float, fl
 def _stroke(i: int) -> Sample:
     def draw(x: float, y: float) -> Markup:
         return mark(
-            "polyline", class_=f"s{i % COLOURS + 1}", stroke_dasharray=dashes(i), points=f"{x:.1f},{y} {x + 22:.1f},{y}"
+            "polyline",
+            class_=f"s{i % COLOURS + 1}",
+            stroke_dasharray=dashes(i),
+            points=f"{x:.1f},{y} {x + 22:.1f},{y}",
         )
 
     return draw

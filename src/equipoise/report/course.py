@@ -19,7 +19,9 @@ WAYS = {"up, from the sites": "bytes_up", "down, to the sites": "bytes_down"}
 Value = Callable[[Mapping[str, Any]], float | None]
 """a number of a row of the metrics"""
 ENDED = ", after the ending"
-ENDINGS = " After the ending: with what the method trains once the rounds are over, drawn beyond the last of them."
+ENDINGS = (
+    " After the ending: with what the method trains once the rounds are over, drawn beyond the last of them."
+)
 
 
 def progress(run: Run) -> Iterator[Figure]:
@@ -34,7 +36,10 @@ def progress(run: Run) -> Iterator[Figure]:
     names = dict.fromkeys(key for row in run.history for key in row if key.endswith(".loss"))
     losses = _both(run, {name.replace(".", ": "): _under(name) for name in names})
     ended = ENDINGS if run.endings else ""
-    about = "Global: one model on the union of test sets. Own: each site's own predictor on its own test set, mean over sites."
+    about = (
+        "Global: one model on the union of test sets. Own: each site's own predictor on its own test "
+        "set, mean over sites."
+    )
     yield from lined("convergence", "Balanced accuracy over rounds", accuracy, about + ended, percent=True)
     about = "Mean over the sites' images, as each question reported it."
     yield from lined("loss", "Training loss over rounds", losses, about + ended)
@@ -45,14 +50,24 @@ def convergence(arms: Arms, of: int) -> Iterator[Figure]:
     names = {"generalisation": "one model on all test sets", "specialisation": "each site's own predictor"}
     seeds = max(len(runs) for _, runs in arms)
     for view, text in names.items():
-        series = [Series(title, *_spread([_curve(run.rounds, "test", view) for run in runs])) for title, runs in arms]
-        series += [Series(title + ENDED, *_spread([_curve(run.endings, "test", view) for run in runs])) for title, runs in arms]
+        series = [
+            Series(title, *_spread([_curve(run.rounds, "test", view) for run in runs]))
+            for title, runs in arms
+        ]
+        series += [
+            Series(title + ENDED, *_spread([_curve(run.endings, "test", view) for run in runs]))
+            for title, runs in arms
+        ]
         about = f"Balanced accuracy on the test sets, {text}" + (
             f": mean and standard deviation over {seeds} runs." if seeds > 1 else "."
         )
         about += ENDINGS if any(run.endings for _, runs in arms for run in runs) else ""
         yield from lined(
-            f"convergence-{view}", f"{view.capitalize()} over rounds", series, about + left_out(arms, of), percent=True
+            f"convergence-{view}",
+            f"{view.capitalize()} over rounds",
+            series,
+            about + left_out(arms, of),
+            percent=True,
         )
 
 
@@ -74,7 +89,9 @@ def _both(run: Run, values: Mapping[str, Value]) -> list[Series]:
     ]
 
 
-def _spread(curves: Sequence[Sequence[tuple[int, float | None]]]) -> tuple[list[tuple[int, float | None]], list[float | None]]:
+def _spread(
+    curves: Sequence[Sequence[tuple[int, float | None]]],
+) -> tuple[list[tuple[int, float | None]], list[float | None]]:
     """Mean and standard deviation over curves, round by round."""
     rounds = sorted({x for curve in curves for x, _ in curve})
     found = [table.Figure.of([dict(curve).get(x) for curve in curves]) for x in rounds]
@@ -91,7 +108,11 @@ def exchanged(run: Run) -> Iterator[Figure]:
         leaves = [row for row in run.ledger if (row["question"], row["from_round"]) == (question, since)]
         varies = " × n" if any(row["varies"] for row in leaves) else ""
         parts = tuple(
-            Part(row["bytes"], f"{question}: {row['leaf']}, {row['kind']}, {size(row['bytes'])}{varies}", KINDS[row["kind"]])
+            Part(
+                row["bytes"],
+                f"{question}: {row['leaf']}, {row['kind']}, {size(row['bytes'])}{varies}",
+                KINDS[row["kind"]],
+            )
             for row in sorted(leaves, key=lambda row: -row["bytes"])
         )
         note = f"from round {since + 1}" if since else ""
@@ -144,15 +165,21 @@ def costs(arms: Arms) -> Iterator[Figure]:
     time = {title: blend([seconds for run in runs for seconds in _trained(run)]) for title, runs in arms}
     about = "All sites of a round, on the machine that ran it; mean over rounds and runs."
     yield from _cost("time", "Seconds of training per round", time, _seconds, "seconds", about)
-    traffic = {title: blend([_per_site(run, "bytes_up", "bytes_down") for run in runs]) for title, runs in arms}
+    traffic = {
+        title: blend([_per_site(run, "bytes_up", "bytes_down") for run in runs]) for title, runs in arms
+    }
     about = "Up and down, without testing; mean over sites, rounds and runs."
     yield from _cost("bytes", "Bytes per site and round", traffic, size, "bytes", about)
 
 
-def _cost(key: str, title: str, found: Mapping[str, float | None], show: Show, unit: str, about: str) -> Iterator[Figure]:
+def _cost(
+    key: str, title: str, found: Mapping[str, float | None], show: Show, unit: str, about: str
+) -> Iterator[Figure]:
     known = {name: value for name, value in found.items() if value is not None}
     if known:
-        rows = [Bar(name, (Part(value, f"{name}: {show(value)}"),), show(value)) for name, value in known.items()]
+        rows = [
+            Bar(name, (Part(value, f"{name}: {show(value)}"),), show(value)) for name, value in known.items()
+        ]
         cells = tuple((name, digits(value)) for name, value in known.items())
         yield Figure(key, title, bars(title, rows, show), about, ("method", unit), cells)
 

@@ -1,4 +1,5 @@
-"""What the global predictor decided on the union of test sets, and how sure it was: counts behind several figures."""
+"""What the global predictor decided on the union of test sets, and how sure it was: counts behind several
+figures."""
 
 from __future__ import annotations
 
@@ -27,11 +28,14 @@ class Decisions:
         return float(np.abs(right - sure).sum() / count.sum())
 
     def bins(self) -> list[tuple[float, float, float, float, float]]:
-        """From, to, decisions, mean confidence, share that was right; the last two are 0 where there is no decision."""
+        """From, to, decisions, mean confidence, share that was right; the last two are 0 where there is no
+        decision."""
         edges = np.linspace(0, 1, len(self.calibration) + 1).tolist()
         return [
             (low, high, count, sure / count if count else 0.0, right / count if count else 0.0)
-            for low, high, (count, right, sure) in zip(edges, edges[1:], self.calibration.tolist(), strict=False)
+            for low, high, (count, right, sure) in zip(
+                edges, edges[1:], self.calibration.tolist(), strict=False
+            )
         ]
 
 
@@ -40,7 +44,9 @@ def decisions(run: Run) -> Decisions | None:
     scores = run.scores
     if scores is not None:
         pages = [tallies(page, scores.labels, task=scores.task) for page in scores.logits]
-        counts = {name: torch.stack([page[name] for page in pages]).double().mean(0).numpy() for name in pages[0]}
+        counts = {
+            name: torch.stack([page[name] for page in pages]).double().mean(0).numpy() for name in pages[0]
+        }
     else:
         noted = (run.test or {}).get("counts") or {}
         counts = {name: np.array(table, dtype=np.float64) for name, table in noted.items()}

@@ -1,6 +1,8 @@
-"""Where the classes lie in a trained network's features: class means over test images, as a map of two dimensions.
+"""Where the classes lie in a trained network's features: class means over test images, as a map of two
+dimensions.
 
-The map is made where the run's data is at hand and kept in the run folder, so that the page can be made again without it.
+The map is made where the run's data is at hand and kept in the run folder, so that the page can be made again
+without it.
 """
 
 from __future__ import annotations
@@ -25,8 +27,9 @@ IMAGES, PIXELS = 512, 2**23
 
 
 def features(run: Run) -> dict[str, Any] | None:
-    """`images` that were used, and in `maps` by layer the `points` (None for a class without images) and the `share` of the spread
-    between class means that each of the two axes holds. None where the data or a global predictor is not at hand."""
+    """`images` that were used, and in `maps` by layer the `points` (None for a class without images) and the
+    `share` of the spread between class means that each of the two axes holds. None where the data or a global
+    predictor is not at hand."""
     from equipoise.keeping import read_json, write_json
 
     path = run.folder / FEATURES
@@ -58,13 +61,20 @@ def _measured(folder: Path) -> dict[str, Any] | None:
     with one_thread():
         layers = _layers(model, stuff.samples.images[rows])
     labels = stuff.samples.labels[rows]
-    truth = labels[:, None] == np.arange(len(stuff.samples.classes)) if stuff.samples.task == "single" else labels > 0.5
-    maps = {name: class_map(values, truth) for name, values in layers.items() if bool(values.isfinite().all())}
+    truth = (
+        labels[:, None] == np.arange(len(stuff.samples.classes))
+        if stuff.samples.task == "single"
+        else labels > 0.5
+    )
+    maps = {
+        name: class_map(values, truth) for name, values in layers.items() if bool(values.isfinite().all())
+    }
     return {"round": model.facts.round, "images": len(rows), "maps": maps} if maps else None
 
 
 def chosen(stuff: Material) -> np.ndarray:
-    """The test images to look at: of every class as many, evenly over the sites' rows, as the limit allows."""
+    """The test images to look at: of every class as many, evenly over the sites' rows, as the limit
+    allows."""
     rows = np.concatenate([holding.test for holding in stuff.holdings])
     labels, width = stuff.samples.labels[rows], len(stuff.samples.classes)
     most = min(IMAGES, PIXELS // int(np.prod(stuff.samples.images.shape[1:3])))
@@ -72,7 +82,9 @@ def chosen(stuff: Material) -> np.ndarray:
     found: set[int] = set()
     for i in range(width):
         own = rows[labels == i] if stuff.samples.task == "single" else rows[labels[:, i] > 0.5]
-        found.update(own[np.unique(np.linspace(0, len(own) - 1, min(each, len(own))).round().astype(int))].tolist())
+        found.update(
+            own[np.unique(np.linspace(0, len(own) - 1, min(each, len(own))).round().astype(int))].tolist()
+        )
     return np.array(sorted(found), dtype=np.int64)
 
 
@@ -82,12 +94,15 @@ def _layers(model: Predictor, images: np.ndarray) -> dict[str, Tensor]:
     with torch.no_grad():
         for start in range(0, len(images), model.batch):
             z = net.body(model.see(np.ascontiguousarray(images[start : start + model.batch])))
-            parts.append({"body": z.cpu()} | ({} if net.projector is None else {"projector": net.projector(z).cpu()}))
+            parts.append(
+                {"body": z.cpu()} | ({} if net.projector is None else {"projector": net.projector(z).cpu()})
+            )
     return {name: torch.cat([part[name] for part in parts]).double() for name in parts[0]}
 
 
 def class_map(values: Tensor, truth: np.ndarray) -> dict[str, Any]:
-    """The class means of features [N, d] in two dimensions; `truth` [N, C] says which images count for which class."""
+    """The class means of features [N, d] in two dimensions; `truth` [N, C] says which images count for which
+    class."""
     known = np.flatnonzero(truth.any(0)).tolist()
     means = torch.stack([values[torch.from_numpy(truth[:, i])].mean(0) for i in known])
     places, share = principal(means)
@@ -98,7 +113,8 @@ def class_map(values: Tensor, truth: np.ndarray) -> dict[str, Any]:
 
 
 def principal(points: Tensor) -> tuple[Tensor, Tensor]:
-    """Coordinates [C, 2] of points [C, d] along their two principal axes, and the share of the variance on each.
+    """Coordinates [C, 2] of points [C, d] along their two principal axes, and the share of the variance on
+    each.
 
     An axis may point either way: it is turned so that its largest component is positive.
     """
@@ -108,4 +124,6 @@ def principal(points: Tensor) -> tuple[Tensor, Tensor]:
     total = (s**2).sum().clamp_min(torch.finfo(s.dtype).tiny)
     missing = max(0, 2 - len(s))
     places, share = u * s * turn, s**2 / total
-    return torch.nn.functional.pad(places, (0, missing))[:, :2], torch.nn.functional.pad(share, (0, missing))[:2]
+    return torch.nn.functional.pad(places, (0, missing))[:, :2], torch.nn.functional.pad(share, (0, missing))[
+        :2
+    ]

@@ -1,4 +1,5 @@
-"""What a figure is: a picture, a caption, and the same numbers as a small table; and what several of them are made with."""
+"""What a figure is: a picture, a caption, and the same numbers as a small table; and what several of them are
+made with."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ LONG = 100
 class Figure:
     """One figure.
 
-    `columns` and `rows` are its text alternative, with the unit in the column's head; empty where that would be long.
+    `columns` and `rows` are its text alternative, with the unit in the column's head; empty where that would
+    be long.
     """
 
     key: str

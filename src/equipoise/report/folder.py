@@ -92,7 +92,8 @@ class Run:
 
     @cached_property
     def reach(self) -> tuple[float, float] | None:
-        """The 95 % interval of the global predictor's balanced accuracy over test images, where there are scores."""
+        """The 95 % interval of the global predictor's balanced accuracy over test images, where there are
+        scores."""
         from equipoise.evaluate.significance import interval, judge
         from equipoise.seeds import numpy_generator
 
@@ -113,7 +114,10 @@ def read_run(folder: Path) -> Run:
     history = read_history(folder, result["metrics_hash"] if result else None)
     journal, _ = read_journal(folder / "journal.jsonl")
     if result and result["journal_hash"] not in {line["hash"] for line in journal}:
-        raise StorageError(f"{folder / 'journal.jsonl'} has lost lines or was written anew: restore it, or start the run anew")
+        raise StorageError(
+            f"{folder / 'journal.jsonl'} has lost lines or was written anew: restore it, or start the run "
+            f"anew"
+        )
     data = _data(folder)
     return Run(
         folder,
@@ -135,11 +139,15 @@ def _ledger(path: Path, needed: bool) -> list[dict[str, Any]]:
         return read_json(path, f"`equipoise resume {path.parent}` writes it again")["leaves"]
     except FileNotFoundError:
         if needed:
-            raise StorageError(f"{path.parent} has no {path.name}: `equipoise resume {path.parent}` writes it again") from None
+            raise StorageError(
+                f"{path.parent} has no {path.name}: `equipoise resume {path.parent}` writes it again"
+            ) from None
         return []
 
 
-def _so_far(config: dict[str, Any], history: Sequence[dict[str, Any]], data: dict[str, Any]) -> dict[str, Any]:
+def _so_far(
+    config: dict[str, Any], history: Sequence[dict[str, Any]], data: dict[str, Any]
+) -> dict[str, Any]:
     """The result if this were the end."""
     tested = [row for row in history if "test" in row]
     try:
@@ -152,7 +160,8 @@ def _so_far(config: dict[str, Any], history: Sequence[dict[str, Any]], data: dic
 
 
 def _data(folder: Path) -> dict[str, Any]:
-    """The census of the run's data, counted once and kept, so that the page can be made again where the data is not."""
+    """The census of the run's data, counted once and kept, so that the page can be made again where the data
+    is not."""
     from equipoise.config import read_folder
     from equipoise.keeping import read_json, write_json
     from equipoise.setup import material
@@ -161,7 +170,9 @@ def _data(folder: Path) -> dict[str, Any]:
     if path.is_file():
         return read_json(path, f"delete it, then `equipoise resume {folder}`")
     if (folder / "federation.json").is_file():
-        raise StorageError(f"{folder}: the sites have not said what they hold yet; try again when the first round is done")
+        raise StorageError(
+            f"{folder}: the sites have not said what they hold yet; try again when the first round is done"
+        )
     facts = census(material(read_folder(folder)))
     write_json(path, facts)
     return facts
@@ -177,7 +188,9 @@ def census(stuff: Material) -> dict[str, Any]:
 
     def counts(rows: np.ndarray) -> list[int]:
         labels = samples.labels[rows]
-        return (np.bincount(labels, minlength=width) if samples.task == "single" else labels.sum(0).astype(int)).tolist()
+        return (
+            np.bincount(labels, minlength=width) if samples.task == "single" else labels.sum(0).astype(int)
+        ).tolist()
 
     parts = {holding.name: {split: getattr(holding, split) for split in SPLITS} for holding in stuff.holdings}
     sites: dict[str, dict[str, Any]] = {
@@ -219,9 +232,14 @@ def objective_name(run: Run) -> str:
 
 
 def told_rounds(rounds: Sequence[int], endings: Sequence[int]) -> str:
-    """The reported rounds in words: those that were chosen, and whether the method's ending is reported with them."""
+    """The reported rounds in words: those that were chosen, and whether the method's ending is reported with
+    them."""
     with_ending = (
-        "" if not endings else ", with the method's ending" if len(endings) == 1 else ", each with the method's ending"
+        ""
+        if not endings
+        else ", with the method's ending"
+        if len(endings) == 1
+        else ", each with the method's ending"
     )
     return (", ".join(map(str, endings or rounds)) or "none") + with_ending
 

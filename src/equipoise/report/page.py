@@ -59,8 +59,9 @@ class Sheet:
 def write_report(folder: Path, live: bool = False) -> Path:
     """The page of a run, finished or not, into its folder; of a finished one with the model card beside it.
 
-    A `live` page looks at its file again every few seconds, for as long as the run is not finished. What is not in
-    the folder yet (where the classes lie in the features) needs the method's code: `Untrusted` if that is not known.
+    A `live` page looks at its file again every few seconds, for as long as the run is not finished. What is
+    not in the folder yet (where the classes lie in the features) needs the method's code: `Untrusted` if that
+    is not known.
     """
     run = read_run(folder)
     card = read_text(write_card(run), "try again") if run.finished else ""
@@ -86,7 +87,8 @@ def write_report(folder: Path, live: bool = False) -> Path:
 
 
 def write_comparison(folder: Path, facts: Mapping[str, Any], sheets: Sequence[Sheet]) -> Path:
-    """The page of a comparison, into its folder: `facts` as in comparison.json, and the tables that come first."""
+    """The page of a comparison, into its folder: `facts` as in comparison.json, and the tables that come
+    first."""
     every = [(label, one["runs"]) for label, one in facts["arms"].items()]
     arms = [(label, [read_run(folder / row["folder"]) for row in rows]) for label, rows in every if rows]
     first = arms[0][1][0] if arms else None
@@ -101,7 +103,9 @@ def write_comparison(folder: Path, facts: Mapping[str, Any], sheets: Sequence[Sh
         sheets=sheets,
         after=after,
         places=placed(comparison_figures(arms), COMPARISON),
-        links={label: f"{rows[0]['folder']}/{PAGE}" for label, rows in every if len(rows) == facts["runs"] == 1},
+        links={
+            label: f"{rows[0]['folder']}/{PAGE}" for label, rows in every if len(rows) == facts["runs"] == 1
+        },
         page=PAGE,
     )
 
@@ -147,7 +151,9 @@ def _share(value: float | None) -> str:
 
 def _prose(text: str) -> Markup:
     """A sentence, with `commands` as such."""
-    return Markup("").join(Markup("<code>{}</code>" if i % 2 else "{}").format(part) for i, part in enumerate(text.split("`")))
+    return Markup("").join(
+        Markup("<code>{}</code>" if i % 2 else "{}").format(part) for i, part in enumerate(text.split("`"))
+    )
 
 
 def _cell(value: str | float | None) -> str:
@@ -157,11 +163,30 @@ def _cell(value: str | float | None) -> str:
     return "–" if value is None else f"{value:,}" if isinstance(value, int) else value
 
 
-# One run ---------------------------------------------------------------------------------------------------------------
+# One run
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def changed_options(run: Run) -> str:
-    """The method, and those of its options that are not as they are by default; all of them for a method of one's own."""
+    """The method, and those of its options that are not as they are by default; all of them for a method of
+    one's own."""
     given = {key: value for key, value in run.config["method"].items() if key != "name"}
     if run.method in METHODS:
         usual = METHODS[run.method].model_validate({}).model_dump(mode="json", exclude_none=True)
@@ -184,14 +209,19 @@ def _cards(run: Run) -> list[tuple[str, str, str]]:
     if run.test is None:
         return []
     cards = [
-        (percent(run.test[view]["balanced_accuracy"]), view, f"balanced accuracy of {text}") for view, text in VIEWS.items()
+        (percent(run.test[view]["balanced_accuracy"]), view, f"balanced accuracy of {text}")
+        for view, text in VIEWS.items()
     ]
     cards[2] = (cards[2][0], "average", "mean of the two balanced accuracies")
     everyone, worst = run.test["generalisation"], run.test["worst_site"]
     return [
         *cards,
         (percent(everyone["macro_auc"]), "macro AUC", "global predictor, mean over classes"),
-        (percent(everyone["tail"]), "tail recall", "global predictor, mean over the rarest third of the classes"),
+        (
+            percent(everyone["tail"]),
+            "tail recall",
+            "global predictor, mean over the rarest third of the classes",
+        ),
         (
             percent(worst["balanced_accuracy"]),
             "worst site",
@@ -201,7 +231,8 @@ def _cards(run: Run) -> list[tuple[str, str, str]]:
 
 
 def _classes(run: Run) -> list[dict[str, Any]]:
-    """The classes from the most frequent to the rarest: training and test images, recall and its 95 % interval (Wilson's)."""
+    """The classes from the most frequent to the rarest: training and test images, recall and its 95 %
+    interval (Wilson's)."""
     if run.test is None:
         return []
     everyone, rows = run.test["generalisation"], []
@@ -242,7 +273,8 @@ def _spans(numbers: Sequence[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in spans)
 
 
-# Several runs ----------------------------------------------------------------------------------------------------------
+# Several runs
+# ----------------------------------------------------------------------------------------------------------
 
 
 def _recalls(first: Run, every: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> Sheet:
@@ -253,7 +285,10 @@ def _recalls(first: Run, every: Sequence[tuple[str, Sequence[Mapping[str, Any]]]
         for label, rows in every
     ]
     heads = tuple(f"{first.data['classes'][i]} ({first.data['train'][i]:,})" for i in order)
-    note = "The global predictor on the union of all test sets; from the most frequent class to the rarest, training images in brackets."
+    note = (
+        "The global predictor on the union of all test sets; from the most frequent class to the "
+        "rarest, training images in brackets."
+    )
     return Sheet("Recall per class", Table(heads, tuple(rows)), note)
 
 
@@ -263,8 +298,14 @@ def _sites(first: Run, arms: words.Arms) -> Sheet:
     rows = []
     for label, runs in arms:
         tests = [run.test["sites"] if run.test else {} for run in runs]
-        cells = tuple(Figure.of([(test.get(site) or {}).get("balanced_accuracy") for test in tests]) for site in sites)
+        cells = tuple(
+            Figure.of([(test.get(site) or {}).get("balanced_accuracy") for test in tests]) for site in sites
+        )
         rows.append(Row(label, cells))
     heads = tuple(f"{site} ({first.data['sites'][site]['train']['images']:,})" for site in sites)
     note = "Balanced accuracy of each site's own predictor on its own test set; training images in brackets."
-    return Sheet("What each site gets", Table(heads, tuple(rows)), f"{note} {words.DRAWN}" if words.drawn(arms) else note)
+    return Sheet(
+        "What each site gets",
+        Table(heads, tuple(rows)),
+        f"{note} {words.DRAWN}" if words.drawn(arms) else note,
+    )

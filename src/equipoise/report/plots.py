@@ -1,4 +1,5 @@
-"""The other kinds of picture: bars, dots, bubbles, a matrix, a reliability diagram, a map of points. All are inline SVG."""
+"""The other kinds of picture: bars, dots, bubbles, a matrix, a reliability diagram, a map of points. All are
+inline SVG."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ NAMES = 132.0
 COLUMN, TURNED = 58, 100
 """a column of a grid, at most, and the room for column names that are turned"""
 CROWDED = 0.25
-"""share of a name that others may cover; a point whose name would be covered more tells it to the pointer only"""
+"""share of a name that others may cover; a point whose name would be covered more tells it to the pointer
+only"""
 SLOPE = math.sqrt(0.5)
 """how far a turned name of length 1 reaches down, and to the left"""
 
@@ -52,7 +54,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Bar:
-    """A row: name, its pieces end to end, what is written at the end. A heading stands over the rows that follow."""
+    """A row: name, its pieces end to end, what is written at the end. A heading stands over the rows that
+    follow."""
 
     name: str
     parts: tuple[Part, ...] = ()
@@ -66,13 +69,37 @@ RIGHT, WRONG = Look(0), Look(1, 0.15, broken=True)
 """fillings of what is as it should be, and of what is not"""
 
 
-# Rows ------------------------------------------------------------------------------------------------------------------
+# Rows
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def bars(
-    title: str, rows: Sequence[Bar], show: Show, *, high: float | None = None, kinds: Sequence[tuple[str, Look]] = ()
+    title: str,
+    rows: Sequence[Bar],
+    show: Show,
+    *,
+    high: float | None = None,
+    kinds: Sequence[tuple[str, Look]] = (),
 ) -> Markup:
-    """Horizontal bars from a zero line, to the right or (below zero) to the left; `high` is where the axis ends at least."""
+    """Horizontal bars from a zero line, to the right or (below zero) to the left; `high` is where the axis
+    ends at least."""
     ends = [sum(part.value for part in row.parts) for row in rows]
     x_ticks = ticks(min(0.0, *ends, 0.0), max(high or 0.0, *ends, 0.0), 4)
     room = 8 + max(width(show(x_ticks[-1])) / 2, *(width(row.end) for row in rows))
@@ -87,7 +114,9 @@ def bars(
         for part in row.parts:
             x0, x1 = sorted((across(start), across(start + part.value)))
             wide = max(1.0, x1 - x0) if part.value else 0.0
-            parts.append(mark("rect", part.hover, x=x0, y=middle - 5.5, width=wide, height=11, style=part.look.style))
+            parts.append(
+                mark("rect", part.hover, x=x0, y=middle - 5.5, width=wide, height=11, style=part.look.style)
+            )
             start += part.value
         if row.end:
             side, gap = ("end", -5) if start < 0 else ("start", 5)
@@ -97,13 +126,18 @@ def bars(
     parts = [*_axis(x_ticks, across, show, 8.0, top), *parts]
     if x_ticks[0] < 0:
         parts.append(mark("line", class_="axis", x1=across(0), x2=across(0), y1=8, y2=top))
-    names, end = legend([(name, look.sample) for name, look in kinds], top + 22, 8) if kinds else ([], top + 24)
+    names, end = (
+        legend([(name, look.sample) for name, look in kinds], top + 22, 8) if kinds else ([], top + 24)
+    )
     words = "; ".join(part.hover for row in rows for part in row.parts)
     return svg(title, words, end, [*parts, *names])
 
 
 def dots(
-    title: str, rows: Sequence[tuple[Bar, Sequence[tuple[float, str] | None]]], names: Sequence[str], show: Show
+    title: str,
+    rows: Sequence[tuple[Bar, Sequence[tuple[float, str] | None]]],
+    names: Sequence[str],
+    show: Show,
 ) -> Markup:
     """Per row one dot for each of `names`, told apart by shape and colour, on an axis from 0 to 1."""
     x_ticks = ticks(0.0, 1.0)
@@ -150,19 +184,44 @@ def _scale(x_ticks: Sequence[float], left: float, right: float) -> Callable[[flo
     return lambda value: left + (min(high, max(low, value)) - low) / (high - low) * (right - left)
 
 
-def _axis(x_ticks: Sequence[float], across: Callable[[float], float], show: Show, top: float, bottom: float) -> list[Markup]:
+def _axis(
+    x_ticks: Sequence[float], across: Callable[[float], float], show: Show, top: float, bottom: float
+) -> list[Markup]:
     """Grid lines with their numbers underneath."""
     found = [mark("line", class_="grid", x1=across(x), x2=across(x), y1=top, y2=bottom) for x in x_ticks]
     return found + [label(across(x), bottom + 15, show(x), text_anchor="middle") for x in x_ticks]
 
 
-# Grids -----------------------------------------------------------------------------------------------------------------
+# Grids
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def grid(
-    rows: Sequence[Bar], columns: Sequence[str], cell: Callable[[int, int, Box], list[Markup]], *, square: bool = False
+    rows: Sequence[Bar],
+    columns: Sequence[str],
+    cell: Callable[[int, int, Box], list[Markup]],
+    *,
+    square: bool = False,
 ) -> tuple[list[Markup], float]:
-    """Cells under row and column names, and where they end; column names stand below, turned where they are too long."""
+    """Cells under row and column names, and where they end; column names stand below, turned where they are
+    too long."""
     left = _names(rows)
     wide = min(COLUMN, (WIDTH - left - MARGIN) / max(1, len(columns)))
     tall = max(wide if square else 0.0, max(map(_tall, rows), default=0.0))
@@ -228,16 +287,23 @@ def _leading(value: float) -> int:
 
 
 def _ring(r: float) -> Sample:
-    return lambda x, y: mark("circle", cx=x + 12, cy=y, r=max(1.5, r), style="fill:var(--s1);fill-opacity:.75")
+    return lambda x, y: mark(
+        "circle", cx=x + 12, cy=y, r=max(1.5, r), style="fill:var(--s1);fill-opacity:.75"
+    )
 
 
 def _cross(x: float, y: float, hover: str = "") -> Markup:
     path = f"M{x - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8"
-    return mark("path", hover, d=path, style="fill:none;stroke:var(--soft);stroke-width:1.5;pointer-events:all")
+    return mark(
+        "path", hover, d=path, style="fill:none;stroke:var(--soft);stroke-width:1.5;pointer-events:all"
+    )
 
 
-def matrix(title: str, rows: Sequence[Bar], columns: Sequence[str], counts: Sequence[Sequence[float]], show: Show) -> Markup:
-    """A heat map whose rows are shares of their sum; the counts are written into cells that have room for them."""
+def matrix(
+    title: str, rows: Sequence[Bar], columns: Sequence[str], counts: Sequence[Sequence[float]], show: Show
+) -> Markup:
+    """A heat map whose rows are shares of their sum; the counts are written into cells that have room for
+    them."""
     texts = [[show(n) for n in row] for row in counts]
     longest = max((width(text) for row in texts for text in row), default=0.0)
 
@@ -249,12 +315,17 @@ def matrix(title: str, rows: Sequence[Bar], columns: Sequence[str], counts: Sequ
         x, y, wide, tall = box
         share = counts[i][j] / sum(counts[i]) if sum(counts[i]) else 0.0
         rim = "var(--ink)" if i == j else "var(--line)"
-        # Half as dense as the share at most: the same ink stays readable on it, on a light page and on a dark one.
-        style = f"fill:var(--s1);fill-opacity:{share / 2:.3f};stroke:{rim};stroke-width:{1.4 if i == j else 0.6}"
+        # Half as dense as the share at most: the same ink stays readable on it, on a light page and on a dark
+        # one.
+        style = (
+            f"fill:var(--s1);fill-opacity:{share / 2:.3f};stroke:{rim};stroke-width:{1.4 if i == j else 0.6}"
+        )
         found = [mark("rect", told(i, j), x=x + 1, y=y + 1, width=wide - 2, height=tall - 2, style=style)]
         if longest + 2 <= wide and counts[i][j]:
             style = "fill:var(--ink);pointer-events:none"
-            found.append(label(x + wide / 2, y + tall / 2 + 4, texts[i][j], text_anchor="middle", style=style))
+            found.append(
+                label(x + wide / 2, y + tall / 2 + 4, texts[i][j], text_anchor="middle", style=style)
+            )
         return found
 
     parts, top = grid(rows, columns, cell, square=True)
@@ -262,11 +333,30 @@ def matrix(title: str, rows: Sequence[Bar], columns: Sequence[str], counts: Sequ
     return svg(title, words, top, parts)
 
 
-# Planes ----------------------------------------------------------------------------------------------------------------
+# Planes
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def reliability(title: str, bins: Sequence[tuple[float, float, float, float, float]]) -> Markup:
-    """How often decisions are right (up) against how sure they were (across), and below how many decisions each bin has.
+    """How often decisions are right (up) against how sure they were (across), and below how many decisions
+    each bin has.
 
     A bin is (from, to, count, mean confidence, share that was right).
     """
@@ -295,12 +385,25 @@ def reliability(title: str, bins: Sequence[tuple[float, float, float, float, flo
         style = "fill:var(--s1);fill-opacity:.3;stroke:var(--s1)"
         parts += [
             mark("rect", told[-1], x=x, y=up(correct), width=wide, height=bottom - up(correct), style=style),
-            mark("rect", told[-1], x=x, y=floor - tall, width=wide, height=max(1.0, tall), style="fill:var(--soft)"),
+            mark(
+                "rect",
+                told[-1],
+                x=x,
+                y=floor - tall,
+                width=wide,
+                height=max(1.0, tall),
+                style="fill:var(--soft)",
+            ),
         ]
     broken = "stroke:var(--soft);stroke-dasharray:4 3"
-    parts.append(mark("line", "as often right as sure", x1=across(0), x2=across(1), y1=up(0), y2=up(1), style=broken))
+    parts.append(
+        mark("line", "as often right as sure", x1=across(0), x2=across(1), y1=up(0), y2=up(1), style=broken)
+    )
     filled = [one for one in bins if one[2]]
-    parts += [shape(2, across(sure), up(right_), hover) for (_, _, _, sure, right_), hover in zip(filled, told, strict=True)]
+    parts += [
+        shape(2, across(sure), up(right_), hover)
+        for (_, _, _, sure, right_), hover in zip(filled, told, strict=True)
+    ]
     parts += [
         mark("line", class_="axis", x1=left, x2=right, y1=bottom, y2=bottom),
         mark("line", class_="axis", x1=left, x2=right, y1=floor, y2=floor),
@@ -327,7 +430,9 @@ def maps(title: str, panels: Sequence[tuple[str, Sequence[Spot]]]) -> Markup:
     for name, spots in panels:
         parts.append(label(4, top + 14, name, style="fill:var(--ink);font-weight:600"))
         top += 22
-        parts.append(mark("rect", x=1, y=top, width=WIDTH - 2, height=tall, rx=4, style="fill:none;stroke:var(--line)"))
+        parts.append(
+            mark("rect", x=1, y=top, width=WIDTH - 2, height=tall, rx=4, style="fill:none;stroke:var(--line)")
+        )
         parts += _spots(spots, (16.0, top + 16, WIDTH - 32.0, tall - 32))
         top += tall + 10
     words = "; ".join(f"{name}: " + ", ".join(spot.hover for spot in spots) for name, spots in panels)
@@ -340,7 +445,12 @@ def _spots(spots: Sequence[Spot], box: Box) -> list[Markup]:
     scale = min(wide / ((max(xs) - min(xs)) or 1.0), tall / ((max(ys) - min(ys)) or 1.0))
     middle_x, middle_y = (max(xs) + min(xs)) / 2, (max(ys) + min(ys)) / 2
     placed = [
-        (left + wide / 2 + (s.x - middle_x) * scale, top + tall / 2 - (s.y - middle_y) * scale, 2.5 + 11 * math.sqrt(s.size), s)
+        (
+            left + wide / 2 + (s.x - middle_x) * scale,
+            top + tall / 2 - (s.y - middle_y) * scale,
+            2.5 + 11 * math.sqrt(s.size),
+            s,
+        )
         for s in spots
     ]
     taken: list[Box] = [(x - r, y - r, 2 * r, 2 * r) for x, y, r, _ in placed]
@@ -350,14 +460,25 @@ def _spots(spots: Sequence[Spot], box: Box) -> list[Markup]:
     ]
     for x, y, r, spot in sorted(placed, key=lambda one: one[2]):
         long = min(NAMES, width(spot.name))
-        corners = ((x + r + 3, y - 7), (x - r - 3 - long, y - 7), (x - long / 2, y - r - 15), (x - long / 2, y + r + 1))
-        inside = [c for c in corners if c[0] >= 2 and c[0] + long <= WIDTH - 2 and top - 15 <= c[1] <= top + tall + 1]
+        corners = (
+            (x + r + 3, y - 7),
+            (x - r - 3 - long, y - 7),
+            (x - long / 2, y - r - 15),
+            (x - long / 2, y + r + 1),
+        )
+        inside = [
+            c
+            for c in corners
+            if c[0] >= 2 and c[0] + long <= WIDTH - 2 and top - 15 <= c[1] <= top + tall + 1
+        ]
         crowd = {c: sum(_overlap((*c, long, 14.0), other) for other in taken) for c in inside or corners[:1]}
         at = min(crowd, key=lambda c: crowd[c])
         if crowd[at] > long * 14.0 * CROWDED:
             continue
         taken.append((*at, long, 14.0))
-        found.append(label(at[0], at[1] + 11, spot.name, room=NAMES, hover=spot.hover, style="fill:var(--ink)"))
+        found.append(
+            label(at[0], at[1] + 11, spot.name, room=NAMES, hover=spot.hover, style="fill:var(--ink)")
+        )
     return found
 
 

@@ -1,4 +1,5 @@
-"""Figures of how good a model is: recall of each class, what is taken for what, calibration, where the classes lie."""
+"""Figures of how good a model is: recall of each class, what is taken for what, calibration, where the
+classes lie."""
 
 from __future__ import annotations
 
@@ -21,14 +22,19 @@ def recalls(run: Run) -> Iterator[Figure]:
     rows, cells = [], list[tuple[Cell, ...]]()
     for i in order:
         name, recall, support = data["classes"][i], found["recall"][i], round(found["support"][i] or 0)
-        parts = () if recall is None else (Part(recall, f"{name}: {percent(recall)} of {support:,} test images found"),)
+        parts = (
+            ()
+            if recall is None
+            else (Part(recall, f"{name}: {percent(recall)} of {support:,} test images found"),)
+        )
         rows.append(Bar(name, parts, percent(recall), f"{data['train'][i]:,}"))
         cells.append((name, data["train"][i], support, rate(recall)))
     yield Figure(
         "recall",
         "Recall of each class, from the most frequent to the rarest",
         bars("recall of each class", rows, whole, high=1.0),
-        "The global predictor on the union of test sets. Under the names: training images. A dash: the class is in no test set.",
+        "The global predictor on the union of test sets. Under the names: training images. A dash: the "
+        "class is in no test set.",
         ("class", "training images", "test images", "recall, %"),
         tuple(cells),
     )
@@ -40,7 +46,10 @@ def recalls_of_arms(arms: Arms, of: int) -> Iterator[Figure]:
     rows, cells = [], list[tuple[Cell, ...]]()
     for i in by_size(data["train"]):
         name = data["classes"][i]
-        means = [table.Figure.of([run.test["generalisation"]["recall"][i] for run in runs if run.test]) for _, runs in arms]
+        means = [
+            table.Figure.of([run.test["generalisation"]["recall"][i] for run in runs if run.test])
+            for _, runs in arms
+        ]
         marks = [
             None if one is None else (one.mean, f"{name}, {title}: {one} %")
             for (title, _), one in zip(arms, means, strict=True)
@@ -52,8 +61,8 @@ def recalls_of_arms(arms: Arms, of: int) -> Iterator[Figure]:
             "recall",
             "Recall of each class, from the most frequent to the rarest",
             dots("recall of each class under each method", rows, [title for title, _ in arms], whole),
-            "The global predictor on the union of test sets, mean over runs. Under the names: training images."
-            + left_out(arms, of),
+            "The global predictor on the union of test sets, mean over runs. Under the names: training "
+            "images." + left_out(arms, of),
             ("class", "training images", *(f"{title}, %" for title, _ in arms)),
             tuple(cells),
         )
@@ -72,7 +81,8 @@ def decided(run: Run, found: Decisions | None) -> Iterator[Figure]:
             "confusion",
             "What is taken for what",
             matrix("true class by predicted class", [Bar(name) for name in names], names, values, _number),
-            "Test images of each true class (rows) by the class the global predictor gives them (columns), both from the most "
+            "Test images of each true class (rows) by the class the global predictor gives them (columns), "
+            "both from the most "
             "frequent to the rarest. The darker, the larger the share of the row; framed: right.",
             ("true class", *names),
             tuple((name, *row) for name, row in zip(names, values, strict=True)),
@@ -97,8 +107,14 @@ def decided(run: Run, found: Decisions | None) -> Iterator[Figure]:
     yield Figure(
         "confusion",
         "What is found and what is missed",
-        bars("right and wrong decisions of each finding", rows, whole, kinds=[("right", RIGHT), ("wrong", WRONG)]),
-        "Test images that have a finding and those that have it not, as shares; at the end how many there are. A finding is called "
+        bars(
+            "right and wrong decisions of each finding",
+            rows,
+            whole,
+            kinds=[("right", RIGHT), ("wrong", WRONG)],
+        ),
+        "Test images that have a finding and those that have it not, as shares; at the end how many there "
+        "are. A finding is called "
         "where the global predictor gives it more than 50 %.",
         ("finding", "found (TP)", "missed (FN)", "called in error (FP)", "rightly not called (TN)"),
         tuple(cells),
@@ -114,11 +130,17 @@ def calibration(found: Decisions | None) -> Iterator[Figure]:
         "reliability",
         f"How far its confidence can be trusted: calibration error {percent(found.ece)}",
         reliability("share of right decisions by confidence", bins),
-        "Decisions of the global predictor in bins of its confidence: how often they are right (bars; the diamond stands at the "
-        "bin's mean confidence) and how many there are (below). On the broken line it would be right as often as it is sure. The "
+        "Decisions of the global predictor in bins of its confidence: how often they are right (bars; the "
+        "diamond stands at the "
+        "bin's mean confidence) and how many there are (below). On the broken line it would be right as "
+        "often as it is sure. The "
         "calibration error is the mean distance from it.",
         ("confidence from, %", "to, %", "decisions", "mean confidence, %", "right, %"),
-        tuple((rate(low), rate(high), digits(n), rate(sure), rate(right)) for low, high, n, sure, right in bins if n),
+        tuple(
+            (rate(low), rate(high), digits(n), rate(sure), rate(right))
+            for low, high, n, sure, right in bins
+            if n
+        ),
     )
 
 
@@ -143,8 +165,10 @@ def feature_map(run: Run) -> Iterator[Figure]:
         "features",
         "Where the classes lie",
         maps("class means of the features", panels),
-        f"Mean features of each class over {found['images']:,} test images after round {found['round']}, along the two axes that "
-        "spread the class means most; per cent: how much of the spread each axis holds. The area grows with the training images. "
+        f"Mean features of each class over {found['images']:,} test images after round {found['round']}, "
+        f"along the two axes that "
+        "spread the class means most; per cent: how much of the spread each axis holds. The area grows "
+        "with the training images. "
         "Classes that lie together are hard to tell apart.",
         ("features", "class", "across", "up"),
         tuple(cells),

@@ -38,8 +38,16 @@ def distribution(data: dict[str, Any]) -> Iterator[Figure]:
     yield Figure(
         "distribution",
         "Who holds what",
-        bubbles("training images of each class at each site", rows, list(sites), counts, hover, "not labelled there"),
-        "Training images of each class (the number under its name, all sites together) at each site; the area of a circle is the "
+        bubbles(
+            "training images of each class at each site",
+            rows,
+            list(sites),
+            counts,
+            hover,
+            "not labelled there",
+        ),
+        "Training images of each class (the number under its name, all sites together) at each site; the "
+        "area of a circle is the "
         "count, and there is none where the site has none."
         + (" A cross: the site does not label the class." if partial else ""),
         ("class", *sites),
@@ -48,15 +56,21 @@ def distribution(data: dict[str, Any]) -> Iterator[Figure]:
 
 
 def contribution(run: Run) -> Iterator[Figure]:
-    """Every site's share in the aggregate, and Fed-MAS's rescue factor; both are noted at the sites, and only a simulation sees them."""
+    """Every site's share in the aggregate, and Fed-MAS's rescue factor; both are noted at the sites, and only
+    a simulation sees them."""
     totals = {x: (row, sum(row.values())) for x, row in notes(run, "weight").items()}
     shares = {x: {site: n / total for site, n in row.items()} for x, (row, total) in totals.items() if total}
     about = (
-        "Weight of each site's change in the mean over the sum of all weights: training images, or what the method has instead."
+        "Weight of each site's change in the mean over the sum of all weights: training images, or "
+        "what the method has instead."
     )
-    yield from lined("contribution", "Share of each site in the aggregate", _by_site(run, shares, sum), about, percent=True)
+    yield from lined(
+        "contribution", "Share of each site in the aggregate", _by_site(run, shares, sum), about, percent=True
+    )
     about = "How far a site's classes are from the shared self-supervised view, before and in training."
-    yield from lined("rescue", "Rescue factor of each site", _by_site(run, notes(run, "rescue_factor"), mean), about)
+    yield from lined(
+        "rescue", "Rescue factor of each site", _by_site(run, notes(run, "rescue_factor"), mean), about
+    )
 
 
 def notes(run: Run, name: str) -> dict[int, dict[str, float]]:
@@ -65,11 +79,15 @@ def notes(run: Run, name: str) -> dict[int, dict[str, float]]:
     for site in run.data["sites"]:
         for line in json_lines(run, f"sites/{site}/notes.jsonl"):
             if name in line and line["round"] + 1 in found:
-                found[line["round"] + 1][site] = line[name]  # a round that was repeated after a crash: its last note
+                found[line["round"] + 1][site] = line[
+                    name
+                ]  # a round that was repeated after a crash: its last note
     return {x: row for x, row in found.items() if row}
 
 
-def _by_site(run: Run, rows: dict[int, dict[str, float]], together: Callable[[list[float]], float]) -> list[Series]:
+def _by_site(
+    run: Run, rows: dict[int, dict[str, float]], together: Callable[[list[float]], float]
+) -> list[Series]:
     """A line per site from the largest on; the smallest of many as one."""
     sites = run.data["sites"]
     order = sorted(sites, key=lambda site: -sites[site]["train"]["images"])
@@ -78,7 +96,9 @@ def _by_site(run: Run, rows: dict[int, dict[str, float]], together: Callable[[li
     if len(few) < len(order):
         rest = {x: [row[site] for site in order[len(few) :] if site in row] for x, row in rows.items()}
         named = f"the other {len(order) - len(few)}" + (" together" if together is sum else ", mean")
-        series.append(Series(named, [(x, together(values) if values else None) for x, values in rest.items()]))
+        series.append(
+            Series(named, [(x, together(values) if values else None) for x, values in rest.items()])
+        )
     return series
 
 
@@ -99,14 +119,25 @@ def gains(arms: Arms, shown: Arms) -> Iterator[Figure]:
                 hover = f"{title} at {site} ({images:,} training images): {_signed(gain.mean)} points" + (
                     "" if gain.std is None else f" ± {100 * gain.std:.1f} over {len(values)} runs"
                 )
-                rows.append(Bar(site, (Part(gain.mean, hover, RIGHT if gain.mean >= 0 else WRONG),), _signed(gain.mean)))
-                cells.append((title, site, images, rate(gain.mean), None if gain.std is None else rate(gain.std)))
+                rows.append(
+                    Bar(
+                        site,
+                        (Part(gain.mean, hover, RIGHT if gain.mean >= 0 else WRONG),),
+                        _signed(gain.mean),
+                    )
+                )
+                cells.append(
+                    (title, site, images, rate(gain.mean), None if gain.std is None else rate(gain.std))
+                )
         if rows:
             yield Figure(
                 f"gain-{method}",
                 f"What each site gains over {text}",
-                bars(f"gain in balanced accuracy over {text}", rows, lambda x: f"{100 * x:+.3g}" if x else "0"),
-                f"Balanced accuracy of each site's own predictor on its own test set, less that of {standard[0]}, in points; mean "
+                bars(
+                    f"gain in balanced accuracy over {text}", rows, lambda x: f"{100 * x:+.3g}" if x else "0"
+                ),
+                f"Balanced accuracy of each site's own predictor on its own test set, less that of "
+                f"{standard[0]}, in points; mean "
                 "over runs; sites from the largest to the smallest." + left_out(shown, len(arms)),
                 ("method", "site", "training images", "gain, points", "±"),
                 tuple(cells),
@@ -114,7 +145,8 @@ def gains(arms: Arms, shown: Arms) -> Iterator[Figure]:
 
 
 def site_gains(runs: Sequence[Run], standard: Sequence[Run]) -> dict[str, tuple[int, list[float]]]:
-    """By site, from the largest on: training images, and own balanced accuracy less the standard's in every run both have."""
+    """By site, from the largest on: training images, and own balanced accuracy less the standard's in every
+    run both have."""
     others = {_draw(run): run for run in standard}
     found: dict[str, list[float]] = {}
     images: dict[str, list[int]] = {}
@@ -123,7 +155,10 @@ def site_gains(runs: Sequence[Run], standard: Sequence[Run]) -> dict[str, tuple[
         if other is None or run.test is None or other.test is None:
             continue
         for site, metrics in run.test["sites"].items():
-            one, two = ((reached or {}).get("balanced_accuracy") for reached in (metrics, other.test["sites"].get(site)))
+            one, two = (
+                (reached or {}).get("balanced_accuracy")
+                for reached in (metrics, other.test["sites"].get(site))
+            )
             if one is not None and two is not None:
                 found.setdefault(site, []).append(one - two)
                 images.setdefault(site, []).append(run.data["sites"][site]["train"]["images"])

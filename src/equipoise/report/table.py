@@ -1,4 +1,5 @@
-"""The table of a comparison: mean ± standard deviation, best bold, second underlined; as Markdown, CSV and LaTeX."""
+"""The table of a comparison: mean ± standard deviation, best bold, second underlined; as Markdown, CSV and
+LaTeX."""
 
 from __future__ import annotations
 
@@ -72,12 +73,17 @@ class Table:
 
     def cells(self) -> list[tuple[str, ...]]:
         """Every cell as plain text, without the row's label."""
-        return [(*("–" if figure is None else str(figure) for figure in row.figures), *row.remarks) for row in self.rows]
+        return [
+            (*("–" if figure is None else str(figure) for figure in row.figures), *row.remarks)
+            for row in self.rows
+        ]
 
 
 def _ranks(figures: Sequence[Figure | None]) -> list[Rank]:
     shown = [None if figure is None else round(100 * figure.mean, 1) for figure in figures]
-    order = sorted({value for value in shown if value is not None}, reverse=True)[: 2 if len(figures) > 1 else 0]
+    order = sorted({value for value in shown if value is not None}, reverse=True)[
+        : 2 if len(figures) > 1 else 0
+    ]
     names: dict[float | None, Rank] = dict(zip(order, ("best", "second"), strict=False))
     return [names.get(value, "") for value in shown]
 
@@ -103,7 +109,9 @@ def comma_separated(table: Table) -> str:
     """Plain numbers from 0 to 1 with mean and standard deviation apart, for spreadsheets and scripts."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["method", *(f"{name} {part}" for name in table.columns for part in ("mean", "std")), *table.remarks])
+    writer.writerow(
+        ["method", *(f"{name} {part}" for name in table.columns for part in ("mean", "std")), *table.remarks]
+    )
     for row in table.rows:
         numbers = [(None, None) if figure is None else (figure.mean, figure.std) for figure in row.figures]
         cells = ["" if number is None else f"{number:.6f}" for pair in numbers for number in pair]

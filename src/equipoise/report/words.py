@@ -24,11 +24,30 @@ Answer = tuple[str, str]
 """a question and its answer"""
 
 
-# One run ---------------------------------------------------------------------------------------------------------------
+# One run
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def in_short(run: Run) -> list[Answer]:
-    """What was trained, on whose data, how good it is, for which classes, at which sites, and who gains by joining."""
+    """What was trained, on whose data, how good it is, for which classes, at which sites, and who gains by
+    joining."""
     answers = [("What was trained", _trained(run)), ("On whose data", whose(run))]
     if run.test is None:
         return [*answers, ("How good", "Not known. No round was evaluated, so there are no figures.")]
@@ -43,7 +62,9 @@ def in_short(run: Run) -> list[Answer]:
 
 def _trained(run: Run) -> str:
     net, data, train = run.config["net"], run.data, run.config["train"]
-    task = "name the one class of an image out of" if data["task"] == "single" else "find, in any image, any of"
+    task = (
+        "name the one class of an image out of" if data["task"] == "single" else "find, in any image, any of"
+    )
     start = "pretrained weights" if net.get("weights") else "a random start"
     sites = many(len(data["sites"]), "site")
     network = f"{net['name']} network"
@@ -60,8 +81,14 @@ def whose(run: Run) -> str:
     """Who holds how much, and how unequal the classes are."""
     data = run.data
     sites = {name: held["train"]["images"] for name, held in data["sites"].items()}
-    counts = {split: sum(held[split]["images"] for held in data["sites"].values()) for split in data["splits"]}
-    parts = [f"{count:,} for {'training' if split == 'train' else split}" for split, count in counts.items() if count]
+    counts = {
+        split: sum(held[split]["images"] for held in data["sites"].values()) for split in data["splits"]
+    }
+    parts = [
+        f"{count:,} for {'training' if split == 'train' else split}"
+        for split, count in counts.items()
+        if count
+    ]
     most, least = max(sites, key=lambda name: sites[name]), min(sites, key=lambda name: sites[name])
     text = f"{run.data_name}, {data['images']:,} images: {listed(parts)}."
     if len(sites) > 1:
@@ -71,14 +98,19 @@ def whose(run: Run) -> str:
         return f"{text} No site has a training image of {listed(absent)}."
     top, low = (pick(data["train"]) for pick in (max, min))
     names = [data["classes"][data["train"].index(n)] for n in (top, low)]
-    return f"{text} For one training image of {names[1]} ({low:,} in all) there are {top / low:.1f} of {names[0]} ({top:,})."
+    return (
+        f"{text} For one training image of {names[1]} ({low:,} in all) there are {top / low:.1f} of "
+        f"{names[0]} ({top:,})."
+    )
 
 
 def _good(run: Run, test: Mapping[str, Any]) -> str:
     everyone, classes = test["generalisation"], len(run.data["classes"])
     images = held_out(run)
     who = "the sites' models reach on average" if run.method == ALONE else "the global model reaches"
-    far = "" if run.reach is None else f" (95 % interval {100 * run.reach[0]:.1f} to {100 * run.reach[1]:.1f})"
+    far = (
+        "" if run.reach is None else f" (95 % interval {100 * run.reach[0]:.1f} to {100 * run.reach[1]:.1f})"
+    )
     if run.data["task"] == "single":
         meaning, chance = "the share of images it names rightly, every class counting the same", 1 / classes
     else:
@@ -98,7 +130,9 @@ def _good(run: Run, test: Mapping[str, Any]) -> str:
 
 def _classes(run: Run, test: Mapping[str, Any]) -> str:
     everyone = test["generalisation"]
-    found = list(zip(run.data["classes"], everyone["recall"], (int(n or 0) for n in everyone["support"]), strict=True))
+    found = list(
+        zip(run.data["classes"], everyone["recall"], (int(n or 0) for n in everyone["support"]), strict=True)
+    )
     judged = sorted((recall, name, n) for name, recall, n in found if n >= SMALL and recall is not None)
     few = [f"{name} ({n})" for name, _, n in found if n < SMALL]
     text = f"No class has {SMALL} test images."
@@ -125,7 +159,10 @@ def _sites(run: Run, test: Mapping[str, Any]) -> str:
     text = f"No site has {SMALL} test images."
     if judged:
         (low, worst, n_low), (top, best, n_top) = judged[0], judged[-1]
-        text = f"Judged by its own test images, each site's own predictor reaches from {percent(low)} at {worst} ({n_low:,} images) "
+        text = (
+            f"Judged by its own test images, each site's own predictor reaches from {percent(low)} at "
+            f"{worst} ({n_low:,} images) "
+        )
         text += f"to {percent(top)} at {best} ({n_top:,})."
     if few:
         text += f" With fewer than {SMALL} test images nothing can be said of {listed(few)}."
@@ -141,7 +178,8 @@ def _gain(run: Run) -> str:
     )
 
 
-# Several runs ----------------------------------------------------------------------------------------------------------
+# Several runs
+# ----------------------------------------------------------------------------------------------------------
 
 Arms = Sequence[tuple[str, Sequence[Run]]]
 """title and runs of each arm"""
@@ -155,7 +193,10 @@ def compared(facts: Mapping[str, Any], arms: Arms) -> list[Answer]:
     run = arms[0][1][0]
     over = f"seed{'s' * (len(facts['seeds']) > 1)} {listed([str(seed) for seed in facts['seeds']])}"
     over += f" and {facts['folds']} folds each" if facts["folds"] else ""
-    what = f"{listed([label for label, _ in arms])} on the same images, each trained {times(facts['runs'])} ({over})."
+    what = (
+        f"{listed([label for label, _ in arms])} on the same images, each trained "
+        f"{times(facts['runs'])} ({over})."
+    )
     answers = [("What was compared", what), ("On whose data", whose(run))]
     figures = {
         label: Figure(**one["figures"]["generalisation"]["balanced_accuracy"])
@@ -194,12 +235,18 @@ def _chance(facts: Mapping[str, Any], figures: Mapping[str, Figure]) -> str:
         text += f"For these models on other such patients, {_verdict(images)}. "
     if runs is None:
         return f"{text}One run each says nothing about how training again would turn out."
-    return f"{text}For the methods trained again, {_verdict(runs)}, over {many(len(one['differences']), 'run')} of each."
+    return (
+        f"{text}For the methods trained again, {_verdict(runs)}, over "
+        f"{many(len(one['differences']), 'run')} of each."
+    )
 
 
 def _verdict(p: float) -> str:
     told = "< 0.001" if p < 0.001 else f"= {p:.3f}"
-    return f"that is {'more than chance explains' if p < CHANCE else 'not more than chance may explain'} (p {told})"
+    return (
+        f"that is {'more than chance explains' if p < CHANCE else 'not more than chance may explain'} "
+        f"(p {told})"
+    )
 
 
 def _rare(facts: Mapping[str, Any], run: Run) -> str:
@@ -211,12 +258,17 @@ def _rare(facts: Mapping[str, Any], run: Run) -> str:
     if not found:
         return ""
     best = max(found, key=lambda label: found[label].mean)
-    text = f"Of the rarest third of the classes {best} recognises the most: {found[best]} %, every class counting the same"
+    text = (
+        f"Of the rarest third of the classes {best} recognises the most: {found[best]} %, every class "
+        f"counting the same"
+    )
     reference = facts["reference"]
     text += f"; {reference} {found[reference]} %." if reference in found and reference != best else "."
     few = [
         name
-        for name, n in zip(run.data["classes"], (run.test or {}).get("generalisation", {}).get("support", []), strict=False)
+        for name, n in zip(
+            run.data["classes"], (run.test or {}).get("generalisation", {}).get("support", []), strict=False
+        )
         if int(n or 0) < SMALL
     ]
     return text + (f" Fewer than {SMALL} test images have {listed(few)}." if few else "")
@@ -226,7 +278,10 @@ def _gains(arms: Arms) -> str:
     alone = next((runs for _, runs in arms if runs[0].method == ALONE), None)
     others = [(label, runs) for label, runs in arms if runs[0].method != ALONE]
     if alone is None or not others:
-        return f"Not known: nobody trained alone and with others. Add {ALONE} to the methods to see it for every site."
+        return (
+            f"Not known: nobody trained alone and with others. Add {ALONE} to the methods to see it for "
+            f"every site."
+        )
     first = others[0][1][0]
     few = [site for site in first.data["sites"] if held_out(first, site) < SMALL]
     scored = {
@@ -238,7 +293,10 @@ def _gains(arms: Arms) -> str:
     text = f"No site has {SMALL} test images."
     if found:
         winners, top = sum(gain > 0 for gain in found.values()), max(found, key=lambda site: found[site])
-        text = f"With {label}, {winners} of {many(len(found), 'site')} recognise their own patients better than after training alone"
+        text = (
+            f"With {label}, {winners} of {many(len(found), 'site')} recognise their own patients better "
+            f"than after training alone"
+        )
         text += f", {top} most of all ({_points(found[top])})." if winners else "."
         losers = [f"{site} ({_points(gain)})" for site, gain in found.items() if gain <= 0]
         text += f" No gain for {listed(losers)}." if losers else ""
@@ -249,10 +307,31 @@ def _gains(arms: Arms) -> str:
 def drawn(arms: Arms) -> bool:
     """Whether a site's name means another site in another run."""
     runs = [run for _, each in arms for run in each]
-    return runs[0].config["partition"]["kind"] != "column" and len({run.config["train"]["seed"] for run in runs}) > 1
+    return (
+        runs[0].config["partition"]["kind"] != "column"
+        and len({run.config["train"]["seed"] for run in runs}) > 1
+    )
 
 
-# Pieces ----------------------------------------------------------------------------------------------------------------
+# Pieces
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def held_out(run: Run, site: str | None = None) -> int:

@@ -1,4 +1,5 @@
-"""Our numbers beside the paper's: run what is left to run, then one table of ours, theirs and the difference."""
+"""Our numbers beside the paper's: run what is left to run, then one table of ours, theirs and the
+difference."""
 
 from __future__ import annotations
 
@@ -18,16 +19,19 @@ from equipoise.running import Watch
 
 FACTS = "reproduction.json"
 NOTE = """\
-Per cent, mean ± standard deviation over {runs}; paper: as published, with the standard deviation where there is one; Δ: ours minus
-the paper's. {source}.
+Per cent, mean ± standard deviation over {runs}; paper: as published, with the standard deviation where there
+is one; Δ: ours minus the paper's. {source}.
 """
 P_NOTE = """
 p: ours, Student's paired t test against {reference} over runs, two-sided, uncorrected; paper p: as printed.
 """
 
 
-def reproduce(task: Task, out: Path, processes: int | None = None, watch: Watch | None = None) -> dict[str, Any]:
-    """Run the table into `out`, which then also holds reproduction.md, .csv, .tex and .json; what the last holds.
+def reproduce(
+    task: Task, out: Path, processes: int | None = None, watch: Watch | None = None
+) -> dict[str, Any]:
+    """Run the table into `out`, which then also holds reproduction.md, .csv, .tex and .json; what the last
+    holds.
 
     The other files are those of a comparison: every run's folder, and table.* with p-values between the rows.
     """
@@ -53,7 +57,10 @@ def reproduce(task: Task, out: Path, processes: int | None = None, watch: Watch 
 def page(out: Path) -> Path:
     """Write the page of the table in a folder: that of the comparison, with the paper's numbers first."""
     facts = read_facts(out / FACTS)
-    note = f"Per cent, mean ± standard deviation; paper: as published; Δ: ours minus the paper's. {facts['source']}."
+    note = (
+        f"Per cent, mean ± standard deviation; paper: as published; Δ: ours minus the paper's. "
+        f"{facts['source']}."
+    )
     note += "".join(f" {remark.rstrip('.')}." for remark in facts["remarks"])
     return comparison_page(out, [Sheet(f"Beside the paper: {facts['title']}", sheet(facts), note)])
 
@@ -66,7 +73,11 @@ def summarise(task: Task, out: Path, versus: Mapping[str, Any]) -> dict[str, Any
     recipe, plan = task.paper.recipe, task.plan
     results = results_of(plan, out)
     found = {
-        arm.label: [results[job.name]["metrics"]["test"] for job in plan.jobs if job.arm == arm and job.name in results]
+        arm.label: [
+            results[job.name]["metrics"]["test"]
+            for job in plan.jobs
+            if job.arm == arm and job.name in results
+        ]
         for arm in plan.arms
     }
     rows = {}
@@ -76,7 +87,9 @@ def summarise(task: Task, out: Path, versus: Mapping[str, Any]) -> dict[str, Any
         tests = found.get(label, [])
         cells = {}
         for name, places in recipe.columns.items():
-            ours = Figure.of([value(test, (places,) if isinstance(places, str) else places) for test in tests])
+            ours = Figure.of(
+                [value(test, (places,) if isinstance(places, str) else places) for test in tests]
+            )
             paper = row.reported.get(name)
             middle, spread = paper if isinstance(paper, tuple) else (paper, None)
             cells[name] = {
@@ -123,7 +136,9 @@ def sheet(facts: Mapping[str, Any]) -> Table:
     for label, row in facts["rows"].items():
         cells = [text for name in facts["columns"] for text in texts(row["cells"][name])]
         cells += _p_texts(row) if _with_p(facts) else []
-        rows.append(Row(label, (), (*cells, f"{row['runs']}" if row["runs"] == facts["runs"] else _of(row, facts))))
+        rows.append(
+            Row(label, (), (*cells, f"{row['runs']}" if row["runs"] == facts["runs"] else _of(row, facts)))
+        )
     return Table((), tuple(rows), (*heads, "runs"))
 
 

@@ -1,4 +1,5 @@
-"""What a table would cost on this machine: the small network timed for a moment, times what the others cost beside it. An estimate."""
+"""What a table would cost on this machine: the small network timed for a moment, times what the others cost
+beside it. An estimate."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ EFFORT = {
     "efficientnet-lite0": 4.4,
     "mobilenet-v2": 3.6,
 }
-"""Time per pixel of a training image beside that of the small network; measured at 224 pixels, on one core, one thread"""
+"""Time per pixel of a training image beside that of the small network; measured at 224 pixels, on one core,
+one thread"""
 
 STEPS, BATCH, SIZE = 10, 32, 32
 """of the moment the small network is timed for"""
@@ -40,9 +42,12 @@ def pace(net: str, size: int) -> float:
 
 @cache
 def yardstick() -> float:
-    """Seconds per pixel for the small network, forward and backward: its fastest step, so that other work does not count."""
+    """Seconds per pixel for the small network, forward and backward: its fastest step, so that other work
+    does not count."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = build(NetOptions(name="small-cnn"), classes=8, channels=3, image_size=SIZE, seed=0, base=Path.cwd()).to(device)
+    model = build(
+        NetOptions(name="small-cnn"), classes=8, channels=3, image_size=SIZE, seed=0, base=Path.cwd()
+    ).to(device)
     x = torch.zeros(BATCH, 3, SIZE, SIZE, device=device)
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # as a run has it
@@ -61,7 +66,8 @@ def _step(model: Net, x: torch.Tensor) -> float:
 
 
 def estimate(paper: Paper, small: bool) -> float:
-    """Seconds of computing for all rows, seeds and folds: every view of every image once through the network, no evaluation."""
+    """Seconds of computing for all rows, seeds and folds: every view of every image once through the network,
+    no evaluation."""
     recipe, base = paper.recipe, Path.cwd()
     table = shrunk(paper.table, recipe) if small else paper.table
     runs = 1 if small else len(numbers(recipe.seeds)) * (recipe.folds or 1)
@@ -69,7 +75,9 @@ def estimate(paper: Paper, small: bool) -> float:
     for arm in paper.arms:
         config = resolve(_anywhere(variant(table, arm)), base)
         views = len(config.train.views or config.method.views)
-        images = recipe.images * config.train.participation * config.train.epochs * config.train.rounds * views
+        images = (
+            recipe.images * config.train.participation * config.train.epochs * config.train.rounds * views
+        )
         total += runs * images * pace(config.net.name, config.data.image_size)
     return total
 
@@ -96,7 +104,10 @@ def listing(wanted: Sequence[str] = ()) -> list[dict[str, Any]]:
                     for label, row in recipe.rows.items()
                 },
                 "notes": list(recipe.notes),
-                "estimated_seconds": {"full": estimate(paper, small=False), "small": estimate(paper, small=True)},
+                "estimated_seconds": {
+                    "full": estimate(paper, small=False),
+                    "small": estimate(paper, small=True),
+                },
             }
         )
     return found

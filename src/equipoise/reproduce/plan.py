@@ -24,7 +24,8 @@ SMALL_TRAIN = {
     "epochs": 1, "optimizer": "adam", "lr": 2e-3, "momentum": 0.0, "nesterov": False,
     "schedule": "cosine", "final_lr": 0.0, "milestones": [],
 }  # fmt: skip
-"""what a small network that starts at random learns with in a few rounds; the papers' rates are for large pretrained ones"""
+"""what a small network that starts at random learns with in a few rounds; the papers' rates are for large
+pretrained ones"""
 IN_ROUNDS = ("warmup", "ramp")
 """methods' options that count rounds"""
 KEPT = ("image_size", "channels", "split")
@@ -56,8 +57,8 @@ def prepare(
 ) -> Task:
     """Every run of the table, checked, with the data read once.
 
-    `data` is the folder of the download (or one that holds it under its kind's name), or a TOML file with a [data] section.
-    Without `seeds` the paper's are taken; at small scale only the first, and no folds.
+    `data` is the folder of the download (or one that holds it under its kind's name), or a TOML file with a
+    [data] section. Without `seeds` the paper's are taken; at small scale only the first, and no folds.
     """
     base = base or Path.cwd()
     recipe, small = paper.recipe, scale == "small"
@@ -76,7 +77,10 @@ def prepare(
     if lacking and not small and not from_scratch:
         path, what = next(iter(lacking.items()))
         sha = path.replace("weights", "sha256")
-        raise ConfigError(f"{paper.name} starts from {what}: give {path}=FILE {sha}=HASH, or --from-scratch to start at random")
+        raise ConfigError(
+            f"{paper.name} starts from {what}: give {path}=FILE {sha}=HASH, or --from-scratch to start at "
+            f"random"
+        )
     if small:
         remarks.append(small_remark(configs))
     if lacking:
@@ -98,7 +102,9 @@ def chosen(paper: Paper, rows: Sequence[str]) -> list[Arm]:
     """The arms of the rows asked for, in the table's order; all without any."""
     arms = {arm.label.lower(): arm for arm in paper.arms}
     for label in rows:
-        blocked = next((row.cannot for name, row in paper.recipe.rows.items() if name.lower() == label.lower()), "")
+        blocked = next(
+            (row.cannot for name, row in paper.recipe.rows.items() if name.lower() == label.lower()), ""
+        )
         if blocked:
             raise ConfigError(f"--rows: '{label}' cannot be run: {blocked}")
         if label.lower() not in arms:
@@ -107,15 +113,39 @@ def chosen(paper: Paper, rows: Sequence[str]) -> list[Arm]:
     return [arm for name, arm in arms.items() if name in wanted]
 
 
-# The data ---------------------------------------------------------------------------------------------------------------
+# The data
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def placed(paper: Paper, data: Path | None, base: Path) -> dict[str, Any]:
     """The recipe's table with the data where the user has it."""
     table = copy.deepcopy(dict(paper.table))
     if data is None:
-        home = "a folder that holds it" if len(paper.sets) == 1 else f"a folder that holds {', '.join(paper.sets)}"
-        raise ConfigError(f"{paper.name} needs {' and '.join(paper.sets)}: give --data ROOT, {home}, or a .toml with [data]")
+        home = (
+            "a folder that holds it"
+            if len(paper.sets) == 1
+            else f"a folder that holds {', '.join(paper.sets)}"
+        )
+        raise ConfigError(
+            f"{paper.name} needs {' and '.join(paper.sets)}: give --data ROOT, {home}, or a .toml with [data]"
+        )
     if data.suffix == ".toml":
         given = load(base / data.expanduser())
         if "data" not in given:
@@ -132,7 +162,25 @@ def placed(paper: Paper, data: Path | None, base: Path) -> dict[str, Any]:
     return table
 
 
-# The scale --------------------------------------------------------------------------------------------------------------
+# The scale
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def shrunk(table: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
@@ -155,7 +203,9 @@ def small_arms(paper: Paper, arms: Sequence[Arm], table: Mapping[str, Any], base
     def further(arm: Arm) -> Changes:
         method = resolve(variant(table, arm), base).method
         counts = {key: getattr(method, key, None) for key in IN_ROUNDS}
-        rounds = {key: max(1, round(count * ratio)) for key, count in counts.items() if isinstance(count, int)}
+        rounds = {
+            key: max(1, round(count * ratio)) for key, count in counts.items() if isinstance(count, int)
+        }
         shared = fitting(flat({"method": recipe.small.get("method", {})}), arm, table, base)
         return (*flat({"method": rounds}), *shared, *flat(recipe.rows[arm.label].small))
 
@@ -169,20 +219,28 @@ def small_remark(configs: Sequence[Config]) -> str:
         return " or ".join(dict.fromkeys(map(str, values)))
 
     return (
-        f"Small scale: {each(one.net.name for one in configs)} on images of {each(one.data.image_size for one in configs)} pixels, "
-        f"{each(one.train.rounds for one in configs)} rounds of {each(one.train.epochs for one in configs)} epoch with "
-        f"{each(one.train.optimizer for one in configs)} at {each(one.train.lr for one in configs)}. These numbers are no "
+        f"Small scale: {each(one.net.name for one in configs)} on images of "
+        f"{each(one.data.image_size for one in configs)} pixels, "
+        f"{each(one.train.rounds for one in configs)} rounds of "
+        f"{each(one.train.epochs for one in configs)} epoch with "
+        f"{each(one.train.optimizer for one in configs)} at {each(one.train.lr for one in configs)}. These "
+        f"numbers are no "
         "reproduction of the paper's: only the order of the rows can be compared, and that with care."
     )
 
 
-# The user's changes and weights -----------------------------------------------------------------------------------------
+# The user's changes and weights
+# -----------------------------------------------------------------------------------------
 
 
 def fitting(changes: Changes, arm: Arm, table: Mapping[str, Any], base: Path) -> Changes:
     """Those changes that a row can take: keys of [method] are for methods that have them."""
     method = find_method(arm.method or table.get("method", {}).get("name", "fedavg"), base)
-    return tuple((path, value) for path, value in changes if not path.startswith("method.") or path[7:] in method.model_fields)
+    return tuple(
+        (path, value)
+        for path, value in changes
+        if not path.startswith("method.") or path[7:] in method.model_fields
+    )
 
 
 def missing_weights(recipe: Recipe, configs: Sequence[Config]) -> dict[str, str]:
@@ -192,4 +250,6 @@ def missing_weights(recipe: Recipe, configs: Sequence[Config]) -> dict[str, str]
         section, key = path.split(".")
         return getattr(getattr(config, section), key, "") is None
 
-    return {path: what for path, what in recipe.weights.items() if any(empty(config, path) for config in configs)}
+    return {
+        path: what for path, what in recipe.weights.items() if any(empty(config, path) for config in configs)
+    }

@@ -1,4 +1,5 @@
-"""Recipes: one file for every table of the papers, a config and beside it the rows with the numbers that were published."""
+"""Recipes: one file for every table of the papers, a config and beside it the rows with the numbers that were
+published."""
 
 from __future__ import annotations
 
@@ -64,8 +65,8 @@ class Recipe(Options):
     folds: int | None = Field(default=None, ge=2)
     """folds of the paper's cross-validation, if it has one"""
     columns: dict[str, str | tuple[str, ...]]
-    """column → where the metric stands in a run's test metrics, dots between; several are averaged, and with none the
-    paper's number stands alone (it goes over several tables)"""
+    """column → where the metric stands in a run's test metrics, dots between; several are averaged, and with
+    none the paper's number stands alone (it goes over several tables)"""
     rows: dict[str, Row]
     weights: dict[str, str] = {}
     """keys that must name a file of pretrained weights → what the paper started from"""
@@ -106,7 +107,9 @@ class Paper:
 
 def flat(sections: Mapping[str, Mapping[str, Any]]) -> Changes:
     """section → key → value as dotted keys and values."""
-    return tuple((f"{section}.{key}", value) for section, keys in sections.items() for key, value in keys.items())
+    return tuple(
+        (f"{section}.{key}", value) for section, keys in sections.items() for key, value in keys.items()
+    )
 
 
 def names() -> tuple[str, ...]:

@@ -5,4 +5,14 @@ from equipoise.server.checkpoint import Checkpoints, Header, check_same
 from equipoise.server.journal import Journal
 from equipoise.server.loop import Federation, Observer, countable, drawn
 
-__all__ = ["Checkpoints", "Exchange", "Federation", "Header", "Journal", "Observer", "check_same", "countable", "drawn"]
+__all__ = [
+    "Checkpoints",
+    "Exchange",
+    "Federation",
+    "Header",
+    "Journal",
+    "Observer",
+    "check_same",
+    "countable",
+    "drawn",
+]

@@ -1,4 +1,5 @@
-"""`ask`: how a method's round reaches the sites. Guarding, reducing, journalling and private versions happen here, once."""
+"""`ask`: how a method's round reaches the sites. Guarding, reducing, journalling and private versions happen
+here, once."""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ IN_MEMORY = 2**26
 
 
 class Exchange:
-    """One round's (or one evaluation's) conversation. `sites` shrinks when an answer is bad or missing: a site that fell out of
-    a round stays out until the next."""
+    """One round's (or one evaluation's) conversation. `sites` shrinks when an answer is bad or missing: a
+    site that fell out of a round stays out until the next."""
 
     def __init__(
         self,
@@ -73,7 +74,8 @@ class Exchange:
         self.norms = dict(norms or {})
         """by question.leaf: how large answers usually are, as far as earlier rounds have shown"""
         self.durable = versions if durable is None else durable
-        """private versions of the newest checkpoint known to be on disk, if it is not the one this conversation starts from"""
+        """private versions of the newest checkpoint known to be on disk, if it is not the one this
+        conversation starts from"""
         self._start, self._pinned = versions, pinned
         self._engine, self._ledger, self._limits, self._journal = engine, ledger, limits, journal
         self._seed, self._writes, self._tuned, self._progress = seed, writes, tuned, progress
@@ -95,15 +97,17 @@ class Exchange:
     ) -> Answers:
         """Ask all sites still in the conversation; their reduced leaves.
 
-        `everyone` asks the whole federation but the sites that fell out, also sites that were not drawn for this round. Such a
-        question only looks: nothing is kept at the sites, and who answers it does not join the round.
+        `everyone` asks the whole federation but the sites that fell out, also sites that were not drawn for
+        this round. Such a question only looks: nothing is kept at the sites, and who answers it does not join
+        the round.
         """
         name, writes = question.__name__, self._writes and not everyone
         sites = tuple(site for site in self._everyone if site not in self._fallen) if everyone else self.sites
         line = self._ledger.line(name, self.round)
         if line is None:
             raise MethodError(
-                f"the question '{name}' of round {self.round} is not in the ledger: say so in the method's phases()"
+                f"the question '{name}' of round {self.round} is not in the ledger: say so in the method's "
+                f"phases()"
             )
         asked = Question(
             name=name,
@@ -112,8 +116,8 @@ class Exchange:
             each={site: pack({}, flatten(each[site])) for site in sites if each and site in each},
             read={site: version for site, version in self.versions.items() if site in sites},
             write=f"{self._step}.{self._count}" if writes else None,
-            # The checkpoint of the round before may or may not have reached the disk: a crash resumes from it or from the one
-            # before that. Pinned are the private versions of rounds that may be selected.
+            # The checkpoint of the round before may or may not have reached the disk: a crash resumes from it
+            # or from the one before that. Pinned are the private versions of rounds that may be selected.
             keep={site: kept for site in sites if (kept := self._kept(site))},
             asked=sites,
             tuned=self._tuned and writes,
@@ -136,7 +140,8 @@ class Exchange:
         self.sites = tuple(site for site in self.sites if site not in self._fallen)
         if len(good) < self._limits.min_sites or not good:
             raise SiteError(
-                f"round {self.round}: only {len(good)} of {len(sites)} sites gave a usable answer to '{name}', "
+                f"round {self.round}: only {len(good)} of {len(sites)} sites gave a usable answer to "
+                f"'{name}', "
                 f"{self._limits.min_sites} are needed; the journal names the others and why"
             )
         answers = reduction.result(sites)
@@ -147,7 +152,9 @@ class Exchange:
         }
         return answers
 
-    def _answers(self, asked: Question, line: Line, sent: Mapping[str, Tensor]) -> Iterator[tuple[str, dict, Upload]]:
+    def _answers(
+        self, asked: Question, line: Line, sent: Mapping[str, Tensor]
+    ) -> Iterator[tuple[str, dict, Upload]]:
         """The answers that count. Those that are larger than usual wait until the others are known."""
         sizes = Sizes(line, self._bounds, self._limits.max_ratio, self.norms, sent)
         waiting, good = list[tuple[str, int]](), set[str]()
@@ -176,7 +183,9 @@ class Exchange:
                 factors = sizes.slowed(site)
                 if factors:
                     facts = {leaf: round(factor, 6) for (leaf, _), factor in factors.items()}
-                    self._journal.write("slowed", site=site, round=self.round, question=asked.name, factors=facts)
+                    self._journal.write(
+                        "slowed", site=site, round=self.round, question=asked.name, factors=facts
+                    )
                 good.add(site)
                 yield site, header, smaller(upload, factors)
         self.norms |= sizes.remembered(good)
@@ -192,7 +201,11 @@ class Exchange:
                 yield site, data
                 continue
             self._journal.write(
-                "ignored", site=site, round=self.round, question=asked.name, reason="not asked, or answered already"
+                "ignored",
+                site=site,
+                round=self.round,
+                question=asked.name,
+                reason="not asked, or answered already",
             )
 
     def _reject(self, site: str, question: str, error: Rejected) -> None:

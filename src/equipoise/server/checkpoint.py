@@ -1,8 +1,9 @@
 """Checkpoints: one safetensors file per round with a JSON header, and a head file that names the newest.
 
-Written to a temporary name, synced, renamed; the head file is renamed last. So at any moment, `kill -9` included, the head names
-a whole checkpoint. `Commits` writes them behind the round that follows. Header and tensors have digests that are
-checked at every reading; the header also says what the run was begun with, so that it does not go on with anything else.
+Written to a temporary name, synced, renamed; the head file is renamed last. So at any moment, `kill -9`
+included, the head names a whole checkpoint. `Commits` writes them behind the round that follows. Header and
+tensors have digests that are checked at every reading; the header also says what the run was begun with, so
+that it does not go on with anything else.
 """
 
 from __future__ import annotations
@@ -60,8 +61,14 @@ class Checkpoints:
 
     def save(self, server: Tree, header: Header, pinned: frozenset[int] = frozenset()) -> None:
         """Write a checkpoint and make it the newest."""
-        numbers = {int(old.stem.removeprefix("round-")): old for old in self.folder.glob("round-*.safetensors")}
-        spare = [old for number, old in sorted(numbers.items()) if number not in pinned and number < header.round - 1]
+        numbers = {
+            int(old.stem.removeprefix("round-")): old for old in self.folder.glob("round-*.safetensors")
+        }
+        spare = [
+            old
+            for number, old in sorted(numbers.items())
+            if number not in pinned and number < header.round - 1
+        ]
         data = seal(asdict(header), flatten(server), header.state)
         write_atomic(self.path(header.round), data, spare.pop() if spare else None)
         write_json(self.folder / HEAD, {"round": header.round, "state": header.state})
@@ -70,10 +77,13 @@ class Checkpoints:
 
     def rounds(self) -> list[int]:
         """The rounds of which there is a checkpoint."""
-        return sorted(int(path.stem.removeprefix("round-")) for path in self.folder.glob("round-*.safetensors"))
+        return sorted(
+            int(path.stem.removeprefix("round-")) for path in self.folder.glob("round-*.safetensors")
+        )
 
     def newest(self) -> tuple[Tree, Header] | None:
-        """The newest checkpoint, or None before the first. Where the head file is gone, that of the latest round."""
+        """The newest checkpoint, or None before the first. Where the head file is gone, that of the latest
+        round."""
         head = self.folder / HEAD
         try:
             named = read_json(head, "delete it, then `equipoise resume` takes the newest checkpoint there is")
@@ -83,7 +93,8 @@ class Checkpoints:
         server, header = self.load(named["round"])
         if header.state != named["state"]:
             raise StorageError(
-                f"{self.path(header.round)} is not the checkpoint that {head} names: restore it, or start the run anew"
+                f"{self.path(header.round)} is not the checkpoint that {head} names: restore it, or start "
+                f"the run anew"
             )
         return server, header
 
@@ -95,18 +106,23 @@ class Checkpoints:
             header, server = Header(**fields), unflatten(flat)
         except (OSError, CodecError, TypeError, ValueError) as error:
             why = f" ({error})" if isinstance(error, CodecError) else ""
-            raise StorageError(f"checkpoint {path} is missing or damaged: restore it, or start the run anew{why}") from error
+            raise StorageError(
+                f"checkpoint {path} is missing or damaged: restore it, or start the run anew{why}"
+            ) from error
         if header.round != round:
-            raise StorageError(f"checkpoint {path} is that of round {header.round}: restore it, or start the run anew")
+            raise StorageError(
+                f"checkpoint {path} is that of round {header.round}: restore it, or start the run anew"
+            )
         return with_branches(server), header
 
 
 class Commits:
     """Checkpoints written in a thread while the next round is under way, one at a time and in order.
 
-    `durable` is the newest checkpoint known to be on disk: what a crash at this moment would resume from. Leaving the `with` block
-    waits for the last one, also when the round after it failed. `marks` are a header's `metrics` and `journal`; `sync`
-    sees to it that what they speak of is on disk before the checkpoint.
+    `durable` is the newest checkpoint known to be on disk: what a crash at this moment would resume from.
+    Leaving the `with` block waits for the last one, also when the round after it failed. `marks` are a
+    header's `metrics` and `journal`; `sync` sees to it that what they speak of is on disk before the
+    checkpoint.
     """
 
     def __init__(
@@ -186,13 +202,19 @@ def with_branches(server: Tree) -> Tree:
 
 
 def check_same(header: Header, folder: Path, config: str, data: str, journal: Container[object]) -> None:
-    """Refuse to go on from a checkpoint with another config, other data, or a journal that does not reach to it."""
+    """Refuse to go on from a checkpoint with another config, other data, or a journal that does not reach to
+    it."""
     anew = "or start a new run in another folder"
     if header.config != config:
-        raise StorageError(f"{folder} was begun with another config than its config.toml has now: undo the change, {anew}")
+        raise StorageError(
+            f"{folder} was begun with another config than its config.toml has now: undo the change, {anew}"
+        )
     if header.data != data:
-        raise StorageError(f"{folder}: the data are not those the run was begun with: bring those back, {anew}")
+        raise StorageError(
+            f"{folder}: the data are not those the run was begun with: bring those back, {anew}"
+        )
     if header.journal not in journal:
         raise StorageError(
-            f"{folder / 'journal.jsonl'} has lost lines or was written anew since round {header.round}: restore it, {anew}"
+            f"{folder / 'journal.jsonl'} has lost lines or was written anew since round {header.round}: "
+            f"restore it, {anew}"
         )

@@ -8,7 +8,8 @@ OWNER = 0o700
 
 
 def private_folder(folder: Path) -> Path:
-    """Make a folder, and what is missing above it, for its owner alone; one that is there keeps its rights."""
+    """Make a folder, and what is missing above it, for its owner alone; one that is there keeps its
+    rights."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in reversed(missing):
         path.mkdir(mode=OWNER, exist_ok=True)

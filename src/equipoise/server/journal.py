@@ -1,12 +1,13 @@
 """The journal: what happened, in order, one JSON line each, every line holding the hash of the one before.
 
-A line that was changed or removed later breaks the chain. A line cut short by a crash is dropped when the journal is opened
-again, and said so. One process at a time has it open: two in one run folder would spoil each other's work.
+A line that was changed or removed later breaks the chain. A line cut short by a crash is dropped when the
+journal is opened again, and said so. One process at a time has it open: two in one run folder would spoil
+each other's work.
 
-A chain can still be cut at its end, or be written anew as a whole. So its newest hash, the head, is kept elsewhere
-too: in every checkpoint and in the result, and where hospitals are real in the journals of the others, who get it
-with every message. Every line has some random letters, so that nobody who has a head can find out by guessing what
-the line says.
+A chain can still be cut at its end, or be written anew as a whole. So its newest hash, the head, is kept
+elsewhere too: in every checkpoint and in the result, and where hospitals are real in the journals of the
+others, who get it with every message. Every line has some random letters, so that nobody who has a head can
+find out by guessing what the line says.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ __all__ = ["FIRST", "Journal", "line_hash", "lock", "read"]
 
 
 def lock(file: BinaryIO, path: Path) -> None:
-    """Keep others out until the file is closed or the process ends, however it ends; where the system has no such locks, trust."""
+    """Keep others out until the file is closed or the process ends, however it ends; where the system has no
+    such locks, trust."""
     try:
         import fcntl
     except ImportError:
@@ -102,4 +104,6 @@ class Journal:
         try:
             self._file.close()
         except OSError:
-            pass  # bytes a full disk did not take: `write` has said so, and a cut line is dropped at the next opening
+            # bytes a full disk did not take: `write` has said so, and a cut line is dropped at the next
+            # opening
+            pass

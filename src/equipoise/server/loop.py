@@ -29,14 +29,16 @@ def countable(sites: int) -> None:
     """Refuse more sites than the sums have room for."""
     if sites > MOST_SITES:
         raise ConfigError(
-            f"a run has at most {MOST_SITES:,} sites, beyond which sums are not exact, and this one has {sites:,}"
+            f"a run has at most {MOST_SITES:,} sites, beyond which sums are not exact, and this one has "
+            f"{sites:,}"
         )
 
 
 class Observer(Protocol):
     """Told of every finished round before it is committed; may ask the sites (evaluation) and pin rounds.
 
-    Pinned are the rounds that would be reported if this were the end: their state stays, and the method's ending starts from it.
+    Pinned are the rounds that would be reported if this were the end: their state stays, and the method's
+    ending starts from it.
     """
 
     def wants_tuned(self, round: int) -> bool: ...
@@ -78,7 +80,12 @@ class Federation:
         countable(len(self.sites))
 
     def exchange(
-        self, round: int, versions: Mapping[str, str], sites: tuple[str, ...], durable: Mapping[str, str], **kwargs: Any
+        self,
+        round: int,
+        versions: Mapping[str, str],
+        sites: tuple[str, ...],
+        durable: Mapping[str, str],
+        **kwargs: Any,
     ) -> Exchange:
         """A conversation with some sites."""
         return Exchange(
@@ -113,7 +120,13 @@ class Federation:
             return found[0]
         before = found[1] if found else None
         with Commits(
-            self.checkpoints, self.config_hash, before, self._committed, self.data, self._marks, self.journal.sync
+            self.checkpoints,
+            self.config_hash,
+            before,
+            self._committed,
+            self.data,
+            self._marks,
+            self.journal.sync,
         ) as commits:
             return self._rounds(commits, found[0] if found else first())
 
@@ -138,12 +151,15 @@ class Federation:
             server, versions, norms = self.method.round(server, ask), ask.versions, ask.norms
             self._observe(server, round + 1, ask)
             pinned = self.observer.pinned()
-            pins = {number: kept for number, kept in (pins | {round + 1: versions}).items() if number in pinned}
+            pins = {
+                number: kept for number, kept in (pins | {round + 1: versions}).items() if number in pinned
+            }
             commits.save(server, round + 1, versions, pinned, norms)
         return self._end(commits, server, pins)
 
     def _end(self, commits: Commits, server: Tree, pins: dict[int, Mapping[str, str]]) -> Tree:
-        """The method's ending of every round that is to be reported, each a step of its own, tested and committed like a round.
+        """The method's ending of every round that is to be reported, each a step of its own, tested and
+        committed like a round.
 
         A method without an ending changes nothing, and the run ends as its last round left it.
         """
@@ -170,8 +186,11 @@ class Federation:
             self._observe(server, done, ask, ending_of=start)
             pinned = self.observer.pinned()
             pins = {number: kept for number, kept in (pins | {done: versions}).items() if number in pinned}
-            # Until this is on disk, a crash has the ending start again: what it started from must stay, at the sites too.
-            commits.save(server, done, versions, pinned | set(starts[i:]), norms, finished=start == starts[-1])
+            # Until this is on disk, a crash has the ending start again: what it started from must stay, at
+            # the sites too.
+            commits.save(
+                server, done, versions, pinned | set(starts[i:]), norms, finished=start == starts[-1]
+            )
             commits.settle()
         else:
             return server
@@ -179,12 +198,23 @@ class Federation:
         return server
 
     def _pins(self, done: int) -> dict[int, Mapping[str, str]]:
-        """By pinned round up to now: the sites' private versions, so that a site's own predictor of that round stays too."""
-        rounds = (round for round in self.observer.pinned() if round <= done and self.checkpoints.path(round).exists())
+        """By pinned round up to now: the sites' private versions, so that a site's own predictor of that
+        round stays too."""
+        rounds = (
+            round
+            for round in self.observer.pinned()
+            if round <= done and self.checkpoints.path(round).exists()
+        )
         return {round: self.checkpoints.load(round)[1].versions for round in rounds}
 
     def _observe(self, server: Tree, done: int, ask: Exchange, **more: int) -> None:
-        facts = {**more, **ask.numbers, "sites": list(ask.sites), "bytes_up": ask.bytes_up, "bytes_down": ask.bytes_down}
+        facts = {
+            **more,
+            **ask.numbers,
+            "sites": list(ask.sites),
+            "bytes_up": ask.bytes_up,
+            "bytes_down": ask.bytes_down,
+        }
         listen = self.exchange(ask.round, ask.versions, self.sites, ask.durable, writes=False)
         self.observer.observe(done, server, listen, facts)
 

@@ -37,7 +37,9 @@ class Batch:
 class Rows:
     """The images and labels one site holds for one split."""
 
-    def __init__(self, samples: Samples, index: np.ndarray, labelled: np.ndarray | None, device: torch.device) -> None:
+    def __init__(
+        self, samples: Samples, index: np.ndarray, labelled: np.ndarray | None, device: torch.device
+    ) -> None:
         self.images, self.index, self.device = samples.images, index, device
         self.labels = torch.from_numpy(np.ascontiguousarray(samples.labels[index]))
         self.mask = None if labelled is None else torch.from_numpy(labelled).to(device)
@@ -59,10 +61,16 @@ class Rows:
         )
 
     def batches(
-        self, order: Tensor, size: int, views: Sequence[View], generators: Sequence[torch.Generator], lone: bool = False
+        self,
+        order: Tensor,
+        size: int,
+        views: Sequence[View],
+        generators: Sequence[torch.Generator],
+        lone: bool = False,
     ) -> Iterator[Batch]:
-        """Batches along `order`. A last batch of one joins the one before it (batch statistics need two), unless `lone`; then
-        no rows at all are one empty batch, so that what is computed from them has a shape."""
+        """Batches along `order`. A last batch of one joins the one before it (batch statistics need two),
+        unless `lone`; then no rows at all are one empty batch, so that what is computed from them has a
+        shape."""
         ends = [*range(size, len(order), size), len(order)]
         if not lone and len(ends) > 1 and ends[-1] - ends[-2] == 1:
             del ends[-2]
@@ -83,7 +91,9 @@ class SiteData:
         self.labelled = None if holding.labelled is None else torch.from_numpy(holding.labelled)
         self.splits = {
             # Evaluation reads complete labels: partial labelling is about what a site can train on.
-            split: Rows(samples, getattr(holding, split), holding.labelled if split == "train" else None, device)
+            split: Rows(
+                samples, getattr(holding, split), holding.labelled if split == "train" else None, device
+            )
             for split in ("train", "validation", "test")
         }
         labels = self.splits["train"].labels

@@ -26,8 +26,8 @@ LossFunction = Callable[[Any, Batch, "Loc"], Tensor]
 
 
 class Loc:
-    """One site, one question. Methods read it, train through it, and may hang scratch on `scratch`; all of it is thrown away
-    after the answer, except `mine`, which the site keeps."""
+    """One site, one question. Methods read it, train through it, and may hang scratch on `scratch`; all of it
+    is thrown away after the answer, except `mine`, which the site keeps."""
 
     def __init__(
         self,
@@ -78,7 +78,8 @@ class Loc:
 
     @property
     def last_rate(self) -> float:
-        """The learning rate of the last round, for what is trained after it (a cosine has reached its end there)."""
+        """The learning rate of the last round, for what is trained after it (a cosine has reached its end
+        there)."""
         return self.options.rate(max(0, self.rounds - 1))
 
     @property
@@ -109,11 +110,16 @@ class Loc:
         return torch.randperm(self.samples, generator=self.generator("shuffle", epoch))
 
     def balanced(self, epoch: int) -> Tensor:
-        """As many training rows, drawn with replacement so that every class the site has comes equally often."""
+        """As many training rows, drawn with replacement so that every class the site has comes equally
+        often."""
         share = 1 / self.counts[self.train.labels]
-        return torch.multinomial(share, self.samples, replacement=True, generator=self.generator("balanced", epoch))
+        return torch.multinomial(
+            share, self.samples, replacement=True, generator=self.generator("balanced", epoch)
+        )
 
-    def batches(self, epoch: int = 0, views: Sequence[str] | None = None, order: Tensor | None = None) -> Iterator[Batch]:
+    def batches(
+        self, epoch: int = 0, views: Sequence[str] | None = None, order: Tensor | None = None
+    ) -> Iterator[Batch]:
         """Shuffled, augmented training batches of one epoch."""
         chosen = [self._views[name] for name in (views or self._wanted)]
         order = self.order(epoch) if order is None else order
@@ -153,11 +159,12 @@ class Loc:
     ) -> float:
         """Local training: `epochs` passes of `loss` over the training rows. Returns the mean loss.
 
-        `epochs` may be a range, for a question that trains in several stretches with draws of their own. `only` picks the
-        parameters (by name) that train; modules of which none trains stay in eval mode. `views` are others than the
-        method's, `order` gives the rows of an epoch (a sampler of the method's own), `after` sees the net after each step,
-        `rate` is another learning rate than the round's, `clip_norm` the largest gradient norm where the options have none.
-        A site with a single image trains with its BatchNorm in eval mode: one value has no variance.
+        `epochs` may be a range, for a question that trains in several stretches with draws of their own.
+        `only` picks the parameters (by name) that train; modules of which none trains stay in eval mode.
+        `views` are others than the method's, `order` gives the rows of an epoch (a sampler of the method's
+        own), `after` sees the net after each step, `rate` is another learning rate than the round's,
+        `clip_norm` the largest gradient norm where the options have none. A site with a single image trains
+        with its BatchNorm in eval mode: one value has no variance.
         """
         named = {name: p for name, p in net.named_parameters() if only is None or only(name)}
         optimizer = Optimizer(self.options, self.options.rate(self.round) if rate is None else rate, named)

@@ -1,7 +1,8 @@
 """The local optimisers, straight on torch's fused kernels.
 
-`torch.optim` would do the same arithmetic (the tests hold every step against it, bit for bit), but importing it drags in the
-compiler, seconds for every worker process, and its moments are keyed by parameter objects; ours are named, so a site can keep them.
+`torch.optim` would do the same arithmetic (the tests hold every step against it, bit for bit), but importing
+it drags in the compiler, seconds for every worker process, and its moments are keyed by parameter objects;
+ours are named, so a site can keep them.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class Optimizer:
             dampening=0.0,
             nesterov=o.nesterov,
             maximize=False,
-            # True would restart the momentum of every parameter given here, also of those that had steps before.
-            # A momentum of zeros becomes the gradient by itself.
+            # True would restart the momentum of every parameter given here, also of those that had steps
+            # before. A momentum of zeros becomes the gradient by itself.
             is_first_step=False,
         )
 
@@ -83,7 +84,8 @@ class Optimizer:
         )
 
     def restore(self, moments: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Go on with kept moments, each laid out in memory as its parameter is: that is the order the kernels walk in."""
+        """Go on with kept moments, each laid out in memory as its parameter is: that is the order the kernels
+        walk in."""
         for name, kept in moments.items():
             p = self.named[name]
             self.moments[name] = {

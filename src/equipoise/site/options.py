@@ -31,7 +31,8 @@ class TrainOptions(Options):
     weight_decay: float = Field(0.0, ge=0)
     """L2 penalty (decoupled for adamw)"""
     schedule: Literal["constant", "steps", "cosine"] = "constant"
-    """learning rate over rounds: constant, times `decay` at each of `milestones`, or cosine down to `final_lr`"""
+    """learning rate over rounds: constant, times `decay` at each of `milestones`, or cosine down to
+    `final_lr`"""
     milestones: tuple[int, ...] = ()
     """rounds (counted from 1) from which the rate is multiplied by `decay`"""
     decay: float = Field(0.1, gt=0)

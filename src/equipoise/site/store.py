@@ -1,8 +1,9 @@
 """A site's private store: versions of its own tree, in its own folder, never on the wire.
 
-The coordinator names the version to read and the version to write ("12.0" = round 12, question 0), so a repeated round reads
-what it read the first time. Versions of the last two rounds are kept, and any the coordinator pins. Every file has a
-digest of its tensors, its site and its version, which is checked when it is read.
+The coordinator names the version to read and the version to write ("12.0" = round 12, question 0), so a
+repeated round reads what it read the first time. Versions of the last two rounds are kept, and any the
+coordinator pins. Every file has a digest of its tensors, its site and its version, which is checked when it
+is read.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class Store:
             put(path, data, sync=self.durable)
         except (OSError, SafetensorError) as error:
             raise StorageError(
-                f"private state of site '{site}' cannot be written to {path}: free disk space, then `equipoise resume`"
+                f"private state of site '{site}' cannot be written to {path}: free disk space, then "
+                f"`equipoise resume`"
             ) from error
         oldest = int(version.split(".")[0]) - 1
         for old in path.parent.glob("*.safetensors"):

@@ -1,14 +1,18 @@
-"""Augmented views of a whole batch as tensor code: uint8 [N, C, H, W] in, normalised float32 of the same size out.
+"""Augmented views of a whole batch as tensor code: uint8 [N, C, H, W] in, normalised float32 of the same size
+out.
 
-Every random number comes from the CPU generator passed in, so a view gives the same bits on every run; every image of a
-batch has its own parameters. All geometry of a view (crop, flips, rotation, shear, shift) becomes one affine map per
-image and one resampling; borders are filled by reflection, which leaves no black corners for a network to learn from.
+Every random number comes from the CPU generator passed in, so a view gives the same bits on every run; every
+image of a batch has its own parameters. All geometry of a view (crop, flips, rotation, shear, shift) becomes
+one affine map per image and one resampling; borders are filled by reflection, which leaves no black corners
+for a network to learn from.
 
-Three differences from the per-image pipelines of the papers: a crop whose sides would leave the image is cut to it, not
-drawn again; in `rand` geometry comes before colour; in `sim` one order of the colour changes is drawn per batch.
+Three differences from the per-image pipelines of the papers: a crop whose sides would leave the image is cut
+to it, not drawn again; in `rand` geometry comes before colour; in `sim` one order of the colour changes is
+drawn per batch.
 
-The views named after a paper are its augmentation with the paper's own strengths, at which they stay: the options do not reach
-them, but for `normalise`. In these too geometry comes first, and blur and shift are those of an image of 224 pixels, scaled.
+The views named after a paper are its augmentation with the paper's own strengths, at which they stay: the
+options do not reach them, but for `normalise`. In these too geometry comes first, and blur and shift are
+those of an image of 224 pixels, scaled.
 """
 
 from __future__ import annotations
@@ -46,14 +50,17 @@ ASPECT = math.log(4 / 3)
 
 
 class ViewOptions(Options):
-    """How strongly views change an image; each strength has a value that switches it off. A paper's views have their own."""
+    """How strongly views change an image; each strength has a value that switches it off. A paper's views
+    have their own."""
 
     normalise: Literal["imagenet", "half", "data"] | tuple[Channels, Channels] = "imagenet"
-    """mean and standard deviation per channel: a known pair, measured on the training images, or `[[mean], [std]]`"""
+    """mean and standard deviation per channel: a known pair, measured on the training images, or `[[mean],
+    [std]]`"""
     horizontal: bool = True
     """flip left and right (every random view)"""
     vertical: bool = True
-    """flip top and bottom (`flip`, `weak`, `rand`); switch it off where up and down matter, as in chest images"""
+    """flip top and bottom (`flip`, `weak`, `rand`); switch it off where up and down matter, as in chest
+    images"""
     rotation: float = Field(default=10.0, ge=0, le=180)
     """`weak`: largest angle in degrees; 0 is off"""
     shift: float = Field(default=0.0, ge=0, lt=1)
@@ -69,7 +76,8 @@ class ViewOptions(Options):
     magnitude: float = Field(default=10.0, ge=0, le=30)
     """`rand`: strength of the operations, out of 30"""
     jitter: tuple[float, float, float, float] = (0.4, 0.4, 0.4, 0.1)
-    """`sim`: largest relative change of brightness, contrast and saturation, and largest turn of hue; 0 is off"""
+    """`sim`: largest relative change of brightness, contrast and saturation, and largest turn of hue; 0 is
+    off"""
     jitter_share: float = Field(default=0.8, ge=0, le=1)
     """`sim`: share of images with colour jitter"""
     grey_share: float = Field(default=0.2, ge=0, le=1)
@@ -80,22 +88,28 @@ class ViewOptions(Options):
     @model_validator(mode="after")
     def _within_range(self) -> ViewOptions:
         if not all(0 <= value <= 1 for value in self.jitter[:3]) or not 0 <= self.jitter[3] <= 0.5:
-            raise ConfigError(f"augment: jitter = {self.jitter} must be three values in 0..1 and a hue in 0..0.5")
+            raise ConfigError(
+                f"augment: jitter = {self.jitter} must be three values in 0..1 and a hue in 0..0.5"
+            )
         if not isinstance(self.normalise, str):
             mean, std = self.normalise
             if not mean or len(mean) != len(std) or min(std) <= 0:
-                raise ConfigError("augment: normalise must be [[mean per channel], [positive std per channel]]")
+                raise ConfigError(
+                    "augment: normalise must be [[mean per channel], [positive std per channel]]"
+                )
         return self
 
 
-# Normalisation ----------------------------------------------------------------------------------------------------
+# Normalisation
+# ----------------------------------------------------------------------------------------------------
 
 
 def channel_statistics(images: np.ndarray, index: np.ndarray, chunk: int = 256) -> tuple[Channels, Channels]:
-    """Mean and standard deviation per channel, on a scale of 0 to 1, of the rows `index` of uint8 [N, H, W, C].
+    """Mean and standard deviation per channel, on a scale of 0 to 1, of the rows `index` of uint8 [N, H, W,
+    C].
 
-    Counts the 256 values chunk by chunk: exact, and never more than a chunk in memory. A constant channel gets the
-    standard deviation of one grey level, so that it can be divided by.
+    Counts the 256 values chunk by chunk: exact, and never more than a chunk in memory. A constant channel
+    gets the standard deviation of one grey level, so that it can be divided by.
     """
     if len(index) == 0:
         raise DataError("channel statistics need at least one image, and the training split is empty")
@@ -131,7 +145,8 @@ def statistics(
     return mean, std
 
 
-# Geometry: maps from output to input positions, [N, 3, 3], both axes running from -1 to 1 --------------------------
+# Geometry: maps from output to input positions, [N, 3, 3], both axes running from -1 to 1
+# --------------------------
 
 
 def uniform(low: float, high: float, count: int, generator: Generator) -> Tensor:
@@ -194,18 +209,23 @@ def resample(x: Tensor, maps: Sequence[Tensor]) -> Tensor:
     for further in maps[1:]:
         whole = whole @ further
     whole = whole.to(x.device)
-    u, v = (((2 * torch.arange(size, device=x.device) + 1) / size - 1)[:, None] for size in (x.shape[3], x.shape[2]))
+    u, v = (
+        ((2 * torch.arange(size, device=x.device) + 1) / size - 1)[:, None]
+        for size in (x.shape[3], x.shape[2])
+    )
     along = u * whole[:, None, :2, 0]
     down = v * whole[:, None, :2, 1] + whole[:, None, :2, 2]
     grid = down[:, :, None] + along[:, None]
     return F.grid_sample(x, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
 
 
-# Filters and colour, on float [N, C, H, W] between 0 and 1; `factor` and the like are [N, 1, 1, 1] -----------------
+# Filters and colour, on float [N, C, H, W] between 0 and 1; `factor` and the like are [N, 1, 1, 1]
+# -----------------
 
 
 def blur(x: Tensor, sigma: Tensor, largest: float, reach: tuple[int, int] | None = None) -> Tensor:
-    """Gaussian blur with a sigma [N] per image, none above `largest`; `reach` cuts the kernel off, vertically and horizontally."""
+    """Gaussian blur with a sigma [N] per image, none above `largest`; `reach` cuts the kernel off, vertically
+    and horizontally."""
     if not len(x):
         return x
     whole = max(1, math.ceil(3 * largest))
@@ -213,7 +233,9 @@ def blur(x: Tensor, sigma: Tensor, largest: float, reach: tuple[int, int] | None
     down, along = (_bell(sigma, min(far, limit)).to(x.device) for far in reach or (whole, whole))
     # A few images at a time stay in the processor's cache: about twice as fast on images of 128 pixels.
     few = max(1, CACHED // x[0].numel())
-    return torch.cat([_smooth(*part) for part in zip(x.split(few), down.split(few), along.split(few), strict=True)])
+    return torch.cat(
+        [_smooth(*part) for part in zip(x.split(few), down.split(few), along.split(few), strict=True)]
+    )
 
 
 def _bell(sigma: Tensor, reach: int) -> Tensor:
@@ -284,7 +306,9 @@ def sharpness(x: Tensor, factor: Tensor) -> Tensor:
     kernel[1, 1] = 5 / 13
     smooth = x.clone()
     flat = x.reshape(-1, 1, *x.shape[2:])
-    smooth[:, :, 1:-1, 1:-1] = F.conv2d(flat, kernel[None, None]).view(*x.shape[:2], x.shape[2] - 2, x.shape[3] - 2)
+    smooth[:, :, 1:-1, 1:-1] = F.conv2d(flat, kernel[None, None]).view(
+        *x.shape[:2], x.shape[2] - 2, x.shape[3] - 2
+    )
     return blend(x, smooth, factor)
 
 
@@ -317,7 +341,8 @@ def equalise(x: Tensor) -> Tensor:
     return torch.where(step > 0, table.gather(2, level), level).view(x.shape).to(x.dtype) / 255
 
 
-# Views ------------------------------------------------------------------------------------------------------------
+# Views
+# ------------------------------------------------------------------------------------------------------------
 
 
 class View:
@@ -350,7 +375,8 @@ class View:
         return x
 
     def flips(self, count: int, generator: Generator, vertical: bool = True) -> tuple[Tensor, Tensor]:
-        """Which images to flip left-right and top-bottom: each half of the time, where the options allow it."""
+        """Which images to flip left-right and top-bottom: each half of the time, where the options allow
+        it."""
         return (
             chance(0.5 * self.options.horizontal, count, generator),
             chance(0.5 * (self.options.vertical and vertical), count, generator),
@@ -371,7 +397,9 @@ class View:
         options, (count, _, height, width) = self.options, x.shape
         maps = []
         if options.rotation > 0:
-            maps.append(turn_map(uniform(-options.rotation, options.rotation, count, generator), height, width))
+            maps.append(
+                turn_map(uniform(-options.rotation, options.rotation, count, generator), height, width)
+            )
         if options.shift > 0:
             along, down = (uniform(-options.shift, options.shift, count, generator) for _ in range(2))
             maps.append(slant_map(torch.zeros(count), torch.zeros(count), along, down, height, width))
@@ -415,7 +443,8 @@ class Weak(View):
     """A mild crop, flips, a small rotation, a slight blur."""
 
     kernel: ClassVar[tuple[int, int] | None] = None
-    """pixels that the blur reaches, vertically and horizontally, on an image of 224; none = as far as it counts"""
+    """pixels that the blur reaches, vertically and horizontally, on an image of 224; none = as far as it
+    counts"""
 
     def change(self, x: Tensor, generator: Generator) -> Tensor:
         x = resample(x, [*self.placed(x, self.options.crop, generator), *self.turned(x, generator)])
@@ -423,7 +452,10 @@ class Weak(View):
             largest = max(0.1, self.options.blur * x.shape[2] / 224)
             reach = None
             if self.kernel is not None:
-                reach = max(1, round(self.kernel[0] * x.shape[2] / 224)), max(1, round(self.kernel[1] * x.shape[2] / 224))
+                reach = (
+                    max(1, round(self.kernel[0] * x.shape[2] / 224)),
+                    max(1, round(self.kernel[1] * x.shape[2] / 224)),
+                )
             x = blur(x, uniform(0.1, largest, len(x), generator), largest, reach)
         return x
 
@@ -467,7 +499,9 @@ class Rand(View):
             shear_x, shear_y, shift_x, shift_y, turn = (
                 side * part * (operation == self.choices.index(name)) for name in self.shapes
             )
-            maps.append(slant_map(0.3 * shear_x, 0.3 * shear_y, 0.45 * shift_x, 0.45 * shift_y, height, width))
+            maps.append(
+                slant_map(0.3 * shear_x, 0.3 * shear_y, 0.45 * shift_x, 0.45 * shift_y, height, width)
+            )
             maps.append(turn_map(30 * turn, height, width))
         x = self.tinted(resample(x, maps), generator)
         for operation, side, part in zip(chosen, sign, parts, strict=True):
@@ -511,24 +545,30 @@ class Sim(View):
         return x
 
 
-# The papers' views ------------------------------------------------------------------------------------------------
+# The papers' views
+# ------------------------------------------------------------------------------------------------
 
 
 class Fca(Weak):
-    """FCA, and Fed-MAS on Fed-ISIC2019: flips, a rotation of up to 10°, and always a blur, 5 pixels wide and 9 high."""
+    """FCA, and Fed-MAS on Fed-ISIC2019: flips, a rotation of up to 10°, and always a blur, 5 pixels wide and
+    9 high."""
 
     fixed = ViewOptions(crop=1, rotation=10, blur=5)
     kernel = (4, 2)
 
 
 class FedIicFirst(Rand):
-    """FedIIC's first view: a strong crop, a flip, colour jitter, then RandAugment at full strength on half of the turns.
+    """FedIIC's first view: a strong crop, a flip, colour jitter, then RandAugment at full strength on half of
+    the turns.
 
-    The strength of an operation is 10 ± 0.5 out of 10, drawn per batch. Colours go either way, where the released code only raises
-    them; `solarise` at full strength inverts, which is an operation of its own there.
+    The strength of an operation is 10 ± 0.5 out of 10, drawn per batch. Colours go either way, where the
+    released code only raises them; `solarise` at full strength inverts, which is an operation of its own
+    there.
     """
 
-    fixed = ViewOptions(vertical=False, strong_crop=0.08, operations=2, jitter=(0.4, 0.4, 0.4, 0), jitter_share=1)
+    fixed = ViewOptions(
+        vertical=False, strong_crop=0.08, operations=2, jitter=(0.4, 0.4, 0.4, 0), jitter_share=1
+    )
 
     def drawn(self, count: int, generator: Generator) -> Tensor:
         chosen = super().drawn(count, generator)
@@ -544,11 +584,14 @@ class FedIicFirst(Rand):
 class FedIicSecond(Sim):
     """FedIIC's second view: a strong crop, a flip, colour jitter on four images of five, one of five grey."""
 
-    fixed = ViewOptions(strong_crop=0.08, jitter=(0.4, 0.4, 0.4, 0.1), jitter_share=0.8, grey_share=0.2, blur_share=0)
+    fixed = ViewOptions(
+        strong_crop=0.08, jitter=(0.4, 0.4, 0.4, 0.1), jitter_share=0.8, grey_share=0.2, blur_share=0
+    )
 
 
 class FedMlp(Weak):
-    """FedMLP, and both views of FedIIC on brain scans: a rotation of up to 10°, a shift of up to 2 %, a flip left and right."""
+    """FedMLP, and both views of FedIIC on brain scans: a rotation of up to 10°, a shift of up to 2 %, a flip
+    left and right."""
 
     fixed = ViewOptions(crop=1, vertical=False, rotation=10, shift=0.02, blur=0)
 
@@ -563,7 +606,8 @@ class FedMlpStrong(Rand):
 
 
 class FedMas(View):
-    """Fed-MAS on skin tones: a zoom of 0.95 to 1.2, a shift of up to 5 % or a rotation of up to 45°; then colour jitter and flips."""
+    """Fed-MAS on skin tones: a zoom of 0.95 to 1.2, a shift of up to 5 % or a rotation of up to 45°; then
+    colour jitter and flips."""
 
     fixed = ViewOptions(jitter=(0.25, 0.25, 0.25, 0.01), jitter_share=1)
 
@@ -574,7 +618,11 @@ class FedMas(View):
         along, down = ((which == 1) * uniform(-0.05, 0.05, count, generator) for _ in range(2))
         degrees = (which == 2) * uniform(-45, 45, count, generator)
         straight = torch.zeros(count)
-        moved = [zoom_map(zoom), slant_map(straight, straight, along, down, height, width), turn_map(degrees, height, width)]
+        moved = [
+            zoom_map(zoom),
+            slant_map(straight, straight, along, down, height, width),
+            turn_map(degrees, height, width),
+        ]
         return self.coloured(resample(x, [*moved, *self.placed(x, 1.0, generator)]), generator)
 
 
@@ -588,10 +636,17 @@ class FedSdcSkin(Weak):
 
 
 class FedSdcBlood(FedSdcSkin):
-    """FedSDC on blood cells: a mild crop, a flip left and right, any rotation, colour jitter, every other image grey."""
+    """FedSDC on blood cells: a mild crop, a flip left and right, any rotation, colour jitter, every other
+    image grey."""
 
     fixed = ViewOptions(
-        crop=0.8, vertical=False, rotation=180, blur=0, jitter=(0.2, 0.2, 0.2, 0.2), jitter_share=1, grey_share=0.5
+        crop=0.8,
+        vertical=False,
+        rotation=180,
+        blur=0,
+        jitter=(0.2, 0.2, 0.2, 0.2),
+        jitter_share=1,
+        grey_share=0.5,
     )
 
 

@@ -1,7 +1,8 @@
-"""One file that holds a predictor: safetensors, which Equipoise reads again, or ONNX, which many other programs run.
+"""One file that holds a predictor: safetensors, which Equipoise reads again, or ONNX, which many other
+programs run.
 
-Both carry the predictor's facts, the pre-processing among them, as JSON under the key `equipoise` of their metadata. An export is
-tried before it gets its name: on random images it must answer as the model does.
+Both carry the predictor's facts, the pre-processing among them, as JSON under the key `equipoise` of their
+metadata. An export is tried before it gets its name: on random images it must answer as the model does.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from equipoise.use.source import load
 TOLERANCE = 1e-4
 """largest difference of a probability between a model and its export"""
 IMAGES = 4
-"""random images an export is tried on; not the number it was traced with, so that a fixed batch size is noticed"""
+"""random images an export is tried on; not the number it was traced with, so that a fixed batch size is
+noticed"""
 TRACED = 2
 OPSET = 17
 
@@ -51,7 +53,9 @@ def export(model: Predictor, path: str | Path, to: str) -> float:
         part.write_bytes(data)
         difference = parity(model, read(part))
         if not difference < TOLERANCE:  # NaN is not less either
-            raise MethodError(f"the {to} export answers otherwise than the model, by {difference:.2g}: nothing was written")
+            raise MethodError(
+                f"the {to} export answers otherwise than the model, by {difference:.2g}: nothing was written"
+            )
         os.replace(part, path)
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror}; choose another --out") from error
@@ -69,13 +73,16 @@ def parity(model: Predictor, answer: Answer) -> float:
     return float((model(x) - answer(x)).abs().max())
 
 
-# safetensors -----------------------------------------------------------------------------------------------------------
+# safetensors
+# -----------------------------------------------------------------------------------------------------------
 
 
 def _to_safetensors(model: Predictor) -> bytes:
     name = model.facts.method["name"]
     if name not in METHODS:
-        raise ConfigError(f"a file cannot bring the code of '{name}' with it: use --to onnx, or the run folder itself")
+        raise ConfigError(
+            f"a file cannot bring the code of '{name}' with it: use --to onnx, or the run folder itself"
+        )
     return seal(model.facts.model_dump(mode="json"), flatten(model.tensors))
 
 
@@ -83,15 +90,33 @@ def _from_safetensors(path: Path) -> Answer:
     return load(path)
 
 
-# ONNX ------------------------------------------------------------------------------------------------------------------
+# ONNX
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def _to_onnx(model: Predictor) -> bytes:
     onnx, _ = _onnx()
     see, file = model.facts.input, io.BytesIO()
     with warnings.catch_warnings():
-        # The older exporter, which follows one pass through the network: the newer one takes five to thirty times as long and
-        # needs a package more. What either gets wrong, `parity` finds.
+        # The older exporter, which follows one pass through the network: the newer one takes five to thirty
+        # times as long and needs a package more. What either gets wrong, `parity` finds.
         warnings.simplefilter("ignore")
         torch.onnx.export(
             model,
@@ -125,7 +150,9 @@ def _onnx() -> tuple[Any, Any]:
         import onnx
         import onnxruntime
     except ModuleNotFoundError as error:
-        raise ConfigError("ONNX needs the packages onnx and onnxruntime: run pip install 'equipoise[export]'") from error
+        raise ConfigError(
+            "ONNX needs the packages onnx and onnxruntime: run pip install 'equipoise[export]'"
+        ) from error
     return onnx, onnxruntime
 
 

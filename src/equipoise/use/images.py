@@ -14,7 +14,8 @@ Reader = Callable[[], bytes]
 
 
 def find_images(paths: Iterable[str | Path]) -> Iterator[tuple[str, Reader]]:
-    """Name and reader of every image, in the order given; a name without extension is taken where the file is DICOM.
+    """Name and reader of every image, in the order given; a name without extension is taken where the file is
+    DICOM.
 
     A path that does not exist is refused before the first image is read.
     """
@@ -29,7 +30,9 @@ def find_images(paths: Iterable[str | Path]) -> Iterator[tuple[str, Reader]]:
         with open_files(place) as files:
             names = [name for name in files.names() if _is_image(files, name)]
             if not names:
-                raise DataError(f"{place} holds no image: images end in {', '.join(EXTENSIONS)}, or are DICOM files")
+                raise DataError(
+                    f"{place} holds no image: images end in {', '.join(EXTENSIONS)}, or are DICOM files"
+                )
             for name in names:
                 yield f"{place}/{name}", partial(files.read, name)
 

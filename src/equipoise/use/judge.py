@@ -23,13 +23,17 @@ LOOK = ("image_size", "channels", "resize", "crop_keep", "colour_constancy", "br
 
 
 def evaluate(model: Predictor, file: str | Path, progress: Progress | None = None) -> dict[str, Any]:
-    """The model's metrics on the data of a config file: its test rows where it says which those are, otherwise all of it."""
+    """The model's metrics on the data of a config file: its test rows where it says which those are,
+    otherwise all of it."""
     options, base = read_data(Path(file), model.facts.input)
     samples = options.load(cache=cache_folder(), base=base, progress=progress)
     facts = model.facts
     tested = samples.split == "test" if samples.split is not None else np.zeros(len(samples), bool)
     if not tested.any() and samples.fingerprint == facts.fingerprint:
-        raise DataError(f"{file} is the data this model was trained on: evaluate other images, or see the test in report.html")
+        raise DataError(
+            f"{file} is the data this model was trained on: evaluate other images, or see the test in "
+            f"report.html"
+        )
     rows = np.flatnonzero(tested) if tested.any() else np.arange(len(samples))
     labels, labelled = relabelled(samples, rows, facts)
     scores = logits(model, samples.images, rows)
@@ -66,24 +70,33 @@ def read_data(file: Path, look: Input) -> tuple[DataOptions, Path]:
     ours = {key: getattr(look, key) for key in LOOK}
     for key in LOOK:
         if key in section and section[key] != ours[key]:
-            raise ConfigError(f"{file}: data.{key} is {section[key]}, but the model saw {ours[key]}: remove it there")
+            raise ConfigError(
+                f"{file}: data.{key} is {section[key]}, but the model saw {ours[key]}: remove it there"
+            )
     # A key at its default is left out: kinds that draw their images to size take only those they can follow.
     wanted = {key: value for key, value in ours.items() if value != DataOptions.model_fields[key].default}
     wanted |= {"image_size": look.image_size, "channels": look.channels}
-    found = config.resolve({**({"base": table["base"]} if "base" in table else {}), "data": {**section, **wanted}})
+    found = config.resolve(
+        {**({"base": table["base"]} if "base" in table else {}), "data": {**section, **wanted}}
+    )
     return found.data, found.base
 
 
 def relabelled(samples: Samples, rows: np.ndarray, facts: Facts) -> tuple[Tensor, Tensor | None]:
-    """The labels in the model's order of classes, and for several labels which classes the data has labels for."""
+    """The labels in the model's order of classes, and for several labels which classes the data has labels
+    for."""
     if samples.task != facts.task:
-        raise DataError(f"the new data is {samples.task}-label and the model {facts.task}-label: label it in the same way")
+        raise DataError(
+            f"the new data is {samples.task}-label and the model {facts.task}-label: label it in the same way"
+        )
     strange = [name for name in samples.classes if name not in facts.classes]
     if strange:
         known = {name.lower(): name for name in facts.classes}
         near = nearest(strange[0], known)
         hint = f"did you mean '{known[near]}'? " if near else ""
-        raise DataError(f"the model knows no class '{strange[0]}': {hint}its classes are {', '.join(facts.classes)}")
+        raise DataError(
+            f"the model knows no class '{strange[0]}': {hint}its classes are {', '.join(facts.classes)}"
+        )
     place = np.array([facts.classes.index(name) for name in samples.classes])
     labels = samples.labels[rows]
     if samples.task == "single":
@@ -99,5 +112,7 @@ def relabelled(samples: Samples, rows: np.ndarray, facts: Facts) -> tuple[Tensor
 def logits(model: Predictor, images: np.ndarray, rows: np.ndarray) -> Tensor:
     """The scores of some rows of decoded images, float32 [N, classes]."""
     size = model.batch
-    parts = [model.logits(model.see(images[rows[i : i + size]])).float().cpu() for i in range(0, len(rows), size)]
+    parts = [
+        model.logits(model.see(images[rows[i : i + size]])).float().cpu() for i in range(0, len(rows), size)
+    ]
     return torch.cat(parts) if parts else torch.zeros(0, len(model.facts.classes))

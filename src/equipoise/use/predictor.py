@@ -1,6 +1,7 @@
 """A trained model, ready for use: normalised images in, class probabilities out.
 
-`Facts` says all there is to know of it beside its tensors, the pre-processing included, and travels with every export.
+`Facts` says all there is to know of it beside its tensors, the pre-processing included, and travels with
+every export.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from equipoise.use.images import find_images
 
 
 class Input(Options):
-    """How an image file becomes what the network sees: decoded, evened out, made a square, scaled to 0…1, normalised."""
+    """How an image file becomes what the network sees: decoded, evened out, made a square, scaled to 0…1,
+    normalised."""
 
     image_size: int
     """side of the square, in pixels"""
@@ -92,7 +94,11 @@ class Facts(Options):
         """One line for people."""
         whose = "the global predictor" if self.site is None else f"the own predictor of '{self.site}'"
         mean = ", the last of the rounds whose mean is reported" if self.rule == "mean_last_5" else ""
-        when = f"round {self.round}" if self.ending_of is None else f"round {self.ending_of} and the method's ending"
+        when = (
+            f"round {self.round}"
+            if self.ending_of is None
+            else f"round {self.ending_of} and the method's ending"
+        )
         return f"{whose} of {self.method['name']} after {when}{mean}"
 
 
@@ -108,8 +114,9 @@ class Prediction:
 class Predictor(nn.Module):
     """Images float [N, C, H, W], after the eval view, to probabilities [N, classes].
 
-    `tensors` has `net`, the network's tensors by name; `server`, what else the method's prediction needs of the coordinator's state;
-    `mine`, what it needs of a site's. `method` is the method that `facts` describe; one of Equipoise's own need not be given.
+    `tensors` has `net`, the network's tensors by name; `server`, what else the method's prediction needs of
+    the coordinator's state; `mine`, what it needs of a site's. `method` is the method that `facts` describe;
+    one of Equipoise's own need not be given.
     """
 
     def __init__(self, facts: Facts, tensors: Tree, method: Method | None = None) -> None:
@@ -119,7 +126,9 @@ class Predictor(nn.Module):
         see = facts.input
         self.net = make_net(facts.net, self.method, len(facts.classes), see.channels, see.image_size, seed=0)
         for tensor in state(self.net).values():
-            tensor.fill_(torch.nan)  # what nobody gives must not be mistaken for something learnt, see `whole`
+            tensor.fill_(
+                torch.nan
+            )  # what nobody gives must not be mistaken for something learnt, see `whole`
         load(self.net, tensors["net"])
         self.view = Eval(ViewOptions(), see.mean, see.std)
         self.server: Tree = {"model": state(self.net), **tensors.get("server", {})}
@@ -148,7 +157,8 @@ class Predictor(nn.Module):
         scores = self.logits(x)
         return scores.softmax(1) if self.facts.task == "single" else scores.sigmoid()
 
-    # From pixels and files ---------------------------------------------------------------------------------------------
+    # From pixels and files
+    # ---------------------------------------------------------------------------------------------
 
     @property
     def batch(self) -> int:
@@ -183,14 +193,20 @@ class Predictor(nn.Module):
             return self.facts.input.decode(read())
         except (MemoryError, DataError):
             raise
-        except Exception as error:  # decoders fail in many ways, and all mean the same: this image cannot be used
+        except (
+            Exception
+        ) as error:  # decoders fail in many ways, and all mean the same: this image cannot be used
             return reason(error)
 
     def _answer(self, waiting: Sequence[tuple[str, np.ndarray | str]]) -> Iterator[Prediction]:
         pixels = [image for _, image in waiting if not isinstance(image, str)]
         rows = iter(self(self.see(np.stack(pixels))).tolist() if pixels else ())
         for name, image in waiting:
-            yield Prediction(name, None, image) if isinstance(image, str) else Prediction(name, tuple(next(rows)))
+            yield (
+                Prediction(name, None, image)
+                if isinstance(image, str)
+                else Prediction(name, tuple(next(rows)))
+            )
 
 
 class Noted(dict[str, Any]):

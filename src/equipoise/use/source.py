@@ -29,7 +29,8 @@ LARGEST = 8 * 2**30
 
 
 def load(path: str | Path, site: str | None = None, *, trust: bool = False) -> Predictor:
-    """The predictor of the round a run selected: the global one, or a site's own. `path` is a run folder or an exported file.
+    """The predictor of the round a run selected: the global one, or a site's own. `path` is a run folder or
+    an exported file.
 
     `trust` lets a run folder run a method's file or module that you have not run before.
     """
@@ -37,7 +38,8 @@ def load(path: str | Path, site: str | None = None, *, trust: bool = False) -> P
     return _from_file(path, site) if path.is_file() else _from_run(path, site, trust)
 
 
-# From a run folder -----------------------------------------------------------------------------------------------------
+# From a run folder
+# -----------------------------------------------------------------------------------------------------
 
 
 def _from_run(folder: Path, site: str | None, trust: bool) -> Predictor:
@@ -75,20 +77,25 @@ def _from_run(folder: Path, site: str | None, trust: bool) -> Predictor:
     model = Predictor(facts, {"net": net, "server": rest, "mine": mine}, config.method)
     if not model.whole():
         raise MethodError(
-            f"'{config.method_name}' leaves parts of the model at the sites, so there is no predictor without them: "
+            f"'{config.method_name}' leaves parts of the model at the sites, so there is no predictor "
+            f"without them: "
             f"name a site ({', '.join(sites)})"
             if site is None
-            else f"what site '{site}' keeps does not make a whole predictor with round {number}: start the run anew"
+            else f"what site '{site}' keeps does not make a whole predictor with round {number}: start the "
+            f"run anew"
         )
     return model
 
 
 def _history(folder: Path) -> tuple[list[int], list[int], list[str]]:
-    """The reported rounds (a method's ending counts as one after the last), those whose endings they are, and the sites."""
+    """The reported rounds (a method's ending counts as one after the last), those whose endings they are, and
+    the sites."""
     try:
         result = read_result(folder)
     except FileNotFoundError:
-        raise StorageError(f"{folder} has no {RESULT}: finish the run with `equipoise resume {folder}`") from None
+        raise StorageError(
+            f"{folder} has no {RESULT}: finish the run with `equipoise resume {folder}`"
+        ) from None
     rows = read_history(folder, result["metrics_hash"])
     sites = sorted({site for row in rows for site in (*row["sites"], *row.get("test", {}).get("sites", ()))})
     return result["selected_rounds"], result.get("ending_of", []), sites
@@ -110,9 +117,14 @@ def _private(folder: Path, site: str, sites: list[str], header: Header) -> Tree:
     if not header.versions:
         return {}  # a method whose sites keep nothing: each uses the global predictor
     if site not in header.versions:
-        raise StorageError(f"site '{site}' was never drawn up to the selected round, so it has no predictor of its own yet")
+        raise StorageError(
+            f"site '{site}' was never drawn up to the selected round, so it has no predictor of its own yet"
+        )
     if not (folder / "sites" / site).is_dir():
-        raise StorageError(f"{folder} does not hold what site '{site}' keeps: in a real federation that never leaves the site")
+        raise StorageError(
+            f"{folder} does not hold what site '{site}' keeps: in a real federation that never leaves the "
+            f"site"
+        )
     return unflatten(Store(folder / "sites").read(site, header.versions[site]))
 
 
@@ -127,7 +139,8 @@ def _sight(folder: Path, config: Config) -> Sight:
         raise StorageError(f"{path} is damaged: delete it, then `equipoise resume {folder}`") from error
 
 
-# From an exported file -------------------------------------------------------------------------------------------------
+# From an exported file
+# -------------------------------------------------------------------------------------------------
 
 
 def _from_file(path: Path, site: str | None) -> Predictor:
@@ -139,8 +152,11 @@ def _from_file(path: Path, site: str | None) -> Predictor:
     except (OSError, CodecError, ValidationError, ValueError) as error:
         raise StorageError(refusal) from error
     if facts.method.get("name") not in METHODS:
-        # The name of a method of one's own leads to a Python file, and a model must not choose what is executed.
-        raise StorageError(f"{path} names the method '{facts.method.get('name')}', which is not one of Equipoise's own")
+        # The name of a method of one's own leads to a Python file, and a model must not choose what is
+        # executed.
+        raise StorageError(
+            f"{path} names the method '{facts.method.get('name')}', which is not one of Equipoise's own"
+        )
     if site not in (None, facts.site):
         raise ConfigError(f"{path} holds {facts.title}: leave --site out, or export that site's")
     try:

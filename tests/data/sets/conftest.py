@@ -36,7 +36,10 @@ def image(path: Path, red: int, form: str | None = None) -> None:
 def dicom(values: np.ndarray, **changes: Any) -> bytes:
     """A CT slice as a DICOM file; a change of None removes an element."""
     meta = FileMetaDataset()
-    meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID = CTImageStorage, generate_uid(entropy_srcs=["slice"])
+    meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID = (
+        CTImageStorage,
+        generate_uid(entropy_srcs=["slice"]),
+    )
     meta.TransferSyntaxUID = ExplicitVRLittleEndian
     content = FileDataset("", {}, file_meta=meta, preamble=b"\0" * 128)
     content.PatientID, content.Modality = "ID_aaaa", "CT"
@@ -67,7 +70,11 @@ def isic2019(root: Path) -> None:
     labels = [ONE_HOT, *(hot(name, column) for name, column in zip(names, (1, 0, 7), strict=True))]
     write(root / "ISIC_2019_Training_GroundTruth.csv", "\n".join(labels) + "\n")
     about = ["image,age_approx,anatom_site_general,lesion_id,sex"]
-    about += [f"{names[0]},55.0,anterior torso,BCN_1,female", f"{names[1]},30.0,,BCN_1,", f"{names[2]},,head/neck,,male"]
+    about += [
+        f"{names[0]},55.0,anterior torso,BCN_1,female",
+        f"{names[1]},30.0,,BCN_1,",
+        f"{names[2]},,head/neck,,male",
+    ]
     write(root / "ISIC_2019_Training_Metadata.csv", "\n".join(about) + "\n")
 
 
@@ -112,10 +119,14 @@ def ph2(root: Path) -> None:
         image(folder / f"{name}_Dermoscopic_Image" / f"{name}.bmp", red)
         image(folder / f"{name}_lesion" / f"{name}_lesion.bmp", 255)
     lines = [
-        "||   Name ||  Histological Diagnosis || Clinical Diagnosis || Asymmetry | Pigment Network || Colors ||",
-        "|| IMD003 ||                         ||                  0 ||         0 |               T ||   4    ||",
-        "|| IMD002 ||                         ||                  1 ||         1 |               T ||   3  4 ||",
-        "|| IMD004 ||  melanoma               ||                  2 ||         2 |              AT ||   5    ||",
+        "||   Name ||  Histological Diagnosis || Clinical Diagnosis || Asymmetry | Pigment Network || "
+        "Colors ||",
+        "|| IMD003 ||                         ||                  0 ||         0 |               T ||   4  "
+        "  ||",
+        "|| IMD002 ||                         ||                  1 ||         1 |               T ||   3  "
+        "4 ||",
+        "|| IMD004 ||  melanoma               ||                  2 ||         2 |              AT ||   5  "
+        "  ||",
         "",
         "Clinical Diagnosis: 0 - Common Nevus; 1 - Atypical Nevus; 2 - Melanoma",
     ]
@@ -160,7 +171,8 @@ def chestxray14(root: Path) -> None:
     for i in range(4):
         image(root / "images_001" / "images" / f"0000000{i + 1}_000.png", 50 * i)
     lines = [
-        "Image Index,Finding Labels,Follow-up #,Patient ID,Patient Age,Patient Gender,View Position,OriginalImage[Width,Height],",
+        "Image Index,Finding Labels,Follow-up #,Patient ID,Patient Age,Patient Gender,View "
+        "Position,OriginalImage[Width,Height],",
         "00000001_000.png,Cardiomegaly|Effusion,0,1,58,M,PA,2682,2749,",
         "00000002_000.png,No Finding,0,2,81,M,PA,2500,2048,",
         "00000003_000.png,Infiltration,0,3,40,F,AP,2500,2048,",
@@ -192,7 +204,15 @@ def acevedo20(root: Path) -> None:
 
 
 def bodzas23(root: Path) -> None:
-    folders = ("Basophile", "Eosinophile", "Lymphoblast", "Lymphocyte", "Monocyte", "Myeloblast", "Neutrophile Band")
+    folders = (
+        "Basophile",
+        "Eosinophile",
+        "Lymphoblast",
+        "Lymphocyte",
+        "Monocyte",
+        "Myeloblast",
+        "Neutrophile Band",
+    )
     for i, folder in enumerate((*folders, "Neutrophile Segment", "Normoblast")):
         image(root / "data" / folder / "1.bmp", 20 * i)
 

@@ -28,16 +28,22 @@ def shown(raw: np.ndarray, slope: float, intercept: float, centre: float, width:
     for place, value in np.ndenumerate(raw):
         units = float(value) * slope + intercept
         low, high = centre - width / 2, centre + width / 2
-        result[place] = 0 if units <= low else 255 if units >= high else round(255 * (units - low) / (high - low))
+        result[place] = (
+            0 if units <= low else 255 if units >= high else round(255 * (units - low) / (high - low))
+        )
     return result
 
 
 @pytest.mark.parametrize(("slope", "intercept"), [(1, -1024), (2, -500), (0.5, 0)])
-def test_a_ct_slice_becomes_three_windows(slice_file: SliceFile, raw: np.ndarray, slope: float, intercept: float) -> None:
+def test_a_ct_slice_becomes_three_windows(
+    slice_file: SliceFile, raw: np.ndarray, slope: float, intercept: float
+) -> None:
     data = slice_file(raw, RescaleSlope=slope, RescaleIntercept=intercept)
     assert is_dicom(data)
     three = decode(data, 8, 3, "squash")
-    for channel, (name, centre, width) in enumerate((("brain", 40, 80), ("subdural", 80, 200), ("bone", 600, 2800))):
+    for channel, (name, centre, width) in enumerate(
+        (("brain", 40, 80), ("subdural", 80, 200), ("bone", 600, 2800))
+    ):
         assert list(WINDOWS)[channel] == name
         np.testing.assert_array_equal(three[..., channel], shown(raw, slope, intercept, centre, width))
     np.testing.assert_array_equal(decode(data, 8, 1, "squash")[..., 0], three[..., 0])
@@ -101,5 +107,10 @@ def test_a_table_may_name_dicom_files(slice_file: SliceFile, raw: np.ndarray, tm
     options = CsvData(path="labels.csv", label="label", image_size=8, bad_rows="skip")
     samples = options.load(cache=tmp_path / "cache", base=tmp_path)
     assert samples.ids.tolist() == ["a"]
-    assert samples.skipped[0] == "row 3: image 'b.dcm' is broken: the DICOM file has no pixel data; download it again"
-    assert samples.skipped[1].startswith("row 4: image 'c.dcm' is broken: ") and "\n" not in samples.skipped[1]
+    assert (
+        samples.skipped[0]
+        == "row 3: image 'b.dcm' is broken: the DICOM file has no pixel data; download it again"
+    )
+    assert (
+        samples.skipped[1].startswith("row 4: image 'c.dcm' is broken: ") and "\n" not in samples.skipped[1]
+    )

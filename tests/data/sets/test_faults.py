@@ -1,4 +1,5 @@
-"""Every published data set with every fault a download can have: one message that says where, what and what to do."""
+"""Every published data set with every fault a download can have: one message that says where, what and what
+to do."""
 
 from __future__ import annotations
 
@@ -99,7 +100,8 @@ def test_every_set_is_here() -> None:
     assert set(TABLES) == {name for name in SETS if name not in ("matek19", "acevedo20", "bodzas23")}
 
 
-# Files and folders ------------------------------------------------------------------------------------------------------
+# Files and folders
+# ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -123,7 +125,25 @@ def test_the_table_is_missing(name: str, make: Make, load: Load) -> None:
     refused(load, name, root, f"has no file '{Path(TABLES[name]).name}'")
 
 
-# Archives ---------------------------------------------------------------------------------------------------------------
+# Archives
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -171,7 +191,25 @@ def damaged(root: Path, file: str, pack: Pack) -> Path:
     return archive
 
 
-# Images -----------------------------------------------------------------------------------------------------------------
+# Images
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sorted(set(TABLES)))
@@ -191,7 +229,9 @@ def write_again(image: Path) -> None:
 
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("fault", ["text", "cut", "empty", "no pixels"])
-def test_an_image_that_is_none(name: str, fault: str, make: Make, load: Load, slice_file: SliceFile, tmp_path: Path) -> None:
+def test_an_image_that_is_none(
+    name: str, fault: str, make: Make, load: Load, slice_file: SliceFile, tmp_path: Path
+) -> None:
     root = make(name)
     path = root / IMAGES[name]
     path.write_bytes(
@@ -210,11 +250,31 @@ def test_an_image_that_is_none(name: str, fault: str, make: Make, load: Load, sl
 def test_a_patient_is_asked_of_what_is_no_dicom_file(make: Make, load: Load) -> None:
     root = make("rsna-ich")
     (root / IMAGES["rsna-ich"]).write_bytes(b"<html>404 not found</html>" * 20)
-    with pytest.raises(DataError, match=r"1 of 2 rows cannot be used.*\n  slice ID_000000002: .*is not a DICOM file"):
+    with pytest.raises(
+        DataError, match=r"1 of 2 rows cannot be used.*\n  slice ID_000000002: .*is not a DICOM file"
+    ):
         load("rsna-ich", root, patients=True)
 
 
-# Names ------------------------------------------------------------------------------------------------------------------
+# Names
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -235,7 +295,25 @@ def test_a_wrong_class_name_of_a_folder(name: str, make: Make, load: Load) -> No
     refused(load, name, root, f"has no folder '{Path(folder).name}'", f"rename '{other}'")
 
 
-# Tables -----------------------------------------------------------------------------------------------------------------
+# Tables
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", TABLES)

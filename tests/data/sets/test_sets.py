@@ -20,14 +20,34 @@ Make = Callable[[str], Path]
 Load = Callable[..., Samples]
 
 
-# All of them --------------------------------------------------------------------------------------------------------------
+# All of them
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SETS)
 def test_facts_are_whole_and_add_up(name: str) -> None:
     facts = SETS[name].facts
     assert len(set(facts.classes)) == len(facts.classes) > 1
-    assert all((facts.title, facts.layout, facts.licence, facts.citation, facts.papers)) and facts.home.startswith("https://")
+    assert all(
+        (facts.title, facts.layout, facts.licence, facts.citation, facts.papers)
+    ) and facts.home.startswith("https://")
     assert set(facts.counts.classes) <= set(facts.classes)
     for counts in (facts.counts.classes, facts.counts.sites):
         complete = counts and (counts is facts.counts.sites or set(counts) == set(facts.classes))
@@ -43,8 +63,12 @@ def test_the_layout_names_what_the_reader_needs(name: str, make: Make, load: Loa
     """Taking away any part of the layout is one sentence that names it and where to get it."""
     root = make(name)
     for entry in SETS[name].facts.layout:
-        official = next((part for part in reversed(entry.split("/")) if "*" not in part and "CLASS" not in part), None)
-        if official is None or "(" in official:  # classes as folders, and files for an option, have tests of their own
+        official = next(
+            (part for part in reversed(entry.split("/")) if "*" not in part and "CLASS" not in part), None
+        )
+        if (
+            official is None or "(" in official
+        ):  # classes as folders, and files for an option, have tests of their own
             continue
         (place,) = list(root.rglob(official))
         away = root.parent / "away"
@@ -79,7 +103,9 @@ def test_archives_may_stay_packed(name: str, make: Make, load: Load, pack: Calla
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_the_whole_download_may_be_one_zip(name: str, make: Make, load: Load, pack: Callable[[Path], None]) -> None:
+def test_the_whole_download_may_be_one_zip(
+    name: str, make: Make, load: Load, pack: Callable[[Path], None]
+) -> None:
     root = make(name)
     before = load(name, root)
     pack(root)
@@ -91,7 +117,9 @@ def test_a_truncated_archive_is_named(make: Make, load: Load, pack: Callable[[Pa
     pack(root / "HAM10000_images_part_2")
     archive = root / "HAM10000_images_part_2.zip"
     archive.write_bytes(archive.read_bytes()[:-40])
-    with pytest.raises(DataError, match=r"HAM10000_images_part_2\.zip cannot be opened as a zip file.*copied whole"):
+    with pytest.raises(
+        DataError, match=r"HAM10000_images_part_2\.zip cannot be opened as a zip file.*copied whole"
+    ):
         load("ham10000", root)
 
 
@@ -105,7 +133,9 @@ def test_an_archive_that_must_be_unpacked_is_named(make: Make, load: Load) -> No
     root = make("chestxray14")
     shutil.rmtree(root / "images_001")
     (root / "images.tar.gz").write_bytes(b"")
-    with pytest.raises(DataError, match=r"has no folder 'images', which ChestX-ray14 needs: unpack images\.tar\.gz$"):
+    with pytest.raises(
+        DataError, match=r"has no folder 'images', which ChestX-ray14 needs: unpack images\.tar\.gz$"
+    ):
         load("chestxray14", root)
 
 
@@ -129,13 +159,33 @@ def test_labels_without_their_image_are_named(name: str, image: str, make: Make,
     root = make(name)
     whole = len(load(name, root))
     (root / image).unlink()
-    with pytest.raises(DataError, match=rf"1 of {whole} rows cannot be used.*\n.*{Path(image).stem}.* is not in {name}"):
+    with pytest.raises(
+        DataError, match=rf"1 of {whole} rows cannot be used.*\n.*{Path(image).stem}.* is not in {name}"
+    ):
         load(name, root)
     left = load(name, root, bad_rows="skip")
     assert len(left) == whole - 1 and len(left.skipped) == 1
 
 
-# One by one ---------------------------------------------------------------------------------------------------------------
+# One by one
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_isic2019(make: Make, load: Load) -> None:
@@ -154,10 +204,14 @@ def test_isic_labels_must_be_exactly_one(make: Make, load: Load) -> None:
     root = make("isic2019")
     path = root / "ISIC_2019_Training_GroundTruth.csv"
     path.write_text(path.read_text().replace("ISIC_0000001,1.0,0.0", "ISIC_0000001,1.0,1.0"))
-    with pytest.raises(DataError, match=r"GroundTruth\.csv row 3: 2 of the classes are 1 where exactly one must be"):
+    with pytest.raises(
+        DataError, match=r"GroundTruth\.csv row 3: 2 of the classes are 1 where exactly one must be"
+    ):
         load("isic2019", root)
     path.write_text(path.read_text().replace(",SCC,", ",SSC,"))
-    with pytest.raises(DataError, match=r"GroundTruth\.csv: unknown column 'SCC': did you mean 'SSC'\? valid: AK, "):
+    with pytest.raises(
+        DataError, match=r"GroundTruth\.csv: unknown column 'SCC': did you mean 'SSC'\? valid: AK, "
+    ):
         load("isic2019", root)
 
 
@@ -232,7 +286,9 @@ def test_ph2(make: Make, load: Load) -> None:
     assert samples.images[:, 4, 4, 0].tolist() == [90, 20, 160]  # the lesions' masks are white
     path = root / "PH2_dataset.txt"
     path.write_text(path.read_text().replace("                  1 ||", "                  5 ||"))
-    with pytest.raises(DataError, match=r"PH2_dataset\.txt line 3: clinical diagnosis '5' of IMD002 is not 0, 1 or 2"):
+    with pytest.raises(
+        DataError, match=r"PH2_dataset\.txt line 3: clinical diagnosis '5' of IMD002 is not 0, 1 or 2"
+    ):
         load("ph2", root)
 
 
@@ -262,7 +318,8 @@ def test_rsna_ich_single(make: Make, load: Load) -> None:
     assert samples.task == "single"
     assert samples.ids.tolist() == ["ID_000000001", "ID_000000002"]
     assert samples.labels.tolist() == [0, 4]
-    # 0 and 20 HU: brain 0 → 0, 20/80 → 63.75; subdural (0+20)/200, (20+20)/200; bone (0+800)/2800, (20+800)/2800
+    # 0 and 20 HU: brain 0 → 0, 20/80 → 63.75; subdural (0+20)/200, (20+20)/200; bone (0+800)/2800,
+    # (20+800)/2800
     assert samples.images[0, 0, 0].tolist() == [0, 26, 73]
     assert samples.images[1, 0, 0].tolist() == [64, 51, 75]
     assert samples.group is None
@@ -319,7 +376,8 @@ def test_chestxray14(make: Make, load: Load) -> None:
     samples = load("chestxray14", root, channels=1)
     assert samples.task == "multi"
     assert samples.classes == (
-        "Infiltration", "Effusion", "Atelectasis", "Nodule", "Mass", "Pneumothorax", "Consolidation", "Pleural_Thickening",
+        "Infiltration", "Effusion", "Atelectasis", "Nodule", "Mass", "Pneumothorax",
+        "Consolidation", "Pleural_Thickening",
     )  # fmt: skip
     assert samples.ids.tolist() == ["00000001_000.png", "00000002_000.png", "00000004_000.png"]
     assert samples.labels.tolist() == [[0, 1, 0, 0, 0, 0, 0, 0], [0] * 8, [1, 0, 0, 0, 1, 0, 0, 0]]
@@ -350,7 +408,11 @@ def test_hyperkvasir(make: Make, load: Load) -> None:
     assert samples.split is None
     folded = load("hyperkvasir", root, fold=3)
     assert folded.split is not None
-    held = {name for name, split in zip(folded.ids.tolist(), folded.split.tolist(), strict=True) if split == "test"}
+    held = {
+        name
+        for name, split in zip(folded.ids.tolist(), folded.split.tolist(), strict=True)
+        if split == "test"
+    }
     assert held == {f"{name}/{i:04x}.jpg" for i, name in enumerate(samples.classes) if i % 5 == 3}
     with pytest.raises(DataError, match=r"no file '2_fold_split\.csv'"):
         load("hyperkvasir", root, fold=1, folds=2)
@@ -375,11 +437,31 @@ def test_blood_cells(make: Make, load: Load) -> None:
 def test_a_class_folder_with_another_name(make: Make, load: Load) -> None:
     root = make("bodzas23")
     (root / "data" / "Basophile").rename(root / "data" / "Basophil")
-    with pytest.raises(DataError, match="has no folder 'Basophile', which Bodzas-23 needs: rename 'Basophil' if it is that"):
+    with pytest.raises(
+        DataError, match="has no folder 'Basophile', which Bodzas-23 needs: rename 'Basophil' if it is that"
+    ):
         load("bodzas23", root)
 
 
-# Checking -----------------------------------------------------------------------------------------------------------------
+# Checking
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -389,7 +471,8 @@ def test_check_counts_a_miniature_and_finds_it_small(name: str, make: Make, tmp_
     wanted = options.expected()
     assert facts["ok"] is (wanted.images is None)
     assert (
-        facts["images"] == {"found": sum(one["found"] for one in facts["classes"].values()), "published": wanted.images}
+        facts["images"]
+        == {"found": sum(one["found"] for one in facts["classes"].values()), "published": wanted.images}
         or options.multi
     )
     assert list(facts["classes"]) == list(options.classes)
@@ -397,7 +480,9 @@ def test_check_counts_a_miniature_and_finds_it_small(name: str, make: Make, tmp_
     json.dumps(facts)
 
 
-def test_check_is_content_with_what_was_published(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_is_content_with_what_was_published(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from equipoise.data.sets import Counts
     from equipoise.data.sets.ham10000 import Ham10000
 
@@ -413,7 +498,9 @@ def test_check_is_content_with_what_was_published(make: Make, tmp_path: Path, mo
     assert not facts["ok"]
     first, second, *counts = facts["problems"]
     assert first == "HAM10000_metadata row 5: file 'ISIC_0029307.jpg' is not in ham10000"
-    assert second.startswith("HAM10000_metadata row 2: image 'HAM10000_images_part_1/ISIC_0024306.jpg' is broken")
+    assert second.startswith(
+        "HAM10000_metadata row 2: image 'HAM10000_images_part_1/ISIC_0024306.jpg' is broken"
+    )
     assert counts == [
         "images: 3 where 4 are published",
         "class df: 0 where 1 are published",
@@ -425,5 +512,7 @@ def test_no_pydicom_is_one_sentence(make: Make, load: Load, monkeypatch: pytest.
     import sys
 
     monkeypatch.setitem(sys.modules, "pydicom", None)
-    with pytest.raises(DataError, match=r"^DICOM images need pydicom: run pip install 'equipoise\[medical\]'$"):
+    with pytest.raises(
+        DataError, match=r"^DICOM images need pydicom: run pip install 'equipoise\[medical\]'$"
+    ):
         load("rsna-ich", make("rsna-ich"))

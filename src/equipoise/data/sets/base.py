@@ -1,7 +1,8 @@
-"""What the readers of published data sets share: facts about a set, its download on disk, and the way to Samples.
+"""What the readers of published data sets share: facts about a set, its download on disk, and the way to
+Samples.
 
-A set is a table of facts and a function that yields rows. The rows go through the same checks, cache and errors as those of a
-hospital's own CSV file.
+A set is a table of facts and a function that yields rows. The rows go through the same checks, cache and
+errors as those of a hospital's own CSV file.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ class SetData(DataOptions):
     """official archives that may stay packed: a zip file of this name counts as a folder"""
 
     path: str
-    """The folder of the official download, or a zip file of it; archives in it that are zip files may stay packed."""
+    """The folder of the official download, or a zip file of it; archives in it that are zip files may stay
+    packed."""
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -143,7 +145,9 @@ class Download:
         except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise DataError(f"{self.root / place} cannot be read: {error}; download it again") from error
 
-    def table(self, *names: str, columns: Iterable[str], delimiter: str = ",") -> Iterator[tuple[int, str, dict[str, str]]]:
+    def table(
+        self, *names: str, columns: Iterable[str], delimiter: str = ","
+    ) -> Iterator[tuple[int, str, dict[str, str]]]:
         """(number, place, fields) of every row of an official table, found by any of its names."""
         place = self.find(*names)
         data = self.read(place)
@@ -157,7 +161,8 @@ class Download:
                 yield number, where, fields
 
     def below(self, *folders: str) -> dict[str, str]:
-        """Name without extension → place of the images below official folders (or zip files of their names)."""
+        """Name without extension → place of the images below official folders (or zip files of their
+        names)."""
         found: dict[str, str] = {}
         for folder in folders:
             inside = [name for name in self.images if {folder, f"{folder}.zip"} & set(name.split("/")[:-1])]
@@ -168,12 +173,16 @@ class Download:
         return found
 
     def lacks(self, name: str, what: str, official: Container[str] = ()) -> DataError:
-        """One sentence about an official file or folder that is not there, and what to do; no `official` name is a slip for it."""
+        """One sentence about an official file or folder that is not there, and what to do; no `official` name
+        is a slip for it."""
         entries = {part for place in self.names for part in place.split("/")}
         packed = next((f"{name}{ending}" for ending in PACKED if f"{name}{ending}" in entries), None)
         suffix = PurePosixPath(name).suffix
         near = nearest(
-            name, sorted(one for one in entries - {name} if PurePosixPath(one).suffix == suffix and one not in official)
+            name,
+            sorted(
+                one for one in entries - {name} if PurePosixPath(one).suffix == suffix and one not in official
+            ),
         )
         fix = f"take it from {self.facts.home}"
         if packed is not None:
@@ -184,12 +193,15 @@ class Download:
 
 
 def check(options: SetData, base: Path) -> dict[str, Any]:
-    """Compare a download with what was published: every row and file, the counts, and one decoded image per class."""
+    """Compare a download with what was published: every row and file, the counts, and one decoded image per
+    class."""
     with options.download(base) as download:
         rows = [*options.rows(download), *download.bad]
         good, bad, found = checked(rows, download.files, download.root.name, options.classes)
         problems = [text for _, text in sorted(bad)]
-        problems += _undecodable(options, download.files, [(row, name) for row, (name, _) in zip(good, found, strict=True)])
+        problems += _undecodable(
+            options, download.files, [(row, name) for row, (name, _) in zip(good, found, strict=True)]
+        )
     held = Counts(
         len(good),
         Counter(name for row in good for name in _names(row, options.classes)),
@@ -201,7 +213,9 @@ def check(options: SetData, base: Path) -> dict[str, Any]:
     splits = Counter(row.split for row in good if row.split is not None)
     compared = {"images": (len(good), wanted.images), **_titled("class", classes), **_titled("site", sites)}
     problems += [
-        f"{name}: {has:,} where {want:,} are published" for name, (has, want) in compared.items() if want not in (None, has)
+        f"{name}: {has:,} where {want:,} are published"
+        for name, (has, want) in compared.items()
+        if want not in (None, has)
     ]
     return {
         "name": options.kind,
@@ -224,7 +238,8 @@ def _names(row: Row, classes: tuple[str, ...]) -> list[str]:
 
 
 def _undecodable(options: SetData, files: Files, rows: list[tuple[Row, str]]) -> list[str]:
-    """What is wrong with the first image of each class: enough to notice a missing decoder or a wrong kind of file."""
+    """What is wrong with the first image of each class: enough to notice a missing decoder or a wrong kind of
+    file."""
     first: dict[str, tuple[Row, str]] = {}
     for row, file in rows:
         for name in _names(row, options.classes):
@@ -235,7 +250,9 @@ def _undecodable(options: SetData, files: Files, rows: list[tuple[Row, str]]) ->
             decode(files.read(file), options.image_size, options.channels, options.resize)
         except (MemoryError, DataError):
             raise
-        except Exception as error:  # as in decoding for real: whatever a decoder raises, this image cannot be used
+        except (
+            Exception
+        ) as error:  # as in decoding for real: whatever a decoder raises, this image cannot be used
             wrong.append(f"{row.place}: image '{file}' is broken: {error}")
     return wrong
 

@@ -1,9 +1,11 @@
 """NIH ChestX-ray14: 112,120 frontal chest X-rays of 30,805 patients, fourteen findings mined from reports.
 
-    Data_Entry_2017.csv (or Data_Entry_2017_v2020.csv)    Image Index, Finding Labels, …, Patient ID, …, View Position, …
-    images/00000001_000.png, …                            (images_001.tar.gz to images_012.tar.gz, unpacked)
+    Data_Entry_2017.csv (or Data_Entry_2017_v2020.csv)    Image Index, Finding Labels, …, Patient ID, …, View
+    Position, … images/00000001_000.png, …                            (images_001.tar.gz to images_012.tar.gz,
+    unpacked)
 
-FedMLP keeps the views from behind (PA) and the eight findings that are most frequent in the whole set; it does not list them.
+FedMLP keeps the views from behind (PA) and the eight findings that are most frequent in the whole set; it
+does not list them.
 """
 
 from __future__ import annotations
@@ -78,7 +80,9 @@ class ChestXray14(SetData):
         return self.findings
 
     def expected(self) -> Counts:
-        return Counts(VIEWS[self.view], {name: FINDINGS[name] for name in self.findings} if self.view == "both" else {})
+        return Counts(
+            VIEWS[self.view], {name: FINDINGS[name] for name in self.findings} if self.view == "both" else {}
+        )
 
     def rows(self, download: Download) -> Iterator[Row | Bad]:
         places = download.below("images")

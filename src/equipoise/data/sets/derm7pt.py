@@ -2,9 +2,11 @@
 
     release_v0/images/NEL/Nel026.jpg, …               (or release_v0.zip)
     release_v0/meta/meta.csv                          case_num, diagnosis, …, location, sex, …, clinic, derm
-    release_v0/meta/train_indexes.csv, valid_indexes.csv, test_indexes.csv      indexes: rows of meta.csv from 0
+    release_v0/meta/train_indexes.csv, valid_indexes.csv, test_indexes.csv      indexes: rows of meta.csv from
+    0
 
-The twenty diagnoses are put together into the five classes of the authors' paper. Clinical photographs are left alone.
+The twenty diagnoses are put together into the five classes of the authors' paper. Clinical photographs are
+left alone.
 """
 
 from __future__ import annotations
@@ -30,13 +32,18 @@ INDEXES = {"train_indexes.csv": "train", "valid_indexes.csv": "validation", "tes
 
 
 class Derm7pt(SetData):
-    """derm7pt (Interactive Atlas of Dermoscopy): dermoscopy, five classes, the authors' train, validation and test."""
+    """derm7pt (Interactive Atlas of Dermoscopy): dermoscopy, five classes, the authors' train, validation and
+    test."""
 
     facts = Facts(
         title="derm7pt",
         classes=tuple(GROUPS),
         counts=Counts(1011, dict(zip(GROUPS, (42, 575, 252, 97, 45), strict=True))),
-        layout=("release_v0/images/*/*.jpg", "release_v0/meta/meta.csv", *(f"release_v0/meta/{name}" for name in INDEXES)),
+        layout=(
+            "release_v0/images/*/*.jpg",
+            "release_v0/meta/meta.csv",
+            *(f"release_v0/meta/{name}" for name in INDEXES),
+        ),
         home="https://derm.cs.sfu.ca",
         licence="research and education only, on registration",
         citation="Kawahara et al. 2019; Argenziano et al. 2000",
@@ -53,7 +60,9 @@ class Derm7pt(SetData):
             for _, _, fields in download.table(name, columns=("indexes",))
         }
         places = download.below("images")
-        for number, place, fields in download.table("meta.csv", columns=("diagnosis", "location", "sex", "derm")):
+        for number, place, fields in download.table(
+            "meta.csv", columns=("diagnosis", "location", "sex", "derm")
+        ):
             index = str(number - 2)  # the header is row 1
             if index not in split:
                 yield Bad(number, f"{place}: none of {', '.join(INDEXES)} has index {index}")

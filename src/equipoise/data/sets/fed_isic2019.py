@@ -1,9 +1,12 @@
-"""Fed-ISIC2019 of FLamby: 23,247 images of ISIC 2019 at six centres, with FLamby's own split into train and test.
+"""Fed-ISIC2019 of FLamby: 23,247 images of ISIC 2019 at six centres, with FLamby's own split into train and
+test.
 
     ISIC_2019_Training_Input/ISIC_0000000.jpg, …      (or ISIC_2019_Training_Input.zip)
-    train_test_split                                  image, MEL … UNK, target, center, fold, fold2; from FLamby's repository
+    train_test_split                                  image, MEL … UNK, target, center, fold, fold2; from
+    FLamby's repository
 
-The split is made 80 / 20 per centre and is not stratified by class: all three VASC of one centre are in train.
+The split is made 80 / 20 per centre and is not stratified by class: all three VASC of one centre are in
+train.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ class FedIsic2019(SetData):
             dict(zip(SITES, (12_413, 3954, 3363, 2259, 819, 439), strict=True)),
         ),
         layout=(f"{IMAGES}/*.jpg", SPLIT),
-        home="https://challenge.isic-archive.com/data/#2019 and flamby/datasets/fed_isic2019 of https://github.com/owkin/FLamby",
+        home="https://challenge.isic-archive.com/data/#2019 and flamby/datasets/fed_isic2019 of "
+        "https://github.com/owkin/FLamby",
         licence=LICENCE,
         citation=f"Ogier du Terrail et al. 2022 (FLamby); {CITATION}",
         papers="FCA, Fed-MAS",
@@ -56,6 +60,9 @@ class FedIsic2019(SetData):
                 continue
             centre, fold = where[row.id]
             if centre not in map(str, range(len(SITES))) or fold not in SPLITS:
-                yield Bad(row.number, f"{row.place}: center '{centre}' is not 0 to 5, or fold '{fold}' not train or test")
+                yield Bad(
+                    row.number,
+                    f"{row.place}: center '{centre}' is not 0 to 5, or fold '{fold}' not train or test",
+                )
             else:
                 yield replace(row, site=SITES[int(centre)], split=SPLITS[fold])

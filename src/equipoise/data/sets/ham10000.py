@@ -2,9 +2,11 @@
 
     HAM10000_images_part_1/ISIC_0024306.jpg, …        (or HAM10000_images_part_1.zip)
     HAM10000_images_part_2/ISIC_0029306.jpg, …        (or HAM10000_images_part_2.zip)
-    HAM10000_metadata                                 lesion_id, image_id, dx, dx_type, age, sex, localization, dataset
+    HAM10000_metadata                                 lesion_id, image_id, dx, dx_type, age, sex,
+    localization, dataset
 
-The metadata must be those of the Harvard Dataverse (CSV, or its .tab): copies elsewhere lack `dataset`, the source.
+The metadata must be those of the Harvard Dataverse (CSV, or its .tab): copies elsewhere lack `dataset`, the
+source.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 labeled-images/lower-gi-tract/…/polyps/*.jpg, …   one folder per class (or labeled-images.zip,
 labeled-images/upper-gi-tract/…/pylorus/*.jpg, …   or hyper-kvasir-labeled-images.zip)
-5_fold_split.csv or 2_fold_split.csv              only with `fold`: file-name;class-name;split-index, from official_splits of
+5_fold_split.csv or 2_fold_split.csv              only with `fold`: file-name;class-name;split-index, from
+official_splits of
                                                   the authors' repository
 """
 

@@ -44,7 +44,9 @@ class Isic2019(SetData):
     def rows(self, download: Download) -> Iterator[Row | Bad]:
         about = {
             fields["image"]: fields
-            for _, _, fields in download.table(METADATA, columns=("image", "lesion_id", "sex", "anatom_site_general"))
+            for _, _, fields in download.table(
+                METADATA, columns=("image", "lesion_id", "sex", "anatom_site_general")
+            )
         }
         for row in diagnoses(download, LABELS, IMAGES):
             if isinstance(row, Bad):
@@ -53,7 +55,13 @@ class Isic2019(SetData):
             one = about.get(row.id, {})
             attributes = {"sex": one.get("sex", ""), "anatomy": one.get("anatom_site_general", "")}
             yield Row(
-                row.number, row.place, row.id, row.label, row.file, group=one.get("lesion_id") or row.id, attributes=attributes
+                row.number,
+                row.place,
+                row.id,
+                row.label,
+                row.file,
+                group=one.get("lesion_id") or row.id,
+                attributes=attributes,
             )
 
 

@@ -1,8 +1,10 @@
-"""ISIC 2019 with skin types: the labels of Bevan and Atapour-Abarghouei, estimated from the skin around each lesion.
+"""ISIC 2019 with skin types: the labels of Bevan and Atapour-Abarghouei, estimated from the skin around each
+lesion.
 
     ISIC_2019_Training_Input/ISIC_0000000.jpg, …      (or ISIC_2019_Training_Input.zip)
     ISIC_2019_Training_GroundTruth.csv                image, MEL, NV, BCC, AK, BKL, DF, VASC, SCC, UNK
-    isic_train_20-19-18-17.csv                        image_name, fitzpatrick (1 to 6), …; data/csv of their repository
+    isic_train_20-19-18-17.csv                        image_name, fitzpatrick (1 to 6), …; data/csv of their
+    repository
 
 Images without a skin type are reported as rows that cannot be used.
 """
@@ -30,7 +32,8 @@ class IsicTone(SetData):
         classes=CLASSES,
         counts=Counts(COUNTS.images, COUNTS.classes),
         layout=(f"{IMAGES}/*.jpg", LABELS, TYPES),
-        home="https://challenge.isic-archive.com/data/#2019 and https://github.com/pbevan1/Detecting-Melanoma-Fairly",
+        home="https://challenge.isic-archive.com/data/#2019 and "
+        "https://github.com/pbevan1/Detecting-Melanoma-Fairly",
         licence=LICENCE,
         citation=f"Bevan and Atapour-Abarghouei 2022; {CITATION}",
         papers="Fed-MAS",

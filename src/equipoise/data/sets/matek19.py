@@ -1,6 +1,7 @@
 """Matek-19 (AML-Cytomorphology_LMU): 18,365 single blood cells of 100 leukaemia patients and 100 controls.
 
-    AML-Cytomorphology_LMU/BAS/BAS_0001.tiff, …       one folder per class, by the abbreviations of the authors
+    AML-Cytomorphology_LMU/BAS/BAS_0001.tiff, …       one folder per class, by the abbreviations of the
+    authors
 
 Which patient a cell comes from is not published.
 """

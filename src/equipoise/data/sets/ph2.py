@@ -1,7 +1,8 @@
 """PH²: 200 dermoscopy images of melanocytic lesions from one hospital.
 
     PH2 Dataset images/IMD002/IMD002_Dermoscopic_Image/IMD002.bmp, …
-    PH2_dataset.txt                                   columns between '||': name, histology, clinical diagnosis (0, 1, 2), …
+    PH2_dataset.txt                                   columns between '||': name, histology, clinical
+    diagnosis (0, 1, 2), …
 
 The archive is a .rar file: unpack it. Masks (IMD002_lesion and the like) are left alone.
 """
@@ -40,10 +41,16 @@ class Ph2(SetData):
         places = download.below(IMAGES)
         table = download.find(TABLE)
         lines = download.read(table).decode("utf-8", "replace").splitlines()
-        parts = {number: [cell.strip() for cell in line.split("||")] for number, line in enumerate(lines, start=1)}
-        held = {number: cells for number, cells in parts.items() if len(cells) > 3 and cells[1].startswith("IMD")}
+        parts = {
+            number: [cell.strip() for cell in line.split("||")] for number, line in enumerate(lines, start=1)
+        }
+        held = {
+            number: cells for number, cells in parts.items() if len(cells) > 3 and cells[1].startswith("IMD")
+        }
         if not held:  # the other lines are headings and the legend below the table
-            raise DataError(f"{download.root / table} has no line '|| IMD… ||' about an image: download it again")
+            raise DataError(
+                f"{download.root / table} has no line '|| IMD… ||' about an image: download it again"
+            )
         for number, cells in held.items():
             name, place = cells[1], f"{TABLE} line {number}"
             if cells[3] not in ("0", "1", "2"):

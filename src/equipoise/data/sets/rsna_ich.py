@@ -1,11 +1,12 @@
 """RSNA 2019 intracranial haemorrhage: slices of head CT with any of five types of bleeding, as DICOM files.
 
-    stage_2_train.csv                                 ID (ID_000012eaf_epidural, …_any: six rows per slice), Label
-    stage_2_train/ID_000012eaf.dcm, …                 (or stage_2_train.zip)
+    stage_2_train.csv                                 ID (ID_000012eaf_epidural, …_any: six rows per slice),
+    Label stage_2_train/ID_000012eaf.dcm, …                 (or stage_2_train.zip)
 
-Those are the files served today. The papers used stage 1 (`stage = 1`: stage_1_train.csv with stage_1_train_images, whose slices are
-all in stage_2_train too). Three channels are the brain, subdural and bone windows; one channel is the brain window. Stage 1 is
-known to hold one file without whole pixels, ID_6431af929: leave it out with `bad_rows = "skip"`.
+Those are the files served today. The papers used stage 1 (`stage = 1`: stage_1_train.csv with
+stage_1_train_images, whose slices are all in stage_2_train too). Three channels are the brain, subdural and
+bone windows; one channel is the brain window. Stage 1 is known to hold one file without whole pixels,
+ID_6431af929: leave it out with `bad_rows = "skip"`.
 """
 
 from __future__ import annotations
@@ -52,13 +53,15 @@ class RsnaIch(SetData):
 
     kind: Literal["rsna-ich"] = "rsna-ich"
     task: Literal["single", "multi"] = "single"
-    """single: slices with exactly one type of bleeding; multi: all slices with bleeding, and `healthy` ones without."""
+    """single: slices with exactly one type of bleeding; multi: all slices with bleeding, and `healthy` ones
+    without."""
     stage: Literal[1, 2] = 2
     """2: the labels served today; 1: those of the papers, a subset."""
     healthy: int = Field(default=HEALTHY, ge=0)
     """With task = "multi": how many slices without bleeding are kept, chosen by a hash of their names."""
     patients: bool = False
-    """Group slices by patient, so that no split cuts one; reads the beginning of every file each time the data is loaded."""
+    """Group slices by patient, so that no split cuts one; reads the beginning of every file each time the
+    data is loaded."""
 
     @property
     def multi(self) -> bool:
@@ -100,7 +103,10 @@ class RsnaIch(SetData):
             types = held.setdefault(name, [])
             if kind not in (*CLASSES, "any") or fields["Label"] not in ("0", "1"):
                 download.bad.append(
-                    Bad(number, f"{place}: '{fields['ID']},{fields['Label']}' is not a slice's type and 0 or 1")
+                    Bad(
+                        number,
+                        f"{place}: '{fields['ID']},{fields['Label']}' is not a slice's type and 0 or 1",
+                    )
                 )
             elif kind != "any" and fields["Label"] == "1" and kind not in types:
                 types.append(kind)

@@ -1,9 +1,10 @@
 """The coordinator's end: questions go out to Flower's nodes, answers come back in any order.
 
-A site that does not answer within the deadline is asked again as often as `retries` says and then left out of the question. One
-that was started anew while it owed an answer is asked again at once. Every message has a ticket, a number that only grows; a site
-repeats it in its answer, so that an answer to another message, another question or another run is noticed and ignored.
-Messages and answers also carry the head of the sender's journal, and the other side writes it into its own.
+A site that does not answer within the deadline is asked again as often as `retries` says and then left out of
+the question. One that was started anew while it owed an answer is asked again at once. Every message has a
+ticket, a number that only grows; a site repeats it in its answer, so that an answer to another message,
+another question or another run is noticed and ignored. Messages and answers also carry the head of the
+sender's journal, and the other side writes it into its own.
 """
 
 from __future__ import annotations
@@ -52,14 +53,16 @@ class Grid(Protocol):
 class Tickets:
     """Numbers that only grow, whatever the clock says: a file keeps one that none so far has reached.
 
-    The clock counts where it is ahead of the file. So a coordinator that was started anew is not taken for a replay
-    of itself.
+    The clock counts where it is ahead of the file. So a coordinator that was started anew is not taken for a
+    replay of itself.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
         try:
-            kept = read_json(path, "delete it; tickets then begin at the clock's time")["ticket"] if path else 0
+            kept = (
+                read_json(path, "delete it; tickets then begin at the clock's time")["ticket"] if path else 0
+            )
         except FileNotFoundError:
             kept = 0
         self._last = self._kept = max(kept, time.time_ns())
@@ -109,13 +112,27 @@ class Fleet:
 
     def online(self) -> dict[str, Node]:
         """The sites Flower can reach now."""
-        return {self._sites[node.public_key]: node for node in self.grid.get_nodes() if node.public_key in self._sites}
+        return {
+            self._sites[node.public_key]: node
+            for node in self.grid.get_nodes()
+            if node.public_key in self._sites
+        }
 
-    def invite(self, table: Mapping[str, Any], sites: Sequence[str], patience: float) -> dict[str, dict[str, Any]]:
-        """Ask sites to join a run; what each that accepts tells of itself. Sites have `patience` seconds to come online."""
+    def invite(
+        self, table: Mapping[str, Any], sites: Sequence[str], patience: float
+    ) -> dict[str, dict[str, Any]]:
+        """Ask sites to join a run; what each that accepts tells of itself. Sites have `patience` seconds to
+        come online."""
 
         def letter(site: str, ticket: int) -> tuple[dict[str, Any], RecordDict]:
-            call = {"run": self.run, "ticket": ticket, "site": site, "round": 0, "question": "", "journal": self._head()}
+            call = {
+                "run": self.run,
+                "ticket": ticket,
+                "site": site,
+                "round": 0,
+                "question": "",
+                "journal": self._head(),
+            }
             return call, wrap({**table, **call})
 
         found = {}
@@ -123,7 +140,13 @@ class Fleet:
             if isinstance(reply.get("card"), dict):
                 found[site] = reply["card"]
             else:
-                self.tell("ignored", site=site, round=0, question="", reason="accepted the run without saying what it holds")
+                self.tell(
+                    "ignored",
+                    site=site,
+                    round=0,
+                    question="",
+                    reason="accepted the run without saying what it holds",
+                )
         return found
 
     def ask(self, question: Question, sites: Sequence[str]) -> Iterator[tuple[str, bytes]]:
@@ -134,16 +157,25 @@ class Fleet:
             extra = {"extra": array(question.each[site])} if site in question.each else {}
             return call, wrap(call, {"payload": payload, **extra})
 
-        for site, _, data in self._converse(sites, message_type(question), letter, question.round, self.deadline):
+        for site, _, data in self._converse(
+            sites, message_type(question), letter, question.round, self.deadline
+        ):
             if "answer" in data:
                 yield site, data["answer"]
             else:
-                self.tell("ignored", site=site, round=question.round, question=question.name, reason="sent no answer")
+                self.tell(
+                    "ignored",
+                    site=site,
+                    round=question.round,
+                    question=question.name,
+                    reason="sent no answer",
+                )
 
     def close(self) -> None:
         pass
 
-    # One conversation --------------------------------------------------------------------------------------------------
+    # One conversation
+    # --------------------------------------------------------------------------------------------------
 
     def _converse(
         self,
@@ -153,7 +185,8 @@ class Fleet:
         round: int,
         patience: float,
     ) -> Iterator[tuple[str, dict[str, Any], dict[str, bytes]]]:
-        """Good answers as they come. A site has `patience` seconds to come online, and from then on until the deadline."""
+        """Good answers as they come. A site has `patience` seconds to come online, and from then on until the
+        deadline."""
         owed = {site: Owed(due=time.monotonic() + patience) for site in sites}
         looked, began = float("-inf"), time.monotonic()
         while owed:
@@ -161,7 +194,9 @@ class Fleet:
                 online, looked = self.online(), time.monotonic()
                 back = [site for site in owed if site in online and self._wants(owed[site], online[site])]
                 self._send(back, owed, online, kind, letter, round)
-            for reply in list(self.grid.pull_messages([number for debt in owed.values() for number in debt.sent])):
+            for reply in list(
+                self.grid.pull_messages([number for debt in owed.values() for number in debt.sent])
+            ):
                 answered = self._read(reply, owed, round)
                 if answered is not None:
                     del owed[answered[0]]
@@ -172,13 +207,20 @@ class Fleet:
             for site in [site for site in late if site not in again]:
                 debt = owed.pop(site)
                 if debt.sent or debt.tries <= self.retries:  # otherwise its last failure was told already
-                    what = f"no answer within {self.deadline:g} s" if debt.tries else f"not online within {patience:g} s"
+                    what = (
+                        f"no answer within {self.deadline:g} s"
+                        if debt.tries
+                        else f"not online within {patience:g} s"
+                    )
                     self.tell("silent", site=site, round=round, tries=debt.tries, reason=what)
-            if owed:  # a look costs Flower's server some work: seldom enough that it is a tenth of the wait at most
+            if (
+                owed
+            ):  # a look costs Flower's server some work: seldom enough that it is a tenth of the wait at most
                 time.sleep(min(LOOK, max(self.poll, (time.monotonic() - began) / 10)))
 
     def _wants(self, debt: Owed, node: Node) -> bool:
-        """Whether a site that is online has nothing of ours to answer, or was started anew since it had; and may be asked."""
+        """Whether a site that is online has nothing of ours to answer, or was started anew since it had; and
+        may be asked."""
         return debt.tries <= self.retries and (not debt.sent or node.last_activated_at != debt.since)
 
     def _may_wait(self, debt: Owed) -> bool:
@@ -201,12 +243,15 @@ class Fleet:
         for site in sites:
             call, content = letter(site, self._tickets.next())
             calls.append(call)
-            messages.append(Message(content, online[site].node_id, kind, group_id=str(round), ttl=self.deadline + 60))
+            messages.append(
+                Message(content, online[site].node_id, kind, group_id=str(round), ttl=self.deadline + 60)
+            )
         numbers = [*self.grid.push_messages(messages), *([None] * len(sites))]
         for site, call, number in zip(sites, calls, numbers, strict=False):
             if number is None:
                 raise SiteError(
-                    f"Flower did not take the message for site '{site}': is it too large, or the server's disk full?"
+                    f"Flower did not take the message for site '{site}': is it too large, or the server's "
+                    f"disk full?"
                 )
             debt = owed[site]
             debt.sent[number] = call
@@ -215,13 +260,19 @@ class Fleet:
             if debt.tries > 1:
                 self.tell("asked again", site=site, round=round, question=call["question"], tries=debt.tries)
 
-    def _read(self, reply: Message, owed: dict[str, Owed], round: int) -> tuple[str, dict[str, Any], dict[str, bytes]] | None:
-        """A good answer; of any other it is told what is wrong, and its site is asked again at the next look, if it has tries left."""
+    def _read(
+        self, reply: Message, owed: dict[str, Owed], round: int
+    ) -> tuple[str, dict[str, Any], dict[str, bytes]] | None:
+        """A good answer; of any other it is told what is wrong, and its site is asked again at the next look,
+        if it has tries left."""
         number = reply.metadata.reply_to_message_id
         site = next((name for name, debt in owed.items() if number in debt.sent), None)
         if site is None:
             self.tell(
-                "ignored", site=None, round=round, reason="an answer to a message that was never sent, or answered already"
+                "ignored",
+                site=None,
+                round=round,
+                reason="an answer to a message that was never sent, or answered already",
             )
             return None
         debt = owed[site]
@@ -238,7 +289,11 @@ class Fleet:
         head = as_hash(table.pop("journal", None))
         wrong = [key for key in ECHOED if table.get(key) != call[key]]
         if wrong:
-            self.tell("ignored", **facts, reason=f"an answer of another {wrong[0]}: replayed, stale or of another run")
+            self.tell(
+                "ignored",
+                **facts,
+                reason=f"an answer of another {wrong[0]}: replayed, stale or of another run",
+            )
             return None
         if head is not None:
             self.tell("received", run=self.run, **facts, journal=head)

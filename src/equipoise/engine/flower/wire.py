@@ -1,8 +1,8 @@
 """What a message between coordinator and site holds: one JSON table, and byte strings beside it.
 
-The bytes are the safetensors messages of `exchange.codec`; Flower carries them as arrays it never looks into. Message types:
-`train.<question>` where the site will remember something, `query.<question>` where it will not, and plain `query` for an
-invitation to a run.
+The bytes are the safetensors messages of `exchange.codec`; Flower carries them as arrays it never looks into.
+Message types: `train.<question>` where the site will remember something, `query.<question>` where it will
+not, and plain `query` for an invitation to a run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def message_type(question: Question) -> str:
 
 
 def array(data: bytes) -> Array:
-    """Bytes as Flower carries them. Messages that share one such array share its bytes on the way to Flower's server, too."""
+    """Bytes as Flower carries them. Messages that share one such array share its bytes on the way to Flower's
+    server, too."""
     return Array("uint8", (len(data),), FORMAT, bytes(data))
 
 
