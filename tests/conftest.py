@@ -76,8 +76,7 @@ def shared_data() -> Path:
     return folder
 
 
-# Tiny runs: three sites, some forty images of 16 pixels, two rounds; a third of a second each
-# -----------------------------
+# Tiny runs: three sites, some forty images of 16 pixels, two rounds; a third of a second each ---------------
 
 MakeConfig = Callable[..., Config]
 

@@ -35,8 +35,7 @@ def test_nothing_said_is_a_whole_run() -> None:
     assert [part.name for part in config.objective.parts] == ["cross_entropy"]
 
 
-# Mistakes
-# ------------------------------------------------------------------------------------------------------------
+# Mistakes ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -165,8 +164,7 @@ def test_a_file_that_is_not_there_or_no_toml_is_told(tmp_path: Path) -> None:
             read(bad)
 
 
-# Overrides
-# -----------------------------------------------------------------------------------------------------------
+# Overrides --------------------------------------------------------------------------------------------------
 
 
 def test_overrides_are_toml_or_plain_text() -> None:
@@ -220,8 +218,7 @@ def test_a_file_with_overrides(tmp_path: Path) -> None:
     assert (config.train.rounds, config.train.lr) == (7, 1e-3)
 
 
-# What a method brings
-# ------------------------------------------------------------------------------------------------
+# What a method brings ---------------------------------------------------------------------------------------
 
 
 def test_presets_fill_in_and_explicit_values_win() -> None:
@@ -321,8 +318,7 @@ def test_a_method_from_a_file(tmp_path: Path) -> None:
         resolve({"method": {"name": "mine.py:Mine", "strenght": 3}}, tmp_path)
 
 
-# Tables and digests
-# --------------------------------------------------------------------------------------------------
+# Tables and digests -----------------------------------------------------------------------------------------
 
 RUNS: list[dict[str, Any]] = [
     {},

@@ -97,8 +97,7 @@ def blocks() -> tuple[Block, ...]:
     )
 
 
-# Generated parts
-# --------------------------------------------------------------------------------------------------------
+# Generated parts --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -208,8 +207,7 @@ def test_the_changelog_has_this_version() -> None:
     assert f"\n## {equipoise.__version__}\n" in (ROOT / "CHANGELOG.md").read_text()
 
 
-# Code blocks
-# ------------------------------------------------------------------------------------------------------------
+# Code blocks ------------------------------------------------------------------------------------------------
 
 SHELL = ("sh", "console")
 COMMAND = re.compile(r"^(?:\$ )?(equipoise|make|pip|python)\b", re.MULTILINE)
@@ -320,8 +318,7 @@ def test_the_scan_would_see_a_wrong_config() -> None:
         resolve(tomllib.loads("[train]\nruonds = 3"))
 
 
-# Running them
-# -----------------------------------------------------------------------------------------------------------
+# Running them -----------------------------------------------------------------------------------------------
 #
 # A page is read from top to bottom in a folder of its own: a block with a title becomes that file, commands
 # are run and Python is executed. What a page takes for granted (recipes on real images, a trained model,
@@ -411,25 +408,7 @@ def test_the_blocks_of_a_page_run(
                 run_line(smaller(line))
 
 
-# The site
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-# ------------------------------------------------------------------------------------------------------------
+# The site ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -456,8 +435,7 @@ def test_the_site_is_built_and_asks_nothing_of_the_network(tmp_path: Path) -> No
         assert '.py"' not in text and "](" not in re.sub(r"<(pre|code).*?</\1>", "", text, flags=re.DOTALL)
 
 
-# Links and paths
-# --------------------------------------------------------------------------------------------------------
+# Links and paths --------------------------------------------------------------------------------------------
 
 
 def anchors(page: Path) -> set[str]:

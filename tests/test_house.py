@@ -78,8 +78,7 @@ def test_the_scan_would_see_a_method() -> None:
     assert any("FedAvg" in path.read_text() for path in (SOURCE / "methods").rglob("*.py"))
 
 
-# Names that come from elsewhere
-# ----------------------------------------------------------------------------------------
+# Names that come from elsewhere -----------------------------------------------------------------------------
 
 IMPORTERS = {
     "importlib.import_module",

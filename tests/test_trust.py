@@ -170,8 +170,7 @@ def test_a_worker_runs_the_code_its_pool_has_run(tiny: MakeConfig, tmp_path: Pat
     run(config, tmp_path / "run")
 
 
-# On the command line
-# -------------------------------------------------------------------------------------------------
+# On the command line ----------------------------------------------------------------------------------------
 
 
 def equipoise(*words: object) -> int:

@@ -113,8 +113,7 @@ class Code:
             ) from error
         return getattr(module, self.attribute, None)
 
-    # Finding, without running
-    # ------------------------------------------------------------------------------------------
+    # Finding, without running -------------------------------------------------------------------------------
 
     def _wrong(self, text: str) -> ConfigError:
         return ConfigError(f"{self.where}: {text}")
@@ -170,25 +169,7 @@ class Code:
             return spec.name.startswith(COUNTED)
         return spec.has_location and (own or not _installed(spec))
 
-    # Running
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    # --------------------------------------------------------------------------------------------------------
+    # Running ------------------------------------------------------------------------------------------------
 
     def _module(self) -> ModuleType:
         named, *others = self.files

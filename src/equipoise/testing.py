@@ -99,8 +99,7 @@ STILL: dict[str, Any] = {
 """Views that leave images as they are, for a run that shall learn them by heart."""
 
 
-# Federations without data
-# -----------------------------------------------------------------------------------------------
+# Federations without data -----------------------------------------------------------------------------------
 
 
 def write_federation(
@@ -167,8 +166,7 @@ def _picture(y: int, size: int, *purpose: object) -> bytes:
     return buffer.getvalue()
 
 
-# What a run leaves behind
-# -----------------------------------------------------------------------------------------------
+# What a run leaves behind -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -439,25 +437,7 @@ def _nobody_lost(trace: Trace, sites: Iterable[str]) -> None:
         expect(not lost, f"site '{lost[0] if lost else ''}' was left out of round {row['round']}")
 
 
-# The checks
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-# ------------------------------------------------------------------------------------------------------------
+# The checks -------------------------------------------------------------------------------------------------
 
 
 def check_documented(bench: Bench) -> None:

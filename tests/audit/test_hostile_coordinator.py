@@ -278,8 +278,7 @@ def test_a_question_without_a_payload_is_refused(asked: Asked) -> None:
     refused(asked, "train.train", asked.newer(), {WORD: asked.data["payload"]})
 
 
-# Invitations
-# ---------------------------------------------------------------------------------------------------------
+# Invitations ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("field", "odd"), odd_fields(("run", "site", "version", "config", "ticket")))
@@ -323,8 +322,7 @@ def test_data_named_by_the_coordinator_are_never_looked_at(asked: Asked) -> None
         assert "card" in asked.desk.reply("query", asked.letter(), {})[0]
 
 
-# Messages
-# ------------------------------------------------------------------------------------------------------------
+# Messages ---------------------------------------------------------------------------------------------------
 
 
 def text(value: Any) -> RecordDict:

@@ -113,8 +113,7 @@ def test_bad_scores_are_left_out(name: str, tiny: MakeConfig, lost: Any, rows: R
     compare(four(tiny), "evaluate", SCORED, name, tmp_path, lost, rows)
 
 
-# The guard alone, and memory
-# -----------------------------------------------------------------------------------------
+# The guard alone, and memory --------------------------------------------------------------------------------
 
 
 def honest(config: Config, folder: Path) -> Callable[[str], tuple[bytes, Callable[[bytes], None]]]:
@@ -202,8 +201,7 @@ def test_nothing_is_allocated_by_a_messages_own_word(tiny: MakeConfig, tmp_path:
     assert int(found.stdout) < 200_000  # kilobytes
 
 
-# Through Flower's messages
-# -------------------------------------------------------------------------------------------
+# Through Flower's messages ----------------------------------------------------------------------------------
 
 Reply = Callable[[Message], Any]
 
@@ -369,8 +367,7 @@ def test_a_bad_card_is_left_out(name: str, tiny: MakeConfig, town: Any) -> None:
     assert results[0].history[0]["sites"] == ["site-00", "site-01", "site-03"]
 
 
-# Every method
-# --------------------------------------------------------------------------------------------------------
+# Every method -----------------------------------------------------------------------------------------------
 
 
 def everywhere(change: Callable[[Tensor], Tensor], weight: float = 1.0, statistics: bool = True) -> Change:

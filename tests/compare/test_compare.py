@@ -214,8 +214,7 @@ def test_an_arm_that_ends_as_another_is_named() -> None:
     assert said.startswith("idle ended exactly as fedavg")
 
 
-# The command
-# -----------------------------------------------------------------------------------------------------------
+# The command ------------------------------------------------------------------------------------------------
 
 
 def children(pid: int) -> list[int]:

@@ -93,8 +93,7 @@ def test_a_method_of_ones_own(table: Table, tmp_path: Path) -> None:
     assert plan.jobs[1].config.method_name == "mine.py:Mine"
 
 
-# What defines a method
-# ------------------------------------------------------------------------------------------------
+# What defines a method --------------------------------------------------------------------------------------
 
 NEGATIVE = {"name": "bce", "missing": "negative"}
 WEIGHTED = '{ name = "bce", pos_weight = true }'

@@ -29,8 +29,7 @@ def shown(pixels: np.ndarray, **look: Any) -> np.ndarray:
     return np.asarray(toned(Image.fromarray(pixels), Look(**look)))
 
 
-# Colour constancy
-# -------------------------------------------------------------------------------------------------------
+# Colour constancy -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("p", [1, 6, 2.5])
@@ -81,25 +80,7 @@ def test_a_channel_without_light_stays_black_and_the_rest_is_cut_at_white() -> N
     assert shown(pixels, constancy=1)[0, 0, 1] == 255
 
 
-# Brightness
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-# ------------------------------------------------------------------------------------------------------------
+# Brightness -------------------------------------------------------------------------------------------------
 
 
 def test_brightness_becomes_what_was_asked() -> None:
@@ -119,8 +100,7 @@ def test_brightness_is_measured_after_colour_constancy() -> None:
     assert light == pytest.approx([np.mean(light)] * 3, abs=0.3)
 
 
-# The way to a square
-# ----------------------------------------------------------------------------------------------------
+# The way to a square ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("height", "width"), [(20, 40), (40, 20)])
@@ -160,25 +140,7 @@ def test_colours_are_measured_on_the_whole_image_before_it_is_cut() -> None:
     assert cropped[5, 5].tolist() == np.rint(100 * even / means).tolist()
 
 
-# The cache
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-# ------------------------------------------------------------------------------------------------------------
+# The cache --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -33,8 +33,7 @@ def single(logits: np.ndarray, labels: np.ndarray, ids: list[str] | None = None)
     return Scores("single", names, torch.from_numpy(labels), torch.from_numpy(pages).float())
 
 
-# Student's t
-# ------------------------------------------------------------------------------------------------------------
+# Student's t ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("a", [0.5, 1, 2, 7.5, 50, 500])
@@ -64,8 +63,7 @@ def test_folds_that_share_training_rows_count_for_less() -> None:
     assert paired_t(values, overlap=1 / 4) > paired_t(values)  # type: ignore[operator]
 
 
-# Sign flips and Holm
-# ----------------------------------------------------------------------------------------------------
+# Sign flips and Holm ----------------------------------------------------------------------------------------
 
 
 def test_sign_flip_tries_every_sign() -> None:
@@ -104,8 +102,7 @@ def test_holm_by_hand() -> None:
     assert holm([]) == []
 
 
-# Bootstrap over images
-# --------------------------------------------------------------------------------------------------
+# Bootstrap over images --------------------------------------------------------------------------------------
 
 
 def test_judged_is_the_balanced_accuracy_of_the_metrics() -> None:
@@ -174,8 +171,7 @@ def test_an_image_counts_as_one_however_many_seeds_tested_it() -> None:
     assert (five.difference, five.p) == (pytest.approx(one.difference), one.p)
 
 
-# Under the null
-# ---------------------------------------------------------------------------------------------------------
+# Under the null ---------------------------------------------------------------------------------------------
 
 
 def trained(difficulty: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> Judged:
@@ -204,25 +200,7 @@ def test_the_same_method_with_other_seeds_is_called_different_once_in_twenty() -
         assert 3 <= count <= 19, f"{name} calls {count} of {draws} different"  # 10 ± 3 standard deviations
 
 
-# The file
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-# ------------------------------------------------------------------------------------------------------------
+# The file ---------------------------------------------------------------------------------------------------
 
 
 def test_scores_come_back_and_old_rounds_go(tmp_path) -> None:

@@ -164,8 +164,7 @@ def test_private_state_is_for_our_eyes_only(asked: Asked) -> None:
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-# The site's own file
-# -------------------------------------------------------------------------------------------------
+# The site's own file ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

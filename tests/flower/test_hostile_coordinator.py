@@ -73,25 +73,7 @@ def reasons(desk: Desk) -> str:
     return json.dumps(read_journal(desk.folder / "journal.jsonl")[0])
 
 
-# Code
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-# ------------------------------------------------------------------------------------------------------------
+# Code -------------------------------------------------------------------------------------------------------
 
 
 def test_code_that_the_coordinator_names_is_not_run(home: Any, tiny: MakeConfig, tmp_path: Path) -> None:
@@ -174,8 +156,7 @@ def authority(folder: Path) -> None:
     shutil.copy(folder.parent / "coordinator" / "keys" / "ca.crt", folder / "keys" / "ca.crt")
 
 
-# Who is asked
-# --------------------------------------------------------------------------------------------------------
+# Who is asked -----------------------------------------------------------------------------------------------
 
 
 def ask(
@@ -269,8 +250,7 @@ def test_federations_ask_for_three_unless_the_config_says_how_many(tiny: MakeCon
     assert federated(tiny(exchange={"min_sites": 1})).exchange.min_sites == 1
 
 
-# What a run may find out
-# ---------------------------------------------------------------------------------------------
+# What a run may find out ------------------------------------------------------------------------------------
 
 SGD = {"optimizer": "sgd", "lr": 1.0, "batch_size": 1000, "epochs": 1}
 
@@ -372,8 +352,7 @@ def test_own_results_have_no_bin_with_few_images(small_cell: int, home: Any, tin
             assert bool(((rows >= least) | (rows == 0)).all()) and bool(((sure >= least) | (sure == 0)).all())
 
 
-# Paths and names
-# -----------------------------------------------------------------------------------------------------
+# Paths and names --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

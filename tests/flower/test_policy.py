@@ -44,8 +44,7 @@ def events(folder: Path, event: str) -> list[dict[str, Any]]:
     return [line for line in read_journal(folder / "journal.jsonl")[0] if line["event"] == event]
 
 
-# The rules by themselves
-# ---------------------------------------------------------------------------------------------
+# The rules by themselves ------------------------------------------------------------------------------------
 
 
 def test_each_leaves_must_be_named() -> None:
@@ -165,8 +164,7 @@ def test_a_bad_policy_is_refused(text: str, sentence: str, tmp_path: Path) -> No
         read_policy(tmp_path / "none.toml")
 
 
-# In a run
-# ------------------------------------------------------------------------------------------------------------
+# In a run ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -235,8 +235,7 @@ def test_strangers_stay_outside_and_the_coordinator_has_nothing_of_the_data(tmp_
         assert secret not in there, what
 
 
-# Sites that do not behave
-# --------------------------------------------------------------------------------------------
+# Sites that do not behave -----------------------------------------------------------------------------------
 
 
 def act(made: Stage, name: str, part: str) -> None:

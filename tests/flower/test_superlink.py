@@ -22,8 +22,7 @@ from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResultStatus
 
 from equipoise.deploy import access, inside, processes, superlink
 
-# The bell
-# ------------------------------------------------------------------------------------------------------------
+# The bell ---------------------------------------------------------------------------------------------------
 
 
 class Server:

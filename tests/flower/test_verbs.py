@@ -251,8 +251,7 @@ def test_without_flower_it_names_the_extra(tmp_path: Path) -> None:
     assert done.stderr.count('pip install "equipoise[flower]"') == 4
 
 
-# The page
-# ------------------------------------------------------------------------------------------------------------
+# The page ---------------------------------------------------------------------------------------------------
 
 
 def verbs(group: typer.Typer, before: tuple[str, ...] = ()) -> set[tuple[str, ...]]:

@@ -30,8 +30,7 @@ from equipoise.server.journal import read as read_journal
 MakeConfig = Callable[..., Config]
 ROGUE = "site-01"
 
-# A rogue site
-# --------------------------------------------------------------------------------------------------------
+# A rogue site -----------------------------------------------------------------------------------------------
 
 
 def rogue(asked: Message) -> bool:
@@ -74,8 +73,7 @@ def test_a_replayed_answer_is_asked_for_again(tiny: MakeConfig, town: Any) -> No
     ]["reason"]
 
 
-# A coordinator that is killed
-# ----------------------------------------------------------------------------------------
+# A coordinator that is killed -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["fca", pytest.param("fediic", marks=pytest.mark.slow)])
@@ -111,8 +109,7 @@ def test_a_run_that_was_broken_off_anywhere_goes_on_to_the_same_bits(
     assert ends == 4 and found.state_hash == expected
 
 
-# What leaves
-# ---------------------------------------------------------------------------------------------------------
+# What leaves ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

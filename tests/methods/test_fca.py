@@ -62,25 +62,7 @@ def logits(seed: int) -> Tensor:
     return torch.randn(4, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).mul_(2)
 
 
-# The loss
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-# ------------------------------------------------------------------------------------------------------------
+# The loss ---------------------------------------------------------------------------------------------------
 
 
 def test_loss_is_the_sum_of_equation_5(net: Net, batch: Batch) -> None:
@@ -161,25 +143,7 @@ def test_missing_class_gives_finite_losses_and_no_gradient(net: Net, batch: Batc
         assert float(found[f"head.{head}.bias"][0].abs()) > 1e-3
 
 
-# The heads
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-# ------------------------------------------------------------------------------------------------------------
+# The heads --------------------------------------------------------------------------------------------------
 
 
 def test_personal_heads_start_as_copies(net: Net) -> None:
@@ -240,8 +204,7 @@ def test_reported_metrics_are_of_the_predictor_that_counts(
                 )
 
 
-# The exchange
-# -----------------------------------------------------------------------------------------------------------
+# The exchange -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -62,8 +62,7 @@ def single(batch: Batch) -> Batch:
     return Batch(tuple(x.float() for x in batch.views), batch.y, batch.index, batch.mask)
 
 
-# The three terms, written out
-# -------------------------------------------------------------------------------------------
+# The three terms, written out -------------------------------------------------------------------------------
 
 
 def slow_dala(z: Tensor, y: Tensor, loc: Any, q: float = 0.25) -> float:
@@ -236,25 +235,7 @@ def test_every_preset_changes_one_thing_against_its_reference(preset: str) -> No
     assert len(changed) == 1, changed
 
 
-# Prototypes
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-# ------------------------------------------------------------------------------------------------------------
+# Prototypes -------------------------------------------------------------------------------------------------
 
 
 def crowded(classes: int, width: int = 64) -> Tensor:
@@ -324,25 +305,7 @@ def test_prototypes_are_the_classifier_rows_through_the_projector(relu: bool) ->
     assert float((cosines(spread) + 0.5).abs().max()) < 0.05
 
 
-# The round
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-# ------------------------------------------------------------------------------------------------------------
+# The round --------------------------------------------------------------------------------------------------
 
 
 class Listener:

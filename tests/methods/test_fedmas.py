@@ -76,25 +76,7 @@ def slow_distance(a: Tensor, b: Tensor) -> float:
     return 2 - 2 * dot / math.sqrt(aa * bb)
 
 
-# The loss
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-# ------------------------------------------------------------------------------------------------------------
+# The loss ---------------------------------------------------------------------------------------------------
 
 
 def test_distance_is_two_minus_two_cosines() -> None:
@@ -155,8 +137,7 @@ def test_missing_class_leaves_all_finite() -> None:
     assert loc.scratch["during"][2] == 0
 
 
-# The rescue factor
-# ------------------------------------------------------------------------------------------------------
+# The rescue factor ------------------------------------------------------------------------------------------
 
 
 def test_rescue_factor_by_hand() -> None:
@@ -197,25 +178,7 @@ def test_weights_are_shares_of_the_factors() -> None:
     assert weights({site: 9 * value for site, value in factors.items()}) == pytest.approx(found, abs=1e-7)
 
 
-# Runs
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-# ------------------------------------------------------------------------------------------------------------
+# Runs -------------------------------------------------------------------------------------------------------
 
 
 def watched(config: Any, folder: Path) -> tuple[Result, Tap]:

@@ -82,25 +82,7 @@ def sigmoid(z: float) -> float:
     return 1 / (1 + math.exp(-z))
 
 
-# Losses
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-# ------------------------------------------------------------------------------------------------------------
+# Losses -----------------------------------------------------------------------------------------------------
 
 
 def adjusted(logits: Tensor, known: Mapping[tuple[int, int], float], prior: list[float]) -> float:
@@ -207,25 +189,7 @@ def test_shift_is_the_log_odds_of_labels_or_tags() -> None:
     assert FedMLP().shift(loc)[2] == 0
 
 
-# Tags
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-# ------------------------------------------------------------------------------------------------------------
+# Tags -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -341,8 +305,7 @@ def test_small_sites_tag_at_least_one(n: int, rule: bool | None, small: bool) ->
     assert tagged == ([1, 1] if small else [0, 0] if n < 100 else [0, 2])
 
 
-# What sites say of classes
-# ----------------------------------------------------------------------------------------------
+# What sites say of classes ----------------------------------------------------------------------------------
 
 
 def described(n: int, own: list[int], seed: int, **options: Any) -> tuple[Upload, Tensor, Tensor, Tensor]:
@@ -457,25 +420,7 @@ def test_phases_are_within_the_run(warmup: int, rounds: int, phases: list[int]) 
     assert list(FedMLP(warmup=warmup).phases(rounds)) == phases
 
 
-# Runs
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-# ------------------------------------------------------------------------------------------------------------
+# Runs -------------------------------------------------------------------------------------------------------
 
 
 Make = Callable[..., Config]

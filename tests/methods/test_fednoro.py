@@ -31,8 +31,7 @@ def draws() -> list[torch.Generator]:
     return [torch.Generator().manual_seed(seed) for seed in range(FITS)]
 
 
-# Who is noisy
-# -----------------------------------------------------------------------------------------------------------
+# Who is noisy -----------------------------------------------------------------------------------------------
 
 
 def losses(seed: int = 0) -> Tensor:
@@ -74,25 +73,7 @@ def test_equal_sites_one_site_or_no_losses_mean_that_nobody_is_noisy(given: Tens
     assert found.dtype == torch.bool and found.tolist() == [False] * len(given)
 
 
-# Weights
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-# ------------------------------------------------------------------------------------------------------------
+# Weights ----------------------------------------------------------------------------------------------------
 
 
 def changes() -> dict[str, dict[str, Tensor]]:
@@ -116,25 +97,7 @@ def test_without_noisy_or_without_clean_sites_it_is_the_mean_by_samples(who: set
     assert nearness(same, samples, {"b"}).tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4], rel=1e-12)
 
 
-# Losses
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-# ------------------------------------------------------------------------------------------------------------
+# Losses -----------------------------------------------------------------------------------------------------
 
 COUNTS = torch.tensor([6.0, 2.0, 0.0], dtype=torch.float64)
 
@@ -252,25 +215,7 @@ def test_who_gets_a_teacher(double_net: Callable[..., Net]) -> None:
     assert not taught("multi", every, {})
 
 
-# Runs
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-# ------------------------------------------------------------------------------------------------------------
+# Runs -------------------------------------------------------------------------------------------------------
 
 
 def tapped(config: Config, folder: Path, **more: Any) -> tuple[Any, Any]:

@@ -73,25 +73,7 @@ def steps(server: Tree, seed: int) -> Tree:
     return {name: torch.randn(tensor.shape, generator=draw) for name, tensor in server["model"].items()}
 
 
-# The bank
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-# ------------------------------------------------------------------------------------------------------------
+# The bank ---------------------------------------------------------------------------------------------------
 
 
 def bank(method: FedSDC, width: int, sites: int) -> Tree:
@@ -173,25 +155,7 @@ def test_narrow_head_is_a_narrow_network() -> None:
     assert not wide.up.weight.grad[:, units:].any()
 
 
-# The round
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-# ------------------------------------------------------------------------------------------------------------
+# The round --------------------------------------------------------------------------------------------------
 
 
 def test_every_head_is_dealt_and_trained_exactly_once_a_round() -> None:
@@ -264,8 +228,7 @@ def test_without_momentum_the_body_moves_as_in_fedavg() -> None:
         assert all(same_bits(server["model"][name], expected[name]) for name in expected)
 
 
-# The ranking
-# ------------------------------------------------------------------------------------------------------------
+# The ranking ------------------------------------------------------------------------------------------------
 
 
 class Flat(nn.Module):
@@ -374,25 +337,7 @@ def test_serving_has_the_chosen_heads_or_the_best_alone() -> None:
     assert set(FedSDCPlus(ensemble=False).serving(server)["heads"]) == {"003"}
 
 
-# The vote
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-# ------------------------------------------------------------------------------------------------------------
+# The vote ---------------------------------------------------------------------------------------------------
 
 
 def logits_of(*heads: Sequence[float]) -> Tensor:
@@ -438,25 +383,7 @@ def test_mean_of_certain_heads_is_finite() -> None:
     assert found["mean"].tolist() == [[0.0, -900.0, -900.0]]
 
 
-# Runs
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-# ------------------------------------------------------------------------------------------------------------
+# Runs -------------------------------------------------------------------------------------------------------
 
 
 def tapped(

@@ -27,8 +27,7 @@ def doubles(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-# Water-filling
-# ----------------------------------------------------------------------------------------------------------
+# Water-filling ----------------------------------------------------------------------------------------------
 
 
 def filled(p: list[float], own: list[float], smooth: list[float], sigma: float) -> list[float]:
@@ -66,25 +65,7 @@ def test_water_filling_leaves_out_classes_nobody_has() -> None:
     assert q.tolist() == pytest.approx([*filled([0.6, 0.4], [0.5, 0.5], [1, 2], 0.02), 0])
 
 
-# At a site
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-# ------------------------------------------------------------------------------------------------------------
+# At a site --------------------------------------------------------------------------------------------------
 
 
 def place(labels: Tensor, x: Tensor | None = None, mine: Any = None, **down: Tensor) -> Any:
@@ -208,25 +189,7 @@ def test_what_others_say_stands_in_for_absent_classes() -> None:
         assert q.tolist() == pytest.approx(filled([0.5, 0.3, 0.2], own, [1, 2, third], 0.02), rel=1e-12)
 
 
-# In a run
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-# ------------------------------------------------------------------------------------------------------------
+# In a run ---------------------------------------------------------------------------------------------------
 
 
 def test_uniform_mean_smoothness_by_class_and_shares_kept() -> None:

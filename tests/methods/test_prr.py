@@ -52,25 +52,7 @@ def answers(tap: Tap, question: str, round: int) -> dict[str, Any]:
     }
 
 
-# A site
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-# ------------------------------------------------------------------------------------------------------------
+# A site -----------------------------------------------------------------------------------------------------
 
 
 def test_stages_go_up_one_by_one_and_down_at_once() -> None:
@@ -208,8 +190,7 @@ def test_site_predicts_with_its_personal_model(
     torch.testing.assert_close(own["personal"], expected)
 
 
-# The coordinator
-# --------------------------------------------------------------------------------------------------------
+# The coordinator --------------------------------------------------------------------------------------------
 
 
 def test_shared_prototypes() -> None:

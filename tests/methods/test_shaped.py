@@ -77,8 +77,7 @@ def mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-# One label per image
-# ----------------------------------------------------------------------------------------------------
+# One label per image ----------------------------------------------------------------------------------------
 
 
 def test_balanced_softmax_by_hand() -> None:
@@ -194,8 +193,7 @@ def test_ldam_head_gives_scaled_cosines() -> None:
     torch.testing.assert_close(head(z), 8 * F.cosine_similarity(z[:, None], head.weight[None], dim=2))
 
 
-# Several labels per image
-# -----------------------------------------------------------------------------------------------
+# Several labels per image -----------------------------------------------------------------------------------
 
 
 def test_partial_loss_by_hand() -> None:
@@ -305,25 +303,7 @@ def test_fedrs_stands_between_the_partial_loss_and_missing_as_absent() -> None:
     torch.testing.assert_close(half[:, 1], gradient(multi(Method(), negative))[:, 1])
 
 
-# In a run
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-# ------------------------------------------------------------------------------------------------------------
+# In a run ---------------------------------------------------------------------------------------------------
 
 NAMES = {
     cls: f"equipoise.methods.shaped:{cls.__name__}"

@@ -87,25 +87,7 @@ def same(a: tuple[Holding, ...], b: tuple[Holding, ...]) -> bool:
     )
 
 
-# Every kind
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-# ------------------------------------------------------------------------------------------------------------
+# Every kind -------------------------------------------------------------------------------------------------
 
 
 @st.composite
@@ -169,25 +151,7 @@ def test_another_seed_is_another_partition(name: str) -> None:
     assert any(not np.array_equal(x, y) for x, y in zip(found[0].values(), found[1].values(), strict=True))
 
 
-# FCA
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-# ------------------------------------------------------------------------------------------------------------
+# FCA --------------------------------------------------------------------------------------------------------
 
 
 def test_fca_split_one_skews_the_rare_class_alone() -> None:
@@ -252,25 +216,7 @@ def test_capped_sites_get_no_more_and_others_may_grow() -> None:
     assert largest[False] > 220
 
 
-# FedIIC
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-# ------------------------------------------------------------------------------------------------------------
+# FedIIC -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -307,25 +253,7 @@ def test_blocks_share_the_rows_evenly_and_are_cut_alone() -> None:
     assert big.sum(axis=1).tolist() == [30] * 20
 
 
-# FedMLP
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-# ------------------------------------------------------------------------------------------------------------
+# FedMLP -----------------------------------------------------------------------------------------------------
 
 
 def test_fedmlp_sites_are_equally_large_and_train_on_as_many_as_asked() -> None:
@@ -366,25 +294,7 @@ def test_a_training_size_never_cuts_a_group() -> None:
     assert len(held.train) == 60
 
 
-# Fed-MAS
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-# ------------------------------------------------------------------------------------------------------------
+# Fed-MAS ----------------------------------------------------------------------------------------------------
 
 
 def test_attribute_sites_hold_one_value_each_and_are_equally_large() -> None:
@@ -410,25 +320,7 @@ def test_a_group_of_two_values_goes_by_the_commoner() -> None:
     assert {name: rows.tolist() for name, rows in found.items()} == {"dark-00": [3], "light-00": [0, 1, 2, 4]}
 
 
-# FedSDC
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-# ------------------------------------------------------------------------------------------------------------
+# FedSDC -----------------------------------------------------------------------------------------------------
 
 
 def test_fedsdc_tests_on_thirty_of_every_class() -> None:
@@ -500,8 +392,7 @@ def test_without_a_site_column_there_is_one_source() -> None:
     assert [holding.name for holding in holdings] == ["site-00", "site-01", "site-02"]
 
 
-# An external test set
-# ---------------------------------------------------------------------------------------------------
+# An external test set ---------------------------------------------------------------------------------------
 
 
 def test_a_source_that_only_tests_is_shared_evenly_and_nothing_else_tests() -> None:
@@ -512,8 +403,7 @@ def test_a_source_that_only_tests_is_shared_evenly_and_nothing_else_tests() -> N
     assert np.array_equal(np.sort(np.concatenate([h.test for h in holdings])), np.arange(50, 75))
 
 
-# The list of experiments
-# ------------------------------------------------------------------------------------------------
+# The list of experiments ------------------------------------------------------------------------------------
 
 
 def test_documented_partitions_can_be_made() -> None:
@@ -543,25 +433,7 @@ def test_documented_partitions_can_be_made() -> None:
         assert len(holdings) == expected, experiment
 
 
-# Refusals
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-# ------------------------------------------------------------------------------------------------------------
+# Refusals ---------------------------------------------------------------------------------------------------
 
 PLAIN = samples(np.arange(120) % 3, site=np.where(np.arange(120) < 60, "a", "b"))
 MULTI = samples(np.random.default_rng(0).random((40, 3)) < 0.3)

@@ -51,8 +51,7 @@ def missing_sets(sites: int, classes: int, missing: int, seed: int) -> list[set[
     return [set(np.flatnonzero(~row).tolist()) for row in found]
 
 
-# Missing labels
-# ---------------------------------------------------------------------------------------------------------
+# Missing labels ---------------------------------------------------------------------------------------------
 
 
 @given(
@@ -177,25 +176,7 @@ def test_cover_too_unlikely_to_be_drawn_is_refused(monkeypatch: pytest.MonkeyPat
         labelled(8, 8, Iid(missing=5, missing_seed=1037), 0)
 
 
-# Long tails
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-# ------------------------------------------------------------------------------------------------------------
+# Long tails -------------------------------------------------------------------------------------------------
 
 
 def counts(data: Samples, holdings: tuple[Holding, ...], *splits: str) -> list[int]:

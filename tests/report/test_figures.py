@@ -68,8 +68,7 @@ def columns(figure: Figure) -> dict[str, list[Any]]:
     return {head: [row[i] for row in figure.rows] for i, head in enumerate(figure.columns)}
 
 
-# All of them
-# -----------------------------------------------------------------------------------------------------------
+# All of them ------------------------------------------------------------------------------------------------
 
 
 def test_every_run_has_the_figures_it_has_data_for(drawn) -> None:
@@ -149,8 +148,7 @@ def test_a_long_run_has_a_picture_and_no_table(runs) -> None:
     assert found["convergence"].svg and found["convergence"].columns == found["convergence"].rows == ()
 
 
-# Who holds what
-# --------------------------------------------------------------------------------------------------------
+# Who holds what ---------------------------------------------------------------------------------------------
 
 
 def test_the_distribution_is_the_census(runs, drawn) -> None:
@@ -175,8 +173,7 @@ def test_a_class_a_site_does_not_label_is_a_cross(runs, drawn) -> None:
         assert [n is not None for n in counts] == [site["labelled"][i] for site in data["sites"].values()]
 
 
-# Over rounds
-# -----------------------------------------------------------------------------------------------------------
+# Over rounds ------------------------------------------------------------------------------------------------
 
 
 def test_one_run_over_rounds(runs, drawn) -> None:
@@ -245,8 +242,7 @@ def test_one_seed_has_no_band(runs) -> None:
     )
 
 
-# How good it is
-# --------------------------------------------------------------------------------------------------------
+# How good it is ---------------------------------------------------------------------------------------------
 
 
 def test_recall_is_the_metric(runs, drawn, compared) -> None:
@@ -351,25 +347,7 @@ def test_the_map_has_a_point_per_class_and_layer(runs, drawn) -> None:
         }
 
 
-# Sites
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-# ------------------------------------------------------------------------------------------------------------
+# Sites ------------------------------------------------------------------------------------------------------
 
 
 def test_rescue_factors_and_shares_are_what_the_sites_noted(runs, drawn) -> None:
@@ -492,8 +470,7 @@ def test_of_many_arms_the_best_are_shown_and_the_caption_says_so(runs) -> None:
     assert len(found["bytes"].rows) == ARMS + 2  # bars have room for all
 
 
-# What it costs
-# ---------------------------------------------------------------------------------------------------------
+# What it costs ----------------------------------------------------------------------------------------------
 
 
 def test_the_ledger_figure_adds_up(runs, drawn) -> None:

@@ -139,8 +139,7 @@ def test_averages_over_tables_and_p_values_stand_beside_ours(phantom: Path, tmp_
     )
 
 
-# What is asked for
-# ------------------------------------------------------------------------------------------------------
+# What is asked for ------------------------------------------------------------------------------------------
 
 
 def test_rows_that_are_none_and_rows_that_cannot(phantom: Path) -> None:
@@ -200,25 +199,7 @@ def test_where_the_data_is_looked_for(tmp_path: Path) -> None:
         prepare(paper, Path("gone"), scale="small", base=tmp_path)
 
 
-# The list
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-# ------------------------------------------------------------------------------------------------------------
+# The list ---------------------------------------------------------------------------------------------------
 
 
 def test_the_list_has_rows_data_and_cost(monkeypatch: pytest.MonkeyPatch) -> None:

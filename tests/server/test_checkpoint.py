@@ -211,8 +211,7 @@ def test_a_checkpoint_under_another_name_is_told(checkpoints: Checkpoints) -> No
         checkpoints.newest()
 
 
-# Behind the next round
-# ------------------------------------------------------------------------------------------------------
+# Behind the next round --------------------------------------------------------------------------------------
 
 
 def test_a_commit_is_written_behind_the_round_that_follows(

@@ -25,8 +25,7 @@ Change = Callable[[bytes], bytes | None]
 Private = Callable[[Path], dict[str, str]]
 
 
-# Stopping and going on
-# -----------------------------------------------------------------------------------------------
+# Stopping and going on --------------------------------------------------------------------------------------
 
 
 class Stop(Exception):
@@ -160,25 +159,7 @@ def test_private_state_is_kept_for_both_checkpoints_and_the_round_under_way(
         assert folder.stat().st_mode & 0o777 == 0o700
 
 
-# Disks
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-# ------------------------------------------------------------------------------------------------------------
+# Disks ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -230,8 +211,7 @@ def test_a_full_disk_at_any_write_is_told_and_the_run_goes_on_later(
     assert failed >= writes
 
 
-# Drawing sites
-# -------------------------------------------------------------------------------------------------------
+# Drawing sites ----------------------------------------------------------------------------------------------
 
 
 class Silent:
@@ -280,8 +260,7 @@ def test_sites_are_drawn_by_seed_and_round(share: float, count: int, tmp_path: P
         assert {site for chosen in first for site in chosen} == set(sites)
 
 
-# How many sites
-# ------------------------------------------------------------------------------------------------------
+# How many sites ---------------------------------------------------------------------------------------------
 
 
 def test_more_sites_than_sums_have_room_for_are_refused(

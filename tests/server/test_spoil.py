@@ -29,8 +29,7 @@ def journal(folder: Path, event: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["event"] == event]
 
 
-# Bad answers
-# ---------------------------------------------------------------------------------------------------------
+# Bad answers ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -117,8 +117,7 @@ def test_input_that_would_be_miscounted_is_refused() -> None:
         measure(logits, labels, task="single")
 
 
-# What is told for one site alone
-# ---------------------------------------------------------------------------------------
+# What is told for one site alone ----------------------------------------------------------------------------
 
 
 def test_bins_are_put_together_until_each_holds_enough() -> None:

@@ -80,8 +80,7 @@ def test_local_batch_norm_asks_for_a_site(finished: Callable[..., Result]) -> No
     assert own_metrics(load(done.folder, "site-01"), done.folder, "site-01")["accuracy"] == expected
 
 
-# Which round
-# ------------------------------------------------------------------------------------------------------------
+# Which round ------------------------------------------------------------------------------------------------
 
 STILL = {"rounds": 5, "lr": 0.0}
 """nothing moves, so the first round is as good as any and is the one selected"""
@@ -146,8 +145,7 @@ def test_a_round_and_its_ending_have_each_their_own_checkpoint(
         load(copy)
 
 
-# What the run noted
-# -----------------------------------------------------------------------------------------------------
+# What the run noted -----------------------------------------------------------------------------------------
 
 
 def test_the_data_need_not_be_there(

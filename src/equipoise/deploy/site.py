@@ -369,25 +369,7 @@ class Desk:
         self.journal.write("answered", **facts, bytes=len(answer))
         return echo, answer
 
-    # Joining
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    # --------------------------------------------------------------------------------------------------------
+    # Joining ------------------------------------------------------------------------------------------------
 
     def _join(self, table: Mapping[str, Any]) -> dict[str, Any]:
         run, config = table.get("run"), table.get("config")
@@ -445,25 +427,7 @@ class Desk:
             self._joined = joined
         return self._joined
 
-    # Answering
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    # --------------------------------------------------------------------------------------------------------
+    # Answering ----------------------------------------------------------------------------------------------
 
     def _answer(self, kind: str, table: Mapping[str, Any], data: Mapping[str, bytes]) -> bytes:
         try:

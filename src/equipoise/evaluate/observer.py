@@ -60,8 +60,7 @@ class Evaluation:
         self._mark = FIRST
         self._since = time.perf_counter()
 
-    # The loop's view of us
-    # ---------------------------------------------------------------------------------------------
+    # The loop's view of us ----------------------------------------------------------------------------------
 
     def wants_tuned(self, round: int) -> bool:
         return self.method.keeps_tuned and self.options.own == "tuned" and self._due(round + 1)
@@ -108,8 +107,7 @@ class Evaluation:
                         return f"'{name}' on its {split} images: {problem}"
         return None
 
-    # Before and after
-    # --------------------------------------------------------------------------------------------------
+    # Before and after ---------------------------------------------------------------------------------------
 
     def resume(self, done: int, mark: str = FIRST) -> None:
         """Forget rows of rounds that were never committed, and a line a crash cut short.
@@ -132,25 +130,7 @@ class Evaluation:
         rows = [row for row in self.history if "test" in row]
         return select(rows, self.options.select, key="generalisation.balanced_accuracy")
 
-    # The work
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    # --------------------------------------------------------------------------------------------------------
+    # The work -----------------------------------------------------------------------------------------------
 
     def _evaluate(self, done: int, server: Tree, ask: Exchange) -> dict[str, Any]:
         flags: Tree = {"own": torch.tensor(True)} | (

@@ -27,8 +27,7 @@ TERMS = 300
 """of the continued fraction; enough for full precision with thousands of runs"""
 
 
-# Over test images
-# ------------------------------------------------------------------------------------------------------
+# Over test images -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,8 +164,7 @@ def _balanced(weights: np.ndarray, hit: np.ndarray, counts: np.ndarray) -> np.nd
     return per_class.sum(axis=1) / np.maximum(1, there.sum(axis=1))
 
 
-# Over seeds and folds
-# --------------------------------------------------------------------------------------------------
+# Over seeds and folds ---------------------------------------------------------------------------------------
 
 
 def paired_t(differences: Sequence[float], overlap: float = 0.0) -> float | None:

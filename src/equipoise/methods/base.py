@@ -70,8 +70,7 @@ class Method(BaseModel):
     crt: int = Field(0, ge=0)
     """rounds of classifier re-training after the last round (Kang et al. 2020); 0 = none"""
 
-    # What the net must have
-    # --------------------------------------------------------------------------------------------
+    # What the net must have ---------------------------------------------------------------------------------
 
     def projection(self) -> ProjectorSpec | None:
         """A projector on the pooled features, if the method needs one."""
@@ -89,8 +88,7 @@ class Method(BaseModel):
         """Frozen networks every site has beside the trained one; they are found in `loc.frozen`."""
         return {}
 
-    # At the coordinator
-    # ------------------------------------------------------------------------------------------------
+    # At the coordinator -------------------------------------------------------------------------------------
 
     def init(self, net: Net, shared: Mapping[str, Tensor]) -> Tree:
         """The first server tree; `shared` are the net's tensors that are exchanged."""
@@ -127,25 +125,7 @@ class Method(BaseModel):
         """The global predictors to be tested on the union of test sets; generalisation is their mean."""
         return {"global": self.serving(server)}
 
-    # At a site
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    #
-    # --------------------------------------------------------------------------------------------------------
+    # At a site ----------------------------------------------------------------------------------------------
 
     def init_site(self, net: Net, loc: Loc) -> Tree:
         """The site's first private tree. May set private parameters of the net in place."""
@@ -229,8 +209,7 @@ class Method(BaseModel):
         predictor."""
         return {"fed": net(x)}
 
-    # About the class
-    # ---------------------------------------------------------------------------------------------------
+    # About the class ----------------------------------------------------------------------------------------
 
     @classmethod
     @cache

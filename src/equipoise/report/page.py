@@ -163,25 +163,7 @@ def _cell(value: str | float | None) -> str:
     return "–" if value is None else f"{value:,}" if isinstance(value, int) else value
 
 
-# One run
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-# ------------------------------------------------------------------------------------------------------------
+# One run ----------------------------------------------------------------------------------------------------
 
 
 def changed_options(run: Run) -> str:
@@ -273,8 +255,7 @@ def _spans(numbers: Sequence[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in spans)
 
 
-# Several runs
-# ----------------------------------------------------------------------------------------------------------
+# Several runs -----------------------------------------------------------------------------------------------
 
 
 def _recalls(first: Run, every: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> Sheet:

@@ -113,25 +113,7 @@ def chosen(paper: Paper, rows: Sequence[str]) -> list[Arm]:
     return [arm for name, arm in arms.items() if name in wanted]
 
 
-# The data
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-# ------------------------------------------------------------------------------------------------------------
+# The data ---------------------------------------------------------------------------------------------------
 
 
 def placed(paper: Paper, data: Path | None, base: Path) -> dict[str, Any]:
@@ -162,25 +144,7 @@ def placed(paper: Paper, data: Path | None, base: Path) -> dict[str, Any]:
     return table
 
 
-# The scale
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-# ------------------------------------------------------------------------------------------------------------
+# The scale --------------------------------------------------------------------------------------------------
 
 
 def shrunk(table: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
@@ -229,8 +193,7 @@ def small_remark(configs: Sequence[Config]) -> str:
     )
 
 
-# The user's changes and weights
-# -----------------------------------------------------------------------------------------
+# The user's changes and weights -----------------------------------------------------------------------------
 
 
 def fitting(changes: Changes, arm: Arm, table: Mapping[str, Any], base: Path) -> Changes:

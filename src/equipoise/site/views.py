@@ -100,8 +100,7 @@ class ViewOptions(Options):
         return self
 
 
-# Normalisation
-# ----------------------------------------------------------------------------------------------------
+# Normalisation ----------------------------------------------------------------------------------------------
 
 
 def channel_statistics(images: np.ndarray, index: np.ndarray, chunk: int = 256) -> tuple[Channels, Channels]:
@@ -145,8 +144,7 @@ def statistics(
     return mean, std
 
 
-# Geometry: maps from output to input positions, [N, 3, 3], both axes running from -1 to 1
-# --------------------------
+# Geometry: maps from output to input positions, [N, 3, 3], both axes running from -1 to 1 -------------------
 
 
 def uniform(low: float, high: float, count: int, generator: Generator) -> Tensor:
@@ -219,8 +217,7 @@ def resample(x: Tensor, maps: Sequence[Tensor]) -> Tensor:
     return F.grid_sample(x, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
 
 
-# Filters and colour, on float [N, C, H, W] between 0 and 1; `factor` and the like are [N, 1, 1, 1]
-# -----------------
+# Filters and colour, on float [N, C, H, W] between 0 and 1; `factor` and the like are [N, 1, 1, 1] ----------
 
 
 def blur(x: Tensor, sigma: Tensor, largest: float, reach: tuple[int, int] | None = None) -> Tensor:
@@ -341,8 +338,7 @@ def equalise(x: Tensor) -> Tensor:
     return torch.where(step > 0, table.gather(2, level), level).view(x.shape).to(x.dtype) / 255
 
 
-# Views
-# ------------------------------------------------------------------------------------------------------------
+# Views ------------------------------------------------------------------------------------------------------
 
 
 class View:
@@ -545,8 +541,7 @@ class Sim(View):
         return x
 
 
-# The papers' views
-# ------------------------------------------------------------------------------------------------
+# The papers' views ------------------------------------------------------------------------------------------
 
 
 class Fca(Weak):

@@ -157,8 +157,7 @@ class Predictor(nn.Module):
         scores = self.logits(x)
         return scores.softmax(1) if self.facts.task == "single" else scores.sigmoid()
 
-    # From pixels and files
-    # ---------------------------------------------------------------------------------------------
+    # From pixels and files ----------------------------------------------------------------------------------
 
     @property
     def batch(self) -> int:

@@ -38,8 +38,7 @@ def load(path: str | Path, site: str | None = None, *, trust: bool = False) -> P
     return _from_file(path, site) if path.is_file() else _from_run(path, site, trust)
 
 
-# From a run folder
-# -----------------------------------------------------------------------------------------------------
+# From a run folder ------------------------------------------------------------------------------------------
 
 
 def _from_run(folder: Path, site: str | None, trust: bool) -> Predictor:
@@ -139,8 +138,7 @@ def _sight(folder: Path, config: Config) -> Sight:
         raise StorageError(f"{path} is damaged: delete it, then `equipoise resume {folder}`") from error
 
 
-# From an exported file
-# -------------------------------------------------------------------------------------------------
+# From an exported file --------------------------------------------------------------------------------------
 
 
 def _from_file(path: Path, site: str | None) -> Predictor:

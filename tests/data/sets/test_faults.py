@@ -100,8 +100,7 @@ def test_every_set_is_here() -> None:
     assert set(TABLES) == {name for name in SETS if name not in ("matek19", "acevedo20", "bodzas23")}
 
 
-# Files and folders
-# ------------------------------------------------------------------------------------------------------
+# Files and folders ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -125,25 +124,7 @@ def test_the_table_is_missing(name: str, make: Make, load: Load) -> None:
     refused(load, name, root, f"has no file '{Path(TABLES[name]).name}'")
 
 
-# Archives
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-# ------------------------------------------------------------------------------------------------------------
+# Archives ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -191,25 +172,7 @@ def damaged(root: Path, file: str, pack: Pack) -> Path:
     return archive
 
 
-# Images
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-# ------------------------------------------------------------------------------------------------------------
+# Images -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sorted(set(TABLES)))
@@ -256,25 +219,7 @@ def test_a_patient_is_asked_of_what_is_no_dicom_file(make: Make, load: Load) -> 
         load("rsna-ich", root, patients=True)
 
 
-# Names
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-# ------------------------------------------------------------------------------------------------------------
+# Names ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -295,25 +240,7 @@ def test_a_wrong_class_name_of_a_folder(name: str, make: Make, load: Load) -> No
     refused(load, name, root, f"has no folder '{Path(folder).name}'", f"rename '{other}'")
 
 
-# Tables
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-#
-# ------------------------------------------------------------------------------------------------------------
+# Tables -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", TABLES)
