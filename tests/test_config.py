@@ -307,8 +307,8 @@ def test_a_method_from_a_file(tmp_path: Path) -> None:
     assert config.method.model_dump() == {"crt": 0, "strength": 3.0, "side": "left"}
     assert resolve(config.table()).digest == config.digest
     for name, expected in [
-        ("mine.py:Your", "has no method class 'Your'"),
-        ("mine.py:NotAMethod", "has no method class 'NotAMethod'"),
+        ("mine.py:Your", "has no 'Your'"),
+        ("mine.py:NotAMethod", "'NotAMethod' of 'mine.py' is not a method class"),
         ("yours.py:Mine", "there is no file"),
         ("no_such_module_here:Mine", "the module 'no_such_module_here' cannot be imported"),
     ]:

@@ -13,7 +13,7 @@ import pytest
 
 from equipoise import locate as locate_module
 from equipoise.errors import ConfigError
-from equipoise.locate import Code, locate
+from equipoise.locate import Code, Parts
 
 THING = "from pathlib import Path\nPath({mark!r}).touch()\n{more}\nclass Thing:\n    value = {value}\n"
 
@@ -43,7 +43,7 @@ def ran(folder: Path) -> set[str]:
 
 
 def found(folder: Path, name: str, allow: Any = permit) -> Any:
-    return locate(name, folder, allow, "method.name")[0]
+    return Parts(folder, allow).find(name, "method.name")
 
 
 def print_of(folder: Path, name: str) -> str:

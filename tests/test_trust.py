@@ -142,9 +142,7 @@ def test_where_nothing_can_be_noted_a_run_still_ends_with_its_page(
 
 def test_a_folder_without_code_of_its_own_is_anybodys(tiny: MakeConfig, tmp_path: Path) -> None:
     run(tiny("fedavg", train={"rounds": 1}), tmp_path / "run")
-    assert (
-        load(tmp_path / "run").facts.method["name"] == "fedavg" and trust.recorded(tmp_path / "run") is None
-    )
+    assert load(tmp_path / "run").facts.method["name"] == "fedavg" and trust.recorded(tmp_path / "run") == {}
     assert not trust.trusted_file().exists()
 
 

@@ -24,7 +24,7 @@ from equipoise.errors import ConfigError, StorageError
 from equipoise.evaluate import EvaluateOptions
 from equipoise.exchange import ExchangeOptions
 from equipoise.keeping import read_text
-from equipoise.locate import Allow, Code
+from equipoise.locate import Allow, Code, Parts, context, named
 from equipoise.losses import ObjectiveOptions, parse_objective
 from equipoise.methods import Method, look_up
 from equipoise.names import nearest, unknown
@@ -70,8 +70,8 @@ class Config:
     exchange: ExchangeOptions
     base: Path
     """the folder relative paths start from"""
-    code: Code | None = field(default=None, compare=False)
-    """the method's code, where that is a file or module of the user's own"""
+    codes: Mapping[str, Code] = field(default_factory=dict, compare=False)
+    """by name: the code of one's own that the config names"""
     weights: Mapping[str, str] | None = None
     """where files of weights are, by the name or sha256 they are asked for by; none: the name is a path"""
 
@@ -97,6 +97,11 @@ class Config:
         table = {key: value for key, value in self.table().items() if key not in ("base", "engine")}
         del table["evaluate"]["tensorboard"]
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def marks(self) -> dict[str, str]:
+        """By name: the fingerprints of the code of one's own that the config names."""
+        return {name: code.fingerprint for name, code in sorted(self.codes.items())}
 
     @property
     def multi(self) -> bool:
@@ -228,31 +233,30 @@ def resolve(
             raise ConfigError(unknown("section", key, SECTIONS))
     sections = {name: {**DEFAULTS.get(name, {}), **_section(table, name)} for name in SECTIONS}
     base = Path(str(table.get("base", base or Path.cwd())))
-    name, method, code = _method(dict(sections["method"]), base, allow)
-    given = validate(_kind(data.KINDS, sections["data"], "data"), sections["data"], "data")
+    parts = Parts(base, allow)
+    name, method = _method(dict(sections["method"]), parts)
+    given = _kind(data.KINDS, DataOptions, sections["data"], "data", parts)  # type: ignore[type-abstract]
     wanted = recommended(method, given.multi or _only_multi(sections["train"].get("objective")))
     train = {**wanted, **sections["train"], **{key: wanted[key] for key in yields if key in wanted}}
-    options = validate(TrainOptions, train, "train")
+    options = validate(TrainOptions, train, "train", parts)
     _check_views(options.views or method.views, name, method)
-    net = validate(NetOptions, sections["net"], "net")
+    net = validate(NetOptions, sections["net"], "net", parts)
     objective = objective_of(options.objective, given.multi)
     if objective.scale is not None and net.head != "cosine":
         raise ConfigError("train.objective: 'ldam' needs cosines: set net.head = \"cosine\"")
     return Config(
         data=given,
-        partition=validate(
-            _kind(partition.KINDS, sections["partition"], "partition"), sections["partition"], "partition"
-        ),
+        partition=_kind(partition.KINDS, PartitionOptions, sections["partition"], "partition", parts),
         net=_scaled(net, method, objective),
         method=method,
         method_name=name,
         train=options,
         objective=objective,
-        engine=validate(EngineOptions, sections["engine"], "engine"),
-        evaluate=validate(EvaluateOptions, sections["evaluate"], "evaluate"),
-        exchange=validate(ExchangeOptions, sections["exchange"], "exchange"),
+        engine=validate(EngineOptions, sections["engine"], "engine", parts),
+        evaluate=validate(EvaluateOptions, sections["evaluate"], "evaluate", parts),
+        exchange=validate(ExchangeOptions, sections["exchange"], "exchange", parts),
         base=base,
-        code=code,
+        codes=parts.codes,
     )
 
 
@@ -263,21 +267,29 @@ def _section(table: Mapping[str, Any], name: str) -> dict[str, Any]:
     return value
 
 
-def _kind(kinds: Mapping[str, type[Model]], table: Mapping[str, Any], where: str) -> type[Model]:
+def _kind(
+    kinds: Mapping[str, type[Model]], base: type[Model], table: Mapping[str, Any], where: str, parts: Parts
+) -> Model:
+    """The options of a section whose `kind` says which class they are of: one of ours, or one's own."""
     kind = table["kind"]
+    if named(kind):
+        found = parts.find(kind, f"{where}.kind")
+        if not (isinstance(found, type) and issubclass(found, base)):
+            raise ConfigError(f"{where}.kind: '{kind}' is not a class that builds on {base.__name__}")
+        return validate(found, table, where, parts)
     if not isinstance(kind, str) or kind not in kinds:
-        raise ConfigError(f"{where}.kind: " + unknown("kind", str(kind), kinds))
-    return kinds[kind]
+        raise ConfigError(f"{where}.kind: " + unknown("kind", str(kind), kinds) + ", or FILE.py:Class")
+    return validate(kinds[kind], table, where, parts)
 
 
-def _method(table: dict[str, Any], base: Path, allow: Allow) -> tuple[str, Method, Code | None]:
+def _method(table: dict[str, Any], parts: Parts) -> tuple[str, Method]:
     name = str(table.pop("name"))
-    cls, code = look_up(name, base, allow)
+    cls = look_up(name, parts)
     preset = str(table.pop("preset", ""))
     if preset and preset not in cls.presets:
         raise ConfigError("method.preset: " + unknown(f"preset of '{name}'", preset, cls.presets))
-    method = validate(cls, {**cls.presets.get(preset, {}), **table}, "method", also=("name", "preset"))
-    return name, method, code
+    given = {**cls.presets.get(preset, {}), **table}
+    return name, validate(cls, given, "method", parts, also=("name", "preset"))
 
 
 def _check_views(views: Sequence[str], name: str, method: Method) -> None:
@@ -365,10 +377,16 @@ def _plain_objective(objective: ObjectiveOptions) -> Any:
     return parts[0] if len(parts) == 1 else parts
 
 
-def validate(cls: type[Model], table: Mapping[str, Any], where: str, also: Sequence[str] = ()) -> Model:
-    """The options, or one sentence about the first thing that is wrong."""
+def validate(
+    cls: type[Model],
+    table: Mapping[str, Any],
+    where: str,
+    parts: Parts | None = None,
+    also: Sequence[str] = (),
+) -> Model:
+    """The options, or one sentence about the first thing that is wrong; `parts` is where code is found."""
     try:
-        return cls.model_validate(dict(table))
+        return cls.model_validate(dict(table), context=context(parts) if parts else None)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
     place = ".".join([where, *(str(part) for part in first["loc"])])

@@ -26,6 +26,8 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+from pydantic import ValidationInfo
+
 from equipoise.errors import ConfigError, EquipoiseError
 from equipoise.opening import read_regular
 
@@ -208,15 +210,45 @@ Allow = Callable[[Code], None]
 """asked before code is run: raises what refuses it"""
 
 
-def locate(name: str, base: Path, allow: Allow, where: str) -> tuple[Any, Code]:
-    """What a name leads to (None: nothing), and its code.
+class Parts:
+    """The code of one's own that a config names: its method, network, views, losses and so on.
 
-    The code is run only after `allow` has let it pass. A relative path starts from `base`; `where` is the key
-    of the config that holds the name.
+    Options of a config are validated with `context(parts)`, so that a name with a colon leads here from
+    wherever it stands. Code is run only after `allow` has let it pass; relative paths start from `base`.
     """
-    code = Code(name, base, where)
-    allow(code)
-    return code.load(), code
+
+    def __init__(self, base: Path, allow: Allow) -> None:
+        self.base, self.allow = base, allow
+        self.codes: dict[str, Code] = {}
+        """by name: all code that was found so far"""
+
+    def find(self, name: str, where: str) -> Any:
+        """What a name leads to; `where` is the key of the config that holds it."""
+        code = Code(name, self.base, where)
+        self.allow(code)
+        found = code.load()
+        if found is None:
+            raise ConfigError(f"{where}: '{code.source}' has no '{code.attribute}'")
+        self.codes[name] = code
+        return found
+
+
+def named(name: Any) -> bool:
+    """Whether a name of a config leads to code: FILE.py:Name, or package.module:Name."""
+    return isinstance(name, str) and bool(name.rpartition(":")[0])
+
+
+def context(parts: Parts) -> dict[str, Any]:
+    """What pydantic hands on to the validators of options."""
+    return {"parts": parts}
+
+
+def parts_of(info: ValidationInfo, name: str) -> Parts:
+    """Where a validator looks up a name that leads to code."""
+    found = (info.context or {}).get("parts")
+    if not isinstance(found, Parts):
+        raise ConfigError(f"'{name}' leads to code, which only a config may name")
+    return found
 
 
 def digest(files: Iterable[bytes]) -> str:

@@ -236,8 +236,13 @@ def make_engine(config: Config, host: Host, stuff: Material, folder: Path) -> En
     """The engine the config asks for."""
     if config.engine.kind == "serial":
         return Serial(host)
-    code, fingerprint = _mark(config), stuff.samples.fingerprint
-    setup = {"config": config.table(), "code": code, "private": str(folder / "sites"), "data": fingerprint}
+    fingerprint = stuff.samples.fingerprint
+    setup = {
+        "config": config.table(),
+        "code": config.marks,
+        "private": str(folder / "sites"),
+        "data": fingerprint,
+    }
     return Pool(
         frames.command("equipoise.worker"), json.dumps(setup).encode(), config.engine.workers, stuff.sizes
     )
@@ -253,24 +258,18 @@ def claim(folder: Path, config: Config) -> None:
         ) from error
     path = folder / KEPT
     if not path.exists():
-        if config.code is not None:
-            write_json(folder / CODE, {"name": config.method_name, "fingerprint": _mark(config)})
+        if config.codes:
+            write_json(folder / CODE, {"code": config.marks})
         write_text(path, tomli_w.dumps(config.table()))
     elif read_folder(folder).digest != config.digest:
         raise StorageError(
             f"{folder} holds a run with another config: choose another --out, or `equipoise resume {folder}`"
         )
-    elif recorded(folder) not in (None, _mark(config)):
+    elif changed := [name for name, mark in recorded(folder).items() if config.marks.get(name) != mark]:
         raise StorageError(
-            f"the code of '{config.method_name}' has changed since the run in {folder} began: restore it, "
-            f"choose another --out, "
-            f"or delete {folder / CODE} to go on with the changed code"
+            f"the code of '{changed[0]}' has changed since the run in {folder} began: restore it, choose "
+            f"another --out, or delete {folder / CODE} to go on with the changed code"
         )
-
-
-def _mark(config: Config) -> str | None:
-    """The fingerprint of the method's code, where that is the user's own."""
-    return None if config.code is None else config.code.fingerprint
 
 
 @contextmanager

@@ -260,7 +260,7 @@ class Bench:
             self.name, self.cls = method, find(method, Path.cwd())
         else:
             self.name, self.cls = _name(method), method
-        self.code = _code(self.name)
+        self.codes = {} if self.name in METHODS else {self.name: _code(self.name)}
         given = dict(options or {})
         preset = given.pop("preset", None)
         if preset is not None and preset not in self.cls.presets:
@@ -309,7 +309,7 @@ class Bench:
             }
             | {"train": {**wanted, **chosen}}
         )
-        return replace(found, method=self.method(), method_name=self.name, code=self.code)
+        return replace(found, method=self.method(), method_name=self.name, codes=self.codes)
 
     def run(
         self,
@@ -390,10 +390,8 @@ def _name(cls: type[Method]) -> str:
     return f"{inspect.getfile(cls)}:{cls.__name__}"
 
 
-def _code(name: str) -> Code | None:
-    """A method's code, noted as trusted; none for Equipoise's own."""
-    if name in METHODS:
-        return None
+def _code(name: str) -> Code:
+    """The code of a method of one's own, noted as trusted."""
     code = Code(name, Path.cwd(), "method.name")
     remember(code)
     return code

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -69,7 +70,7 @@ def of_folder(folder: Path, trust: bool = False) -> Allow:
     def allow(code: Code) -> None:
         if code.fingerprint in here | trusted():
             return
-        made = recorded(folder)
+        made = recorded(folder).get(code.name)
         changed = f" (the run was made with {made})" if made not in (None, code.fingerprint) else ""
         raise Untrusted(
             f"{folder} would run {code.title}, which you have not run before (fingerprint "
@@ -85,11 +86,14 @@ def nothing(code: Code) -> None:
     raise Untrusted(f"{code.where}: '{code.name}' is not one of Equipoise's own methods")
 
 
-def only(fingerprint: str | None) -> Allow:
-    """For code that was permitted already and is read again by another process: it must be the same."""
+def only(marks: Mapping[str, str]) -> Allow:
+    """For code that was permitted already and is read again by another process: it must be the same.
+
+    `marks` has its fingerprints by name.
+    """
 
     def allow(code: Code) -> None:
-        if code.fingerprint != fingerprint:
+        if code.fingerprint != marks.get(code.name):
             raise ConfigError(
                 f"{code.where}: {code.title} has changed since the run began: start the run again"
             )
@@ -97,12 +101,12 @@ def only(fingerprint: str | None) -> Allow:
     return allow
 
 
-def recorded(folder: Path) -> str | None:
-    """The fingerprint of the code that a run folder was made with, if it was code of one's own."""
+def recorded(folder: Path) -> dict[str, str]:
+    """By name: the fingerprints of the code of one's own that a run folder was made with."""
     path, fix = folder / CODE, "restore it, or start the run anew"
     try:
-        return str(read_json(path, fix)["fingerprint"])
+        return {str(name): str(mark) for name, mark in read_json(path, fix)["code"].items()}
     except FileNotFoundError:
-        return None
-    except LookupError as error:
+        return {}
+    except (LookupError, AttributeError) as error:
         raise StorageError(f"{path} is damaged: {fix}") from error

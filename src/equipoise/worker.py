@@ -69,7 +69,7 @@ def _listen(pipe: BinaryIO, inbox: queue.SimpleQueue[bytes]) -> None:
 def _host(setup: dict[str, Any]) -> Host:
     torch.set_num_threads(1)
     keep_memory()
-    config = resolve(setup["config"], allow=only(setup.get("code")))
+    config = resolve(setup["config"], allow=only(setup["code"]))
     stuff = material(config)
     if stuff.samples.fingerprint != setup["data"]:
         raise StorageError(

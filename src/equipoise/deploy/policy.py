@@ -62,24 +62,29 @@ class Policy(Options):
     """most questions of one run that are answered"""
     methods: dict[str, str] = Field(default_factory=dict)
     """approved methods: name = fingerprint of the files that define it"""
+    parts: dict[str, str] = Field(default_factory=dict)
+    """approved networks, views, losses and other code that a run brings: name = fingerprint of its files"""
 
     def allow(self, code: Code) -> None:
         """Refuse code that was not approved as it is now; of a name that was not, nothing is even read."""
-        self.approve(code.name, code.approval if code.name in self.methods else "")
+        rule = "methods" if code.where == "method.name" else "parts"
+        self.approve(code.name, code.approval if code.name in getattr(self, rule) else "", rule)
 
-    def approve(self, name: str, mark: str) -> None:
-        """Refuse a method whose files were not approved with this fingerprint."""
-        if name not in self.methods:
-            raise Refused(f"policy rule 'methods': '{name}' is not approved at this site")
-        if self.methods[name] != mark:
-            raise Refused(f"policy rule 'methods': the files of '{name}' are not the ones this site approved")
+    def approve(self, name: str, mark: str, rule: str = "methods") -> None:
+        """Refuse a method or a part whose files were not approved with this fingerprint."""
+        approved: dict[str, str] = getattr(self, rule)
+        if name not in approved:
+            raise Refused(f"policy rule '{rule}': '{name}' is not approved at this site")
+        if approved[name] != mark:
+            raise Refused(f"policy rule '{rule}': the files of '{name}' are not the ones this site approved")
 
     def terms(self, config: Config) -> Iterator[str]:
         """The rules that a run breaks by its config, a sentence each."""
-        try:
-            self.approve(config.method_name, mark_of(config))
-        except Refused as error:
-            yield str(error)
+        for name, mark in marks_of(config).items():
+            try:
+                self.approve(name, mark, "methods" if name == config.method_name else "parts")
+            except Refused as error:
+                yield str(error)
         if config.exchange.min_sites < self.min_sites:
             yield (
                 f"policy rule 'min_sites': the run adds up as few as {config.exchange.min_sites} answers, "
@@ -164,10 +169,13 @@ def by_class(entry: Entry, classes: int, parameters: Collection[str]) -> bool:
     return classes in (entry.weight or ()) or (classes in entry.shape and not network)
 
 
-def mark_of(config: Config) -> str:
-    """The fingerprint of a run's method: of the code that was run, or of Equipoise's own files as they
-    are."""
-    return fingerprint(type(config.method)) if config.code is None else config.code.approval
+def marks_of(config: Config) -> dict[str, str]:
+    """By name: the fingerprints of a run's method and of all code that it brings.
+
+    They are those of the code that was run, or of Equipoise's own files as they are.
+    """
+    own = {name: code.approval for name, code in config.codes.items()}
+    return {config.method_name: own.get(config.method_name) or fingerprint(type(config.method)), **own}
 
 
 def read_policy(path: Path) -> Policy:

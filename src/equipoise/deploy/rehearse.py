@@ -23,7 +23,7 @@ from equipoise.deploy.card import COUNTS
 from equipoise.deploy.coordinator import federated
 from equipoise.deploy.keys import new_keys
 from equipoise.deploy.limits import Limits
-from equipoise.deploy.policy import MIN_SITES, mark_of
+from equipoise.deploy.policy import MIN_SITES, marks_of
 from equipoise.running import run
 from equipoise.server import drawn
 from equipoise.setup import material
@@ -85,12 +85,13 @@ def stage(config: Config, folder: Path, policy: dict[str, Any] | None = None) ->
     names = sorted(holding.name for holding in material(config).holdings)
     made = Stage(folder, processes.free_port())
     new_keys(made.coordinator, ["127.0.0.1"], names)
-    table = config.table()
+    table, marks = config.table(), marks_of(config)
     rules = {
         "small_cell": 0,
         "min_sites": federated(config).exchange.min_sites,
         "batch_size": 1,
-        "methods": {config.method_name: mark_of(config)},
+        "methods": {name: mark for name, mark in marks.items() if name == config.method_name},
+        "parts": {name: mark for name, mark in marks.items() if name != config.method_name},
         **(policy or {}),
     }
     nets = (config.net, *config.method.frozen().values())

@@ -12,12 +12,12 @@ from equipoise.config import load
 from equipoise.deploy.card import rows
 from equipoise.deploy.coordinator import federated
 from equipoise.deploy.keys import NEW_AUTHORITY, check_dates, new_pair, own_key, read_public
-from equipoise.deploy.policy import Refused, approved, mark_of, read_policy
+from equipoise.deploy.policy import Refused, approved, marks_of, read_policy
 from equipoise.deploy.site import own_config, read_site, take_part
 from equipoise.engine import probe
 from equipoise.errors import ConfigError, WeightsError
 from equipoise.exchange import Ledger
-from equipoise.locate import Code
+from equipoise.locate import Code, Parts
 from equipoise.methods import METHODS, look_up
 from equipoise.names import unknown
 from equipoise.running import one_thread
@@ -69,9 +69,12 @@ questions_per_run = 10000
 each = ["evaluate.own", "join.counts"]
 
 # Methods that may run here: name = fingerprint of its files, as `equipoise site check` shows it. A changed
-# file is refused.
+# file is refused. Under [parts] stand networks, views, losses and other code that a run may bring.
 [methods]
-{methods}"""
+{methods}
+[parts]
+# "our_net.py:Net" = "…"
+"""
 
 
 def new_site(folder: Path, name: str, superlink: str, methods: Sequence[str]) -> list[Path]:
@@ -97,15 +100,20 @@ def new_site(folder: Path, name: str, superlink: str, methods: Sequence[str]) ->
 
 def _mark(name: str, folder: Path) -> str:
     """The fingerprint of a method of the user's own, which is run to see that it is one."""
-    code = look_up(name, folder, remember)[1]
-    assert code is not None
-    return code.approval
+    parts = Parts(folder, remember)
+    look_up(name, parts)
+    return parts.codes[name].approval
 
 
 def _known(name: str) -> str:
     if name not in METHODS:
         raise ConfigError(unknown("method", name, METHODS))
     return approved([name])[name]
+
+
+def _with_print(sentence: str, prints: Sequence[str]) -> str:
+    """A refusal of code, with the fingerprint that would approve it."""
+    return "; ".join([sentence, *(text for text in prints if text.split("'")[1] in sentence.split("'")[2:])])
 
 
 @dataclass(frozen=True)
@@ -141,7 +149,7 @@ def check_site(folder: Path, file: Path | None = None) -> Checked:
         WeightsError,
     ) as error:  # code that is not approved is not run: what it would send cannot be tried
         refused.append(
-            f"{error}; its fingerprint is {seen[0].approval}" if isinstance(error, Refused) else str(error)
+            f"{error}; its fingerprint is {seen[-1].approval}" if isinstance(error, Refused) else str(error)
         )
         config, file = own_config(options, folder, {}, allow), None
     with one_thread(), tempfile.TemporaryDirectory() as place:
@@ -160,10 +168,9 @@ def check_site(folder: Path, file: Path | None = None) -> Checked:
         f"{', '.join(changed) or 'none'}",
     }
     if ledger is not None:
-        for sentence in policy.terms(federated(config)):
-            refused.append(
-                f"{sentence}; its fingerprint is {mark_of(config)}" if "'methods'" in sentence else sentence
-            )
+        refused += policy.terms(federated(config))
+        prints = [f"the fingerprint of '{name}' is {mark}" for name, mark in marks_of(config).items()]
+        refused = [_with_print(sentence, prints) for sentence in refused]
         for line in ledger.lines:
             refused += policy.objections(line.question, line.up, **joined.facts, read=("train",))
     joining = rows(samples.classes, samples.images.shape[1:], policy.each)

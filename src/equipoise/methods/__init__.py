@@ -9,7 +9,7 @@ import inspect
 from pathlib import Path
 
 from equipoise.errors import ConfigError
-from equipoise.locate import Allow, Code, digest, locate
+from equipoise.locate import Allow, Parts, digest, named
 from equipoise.methods.balancefl import BalanceFL
 from equipoise.methods.base import Ask, Method
 from equipoise.methods.cbafed import CBAFed
@@ -87,20 +87,20 @@ def find(name: str, base: Path, allow: Allow = remember) -> type[Method]:
     A file or module is run only if `allow` lets it pass; without one it is taken for the user's own choice,
     and noted as trusted.
     """
-    return look_up(name, base, allow)[0]
+    return look_up(name, Parts(base, allow))
 
 
-def look_up(name: str, base: Path, allow: Allow) -> tuple[type[Method], Code | None]:
-    """The method class of that name, and for one of a file or module its code."""
+def look_up(name: str, parts: Parts) -> type[Method]:
+    """The method class of that name, one of Equipoise's or one of `parts`."""
     if name in METHODS:
-        return METHODS[name], None
-    if not name.rpartition(":")[0]:
+        return METHODS[name]
+    if not named(name):
         raise ConfigError("method.name: " + unknown("method", name, METHODS) + ", or FILE.py:Class")
-    found, code = locate(name, base, allow, "method.name")
+    found = parts.find(name, "method.name")
     if not (isinstance(found, type) and issubclass(found, Method)):
         source, _, attribute = name.rpartition(":")
-        raise ConfigError(f"method.name: '{source}' has no method class '{attribute}'")
-    return found, code
+        raise ConfigError(f"method.name: '{attribute}' of '{source}' is not a method class")
+    return found
 
 
 def fingerprint(cls: type[Method]) -> str:
