@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from equipoise.version import __version__
+
 if TYPE_CHECKING:
     from equipoise.methods import Method
     from equipoise.running import Result, resume, run
     from equipoise.use import load
 
-__version__ = "0.1.0"
 __all__ = ["Method", "Result", "__version__", "load", "resume", "run"]
 
 

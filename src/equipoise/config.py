@@ -20,10 +20,9 @@ from pydantic import BaseModel, ValidationError
 from equipoise import data, partition
 from equipoise.data import DataOptions
 from equipoise.engine import EngineOptions
-from equipoise.errors import ConfigError, StorageError
+from equipoise.errors import ConfigError
 from equipoise.evaluate import EvaluateOptions
 from equipoise.exchange import ExchangeOptions
-from equipoise.keeping import read_text
 from equipoise.locate import Allow, Code, Parts, context, named
 from equipoise.losses import ObjectiveOptions, parse_objective
 from equipoise.methods import Method, look_up
@@ -31,6 +30,7 @@ from equipoise.names import nearest, unknown
 from equipoise.nets import NetOptions
 from equipoise.opening import TEXT, open_regular
 from equipoise.partition import PartitionOptions
+from equipoise.run_folder import CONFIG, RunFolder
 from equipoise.site import TrainOptions
 from equipoise.site.views import VIEWS
 from equipoise.text import parse_toml
@@ -48,8 +48,8 @@ SECTIONS = ("data", "partition", "net", "method", "train", "engine", "evaluate",
 DEFINING = ("objective",)
 """keys of [train] that are part of a method which recommends them: a comparison keeps them, whatever its file
 says for all"""
-KEPT = "config.toml"
-"""the file of a run folder that holds its resolved config, as it was when the run began"""
+BESIDE_RESULT = ("tensorboard",)
+"""keys of [evaluate] that change nothing but what is written beside the result"""
 BESIDE = ("base", "reproduce")
 """what a file may hold beside the sections: where its paths start, and what `equipoise reproduce` reads"""
 
@@ -93,10 +93,8 @@ class Config:
 
     @property
     def digest(self) -> str:
-        """Hash of all that can change the result; where sites run, and what is written beside it, cannot."""
-        table = {key: value for key, value in self.table().items() if key not in ("base", "engine")}
-        del table["evaluate"]["tensorboard"]
-        return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
+        """Hash of all that can change the result."""
+        return digest_of(self.table())
 
     @property
     def marks(self) -> dict[str, str]:
@@ -117,6 +115,16 @@ class Config:
         return replace(self, engine=self.engine.model_copy(update=changes))
 
 
+def digest_of(table: Mapping[str, Any]) -> str:
+    """Hash of all that can change the result of a resolved config.
+
+    Where sites run, and what is written beside the result, cannot.
+    """
+    rest = {key: value for key, value in table.items() if key not in ("base", "engine")}
+    evaluate = {key: value for key, value in rest["evaluate"].items() if key not in BESIDE_RESULT}
+    return hashlib.sha256(json.dumps(rest | {"evaluate": evaluate}, sort_keys=True).encode()).hexdigest()
+
+
 def read(
     path: Path, overrides: Sequence[str] = (), base: Path | None = None, allow: Allow = remember
 ) -> Config:
@@ -124,24 +132,18 @@ def read(
     return resolve(override(load(path), overrides), base, allow=allow)
 
 
+def digest_in(folder: Path | RunFolder) -> str:
+    """The digest of a run folder's config, without looking at what it names."""
+    return digest_of(parse_toml(RunFolder(folder).text(CONFIG)))
+
+
 def read_folder(folder: Path, trust: bool = False) -> Config:
     """The config of a run folder; refused where the file is not as the run wrote it.
 
     Code that it names is run only if this user has run it before, or says to trust it.
     """
-    return resolve(parse_toml(text_of_run(folder)), allow=of_folder(folder, trust))
-
-
-def text_of_run(folder: Path) -> str:
-    """The text of a run folder's config."""
-    try:
-        return read_text(
-            folder / KEPT,
-            "undo the change, or start a new run in another folder; "
-            "`equipoise run FILE.toml --out` takes another [engine] or base",
-        )
-    except FileNotFoundError:
-        raise StorageError(f"{folder} is not a run folder: it has no {KEPT}") from None
+    run = RunFolder(folder)
+    return resolve(parse_toml(run.text(CONFIG)), allow=of_folder(run, trust))
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,22 +16,36 @@ from typing import Any
 import tomli_w
 import torch
 
-from equipoise.config import KEPT, Config, departures, read, read_folder, resolve
+from equipoise.blueprint import Blueprint, Built
+from equipoise.config import Config, departures, digest_in, read, read_folder, resolve
 from equipoise.engine import Engine, Host, Pool, Serial, frames, probe
 from equipoise.errors import StorageError
 from equipoise.evaluate import ENDING, Board, Evaluation
 from equipoise.exchange import Bounds, Ledger
-from equipoise.keeping import FIRST, read_json, write_json, write_text
+from equipoise.keeping import FIRST
+from equipoise.partition import Facts
+from equipoise.predict import Origin, assemble, class_maps
+from equipoise.run_folder import (
+    BLUEPRINT,
+    CENSUS,
+    CHECKPOINTS,
+    CODE,
+    CONFIG,
+    FEATURES,
+    JOURNAL,
+    LEDGER,
+    PRIVATE,
+    RESULT,
+    RunFolder,
+)
 from equipoise.server import Checkpoints, Federation, Header, Journal, check_same, drawn
-from equipoise.server.folders import private_folder
-from equipoise.setup import SIGHT, Material, keep_memory, make_host, make_sight, material
+from equipoise.setup import Material, draw, keep_memory, material, place_of
+from equipoise.site import Store
 from equipoise.tree import Tree, digest
-from equipoise.trust import CODE, recorded
+from equipoise.trust import recorded
 
 Watch = Callable[[str, dict[str, Any]], None]
 """told of events: ("data", …), ("note", …), ("round", …), ("answer", …), ("rejected", …)"""
-
-RESULT, LEDGER = "result.json", "ledger.json"
 
 
 @dataclass(frozen=True)
@@ -78,7 +92,7 @@ def run(
         config = read(Path(config))
     elif not isinstance(config, Config):
         config = resolve(config)
-    folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="equipoise-"))
+    folder = RunFolder(out if out is not None else tempfile.mkdtemp(prefix="equipoise-"))
     claim(folder, config)
     watch = watch or (lambda event, facts: None)
     steps: dict[str, None] = {}
@@ -89,22 +103,14 @@ def run(
 
     with one_thread():
         stuff = material(config, read_data)
-        host = make_host(config, stuff, folder / "sites")
-        ledger = make_ledger(config, host, stuff)
-        watch(
-            "begin", {"sites": stuff.sizes, "classes": stuff.samples.classes, "rounds": config.train.rounds}
-        )
-        engine = make_engine(config, host, stuff, folder)
-        journal = Journal(folder / "journal.jsonl")
-        try:
+        plan = prepare(config, stuff.facts, stuff)
+        with (
+            closing(Journal(folder / JOURNAL)) as journal,
+            closing(make_engine(plan, stuff, folder)) as engine,
+        ):
             if steps:
                 journal.write("read data", steps=list(steps))
-            return train(
-                config, stuff, host, ledger, wrap(engine) if wrap else engine, journal, folder, watch
-            )
-        finally:
-            journal.close()
-            engine.close()
+            return train(plan, wrap(engine) if wrap else engine, journal, folder, watch, stuff)
 
 
 def resume(folder: str | Path, *, watch: Watch | None = None, trust: bool = False) -> Result:
@@ -113,101 +119,127 @@ def resume(folder: str | Path, *, watch: Watch | None = None, trust: bool = Fals
     return run(read_folder(Path(folder), trust), folder, watch=watch)
 
 
+@dataclass(frozen=True)
+class Plan:
+    """A run that can begin: all that is known before the first question."""
+
+    config: Config
+    blueprint: Blueprint
+    facts: Facts
+    built: Built
+    first: Tree
+    """the server tree before the first round"""
+    ledger: Ledger
+
+
+def prepare(config: Config, facts: Facts, stuff: Material | None = None) -> Plan:
+    """Build the networks and try every question on two made-up sites; `stuff` is the data, where it is at
+    hand."""
+    blueprint, built = draw(config, facts, stuff)
+    everyone = len(facts.census.sites)
+    participants = drawn(config.train.participation, everyone)
+    first = blueprint.first(built.net)
+    ledger = probe(blueprint, built, everyone, participants, config.evaluate.exact, place_of(config))
+    return Plan(config, blueprint, facts, built, first, ledger)
+
+
 def train(
-    config: Config,
-    stuff: Material,
-    host: Host,
-    ledger: Ledger,
+    plan: Plan,
     engine: Engine,
     journal: Journal,
-    folder: Path,
+    folder: RunFolder,
     watch: Watch,
+    stuff: Material | None = None,
     joining: Sequence[Mapping[str, Any]] = (),
 ) -> Result:
     """The run in a folder, from its newest checkpoint on if there is one.
 
-    `joining` are the rows of the ledger before any question.
+    `stuff` is the data, where it is at hand; `joining` are the rows of the ledger before any question.
     """
-    checkpoints = Checkpoints(folder / "checkpoints")
+    config, blueprint, census = plan.config, plan.blueprint, plan.facts.census
+    checkpoints = Checkpoints(folder / CHECKPOINTS)
     found = checkpoints.newest()
     begun = found[1] if found else None
     if begun:
-        check_same(begun, folder, config.digest, stuff.samples.fingerprint, journal)
-    board: Board | None = None
+        check_same(begun, folder, blueprint.config, blueprint.data, journal)
+    watch("begin", {"sites": census.sizes, "classes": blueprint.classes, "rounds": config.train.rounds})
     for text in departures(config):
         watch("note", {"text": text})
+    board: Board | None = None
 
     def tell(row: dict[str, Any]) -> None:
         if board is not None:
             board.write(row)
         watch("round", row)
 
-    held = stuff.held()
     evaluation = Evaluation(
-        config.method,
+        blueprint,
         config.evaluate,
-        stuff.samples,
-        stuff.holdings,
-        stuff.counts(),
-        config.train.rounds,
-        folder / "metrics.jsonl",
-        tell=tell,
-        held=held,
+        folder,
+        census.sites,
+        stuff.samples if stuff else None,
+        stuff.holdings if stuff else (),
+        tell,
     )
-    view = host.views["eval"]
-    sight = make_sight(config, stuff, (tuple(view.mean.tolist()), tuple(view.std.tolist())))
     evaluation.resume(_done(begun), begun.metrics if begun else FIRST)
-    write_json(folder / SIGHT, sight.model_dump(mode="json"))
-    write_json(folder / LEDGER, {"leaves": [*joining, *ledger.rows()]})
+    folder.write(BLUEPRINT, blueprint.model_dump(mode="json"))
+    folder.write(CENSUS, census.model_dump(mode="json"))
+    folder.write(LEDGER, {"leaves": [*joining, *plan.ledger.rows()]})
     if config.evaluate.tensorboard and not (begun and begun.finished):
-        board = Board(folder, stuff.samples.classes, begun.round if begun else 0)
-    journal.write(
-        "resumed" if begun else "started",
-        config=config.digest,
-        data=stuff.samples.fingerprint,
-        code=code_hash(),
-    )
+        board = Board(folder.path, blueprint.classes, begun.round if begun else 0)
+    event = "resumed" if begun else "started"
+    journal.write(event, config=blueprint.config, data=blueprint.data, code=code_hash())
     federation = Federation(
-        method=config.method,
+        method=blueprint.method,
         engine=engine,
-        ledger=ledger,
+        ledger=plan.ledger,
         limits=config.exchange,
         journal=journal,
         checkpoints=checkpoints,
-        sites=tuple(holding.name for holding in stuff.holdings),
+        sites=tuple(census.sites),
         rounds=config.train.rounds,
         seed=config.train.seed,
         participation=config.train.participation,
-        config_hash=config.digest,
+        config_hash=blueprint.config,
         observer=evaluation,
-        bounds=Bounds(
-            config.method.limits(len(stuff.samples.classes), config.train.epochs),
-            {site: {split: part.images for split, part in splits.items()} for site, splits in held.items()},
-        ),
+        bounds=Bounds(blueprint.method.limits(len(blueprint.classes), config.train.epochs), census.images()),
         objection=evaluation.objection,
         told=lambda reason: watch("rejected", {"reason": reason}),
         progress=lambda question, site: watch("answer", {"question": question, "site": site}),
-        data=stuff.samples.fingerprint,
+        data=blueprint.data,
     )
     try:
-        server = federation.run(host.init)
+        server = federation.run(lambda: plan.first)
     finally:
         if board is not None:
             board.close()
     rounds, metrics = evaluation.selected() if config.train.rounds else ([], {})
     ending_of = [row[ENDING] for row in evaluation.history if row["round"] in rounds and ENDING in row]
+    state = digest(server)
     result = Result(
-        folder, server, digest(server), rounds, ending_of, metrics, evaluation.history, stuff.samples.classes
+        folder.path, server, state, rounds, ending_of, metrics, evaluation.history, blueprint.classes
     )
+    if stuff is not None and not folder.has(FEATURES):
+        measure_features(folder, plan, stuff, checkpoints, rounds)
     marks = {"metrics_hash": evaluation.mark(), "journal_hash": journal.head}
-    write_json(folder / RESULT, result.summary() | marks)
+    folder.write(RESULT, result.summary() | marks)
     return result
 
 
-def read_result(folder: Path) -> dict[str, Any]:
-    """What a finished run came to: `Result.summary`, the hash of its last row of metrics and its journal's
-    head."""
-    return read_json(folder / RESULT, f"delete it, then `equipoise resume {folder}`")
+def measure_features(
+    folder: RunFolder, plan: Plan, stuff: Material, checkpoints: Checkpoints, rounds: Sequence[int]
+) -> None:
+    """Write down where the classes lie in the features of the reported round's global predictor, if there is
+    one."""
+    found = checkpoints.load(rounds[-1]) if rounds else checkpoints.newest()
+    if found is None:
+        return
+    server, header = found
+    origin = Origin(round=header.round, rule=plan.config.evaluate.select, state=header.state)
+    model = assemble(plan.blueprint, server, origin, net=plan.built.net)
+    maps = class_maps(model, stuff.samples, stuff.holdings)
+    if maps is not None:
+        folder.write(FEATURES, {"round": header.round, **maps})
 
 
 def _done(begun: Header | None) -> int:
@@ -227,45 +259,38 @@ def code_hash() -> str:
     return sha.hexdigest()
 
 
-def make_ledger(config: Config, host: Host, stuff: Material) -> Ledger:
-    """What this run will exchange."""
-    return probe(host, drawn(config.train.participation, len(stuff.holdings)), config.evaluate.exact)
-
-
-def make_engine(config: Config, host: Host, stuff: Material, folder: Path) -> Engine:
+def make_engine(plan: Plan, stuff: Material, folder: RunFolder) -> Engine:
     """The engine the config asks for."""
+    config = plan.config
+    place, private = place_of(config), folder / PRIVATE
     if config.engine.kind == "serial":
-        return Serial(host)
-    fingerprint = stuff.samples.fingerprint
+        sites = stuff.sites(place.device)
+        return Serial(Host(plan.blueprint, sites, Store(private), place, plan.built))
     setup = {
         "config": config.table(),
         "code": config.marks,
-        "private": str(folder / "sites"),
-        "data": fingerprint,
+        "blueprint": plan.blueprint.digest,
+        "data": plan.blueprint.data,
+        "private": str(private),
     }
-    return Pool(
-        frames.command("equipoise.worker"), json.dumps(setup).encode(), config.engine.workers, stuff.sizes
-    )
+    sizes = plan.facts.census.sizes
+    return Pool(frames.command("equipoise.worker"), json.dumps(setup).encode(), config.engine.workers, sizes)
 
 
-def claim(folder: Path, config: Config) -> None:
+def claim(folder: RunFolder, config: Config) -> None:
     """Make the run folder, or check that the one there is of this very run."""
-    try:
-        private_folder(folder)
-    except OSError as error:
-        raise StorageError(
-            f"the run folder {folder} cannot be made: {error.strerror}; choose another --out"
-        ) from error
-    path = folder / KEPT
-    if not path.exists():
+    folder.make()
+    if not (folder / CONFIG).exists():
         if config.codes:
-            write_json(folder / CODE, {"code": config.marks})
-        write_text(path, tomli_w.dumps(config.table()))
-    elif read_folder(folder).digest != config.digest:
+            folder.write(CODE, {"code": config.marks})
+        folder.write_text(CONFIG, tomli_w.dumps(config.table()))
+        return
+    if digest_in(folder) != config.digest:
         raise StorageError(
             f"{folder} holds a run with another config: choose another --out, or `equipoise resume {folder}`"
         )
-    elif changed := [name for name, mark in recorded(folder).items() if config.marks.get(name) != mark]:
+    changed = [name for name, mark in recorded(folder).items() if config.marks.get(name) != mark]
+    if changed:
         raise StorageError(
             f"the code of '{changed[0]}' has changed since the run in {folder} began: restore it, choose "
             f"another --out, or delete {folder / CODE} to go on with the changed code"

@@ -1,5 +1,4 @@
-"""From a config to things that run: samples, holdings, and a host. The coordinator and every worker do the
-same."""
+"""From a config to things that run: samples, holdings, a blueprint and a host."""
 
 from __future__ import annotations
 
@@ -7,26 +6,26 @@ import contextlib
 import ctypes
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from equipoise.blueprint import Blueprint, Built, Place
+from equipoise.blueprint import draw as draw_blueprint
 from equipoise.config import Config
 from equipoise.data import Progress, Samples, Task
 from equipoise.engine import Host
-from equipoise.errors import ConfigError, MethodError, WeightsError
+from equipoise.errors import ConfigError, MethodError
 from equipoise.evaluate import shot_groups
-from equipoise.evaluate.plausible import Held
 from equipoise.losses import make_objective
-from equipoise.methods import Method
-from equipoise.nets import Cosine, Net, NetOptions, build
-from equipoise.options import Options
-from equipoise.partition import Holding, divide
-from equipoise.seeds import derive
+from equipoise.nets import Cosine
+from equipoise.partition import Facts, Holding, count, divide
 from equipoise.server import countable
 from equipoise.site import SiteData, Store
-from equipoise.site.views import VIEWS, Channels, channel_statistics, make_view, statistics
+from equipoise.site.views import Channels, channel_statistics, statistics
+from equipoise.version import __version__
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 """glibc's names for what `keep_memory` sets"""
@@ -60,32 +59,27 @@ class Material:
     samples: Samples
     holdings: tuple[Holding, ...]
 
-    @property
-    def sizes(self) -> dict[str, int]:
-        return {holding.name: len(holding.train) for holding in self.holdings}
+    @cached_property
+    def facts(self) -> Facts:
+        """What a run must know of it."""
+        samples, census = self.samples, count(self.samples, self.holdings)
+        height, width, channels = samples.images.shape[1:]
+        return Facts(
+            task=samples.task,
+            classes=samples.classes,
+            shape=(height, width, channels),
+            fingerprint=samples.fingerprint,
+            census=census,
+            partial=bool(census.labelled),
+        )
 
-    def counts(self) -> torch.Tensor:
-        """Training images per class over all sites (positives, for multi-label)."""
-        index = np.concatenate([holding.train for holding in self.holdings])
-        labels = torch.from_numpy(self.samples.labels[index])
-        if self.samples.task == "single":
-            return torch.bincount(labels, minlength=len(self.samples.classes))
-        return labels.sum(0).to(torch.int64)
+    def measured(self) -> tuple[Channels, Channels]:
+        """Mean and standard deviation of the training images, per channel."""
+        return channel_statistics(self.samples.images, np.concatenate([h.train for h in self.holdings]))
 
-    def held(self) -> dict[str, dict[str, Held]]:
-        """By site and split: how many images there are, in all and of each class."""
-        return {
-            holding.name: {
-                split: self._held(getattr(holding, split)) for split in ("train", "validation", "test")
-            }
-            for holding in self.holdings
-        }
-
-    def _held(self, index: np.ndarray) -> Held:
-        labels = self.samples.labels[index]
-        single = self.samples.task == "single"
-        counts = np.bincount(labels, minlength=len(self.samples.classes)) if single else labels.sum(0)
-        return Held(len(index), tuple(int(n) for n in counts))
+    def sites(self, device: torch.device) -> dict[str, SiteData]:
+        """The data of every site, as a host takes it."""
+        return {holding.name: SiteData(self.samples, holding, device) for holding in self.holdings}
 
 
 def material(config: Config, progress: Progress | None = None) -> Material:
@@ -141,130 +135,36 @@ def device_of(config: Config) -> torch.device:
     return device
 
 
-def located(options: NetOptions, config: Config) -> NetOptions:
-    """The options with the path of their weights; where others name them, only files that the config lists
-    are opened."""
-    if options.weights is None or config.weights is None:
-        return options
-    path = config.weights.get((options.sha256 or "").lower(), config.weights.get(options.weights))
-    if path is None:
-        raise WeightsError(
-            f"this site has no weights '{options.weights}': say in site.toml, section [weights], which "
-            f"file they are"
-        )
-    return options.model_copy(update={"weights": path})
+def place_of(config: Config) -> Place:
+    """Where this process computes and finds files of weights."""
+    return Place(device_of(config), config.base, config.weights)
 
 
-def frozen_net(
-    options: NetOptions, name: str, config: Config, channels: int, image_size: int, device: torch.device
-) -> torch.nn.Module:
-    """The body of a network that never trains: in eval mode from the start, without gradients."""
-    seed = derive(config.train.seed, "frozen", name)
-    net = build(
-        located(options, config),
-        classes=1,
-        channels=channels,
-        image_size=image_size,
-        seed=seed,
-        base=config.base,
+def draw(config: Config, facts: Facts, stuff: Material | None = None) -> tuple[Blueprint, Built]:
+    """The blueprint of a run and its networks; `stuff` is its data, where that is at hand."""
+    evaluate, augment = config.evaluate, config.train.augment
+    measured = stuff.measured() if stuff and augment.normalise == "data" else None
+    shots = shot_groups(
+        facts.census.counts(), evaluate.shots, head=evaluate.head_over, tail=evaluate.tail_under
     )
-    return net.body.to(device).eval().requires_grad_(False)
-
-
-def make_net(
-    options: NetOptions,
-    method: Method,
-    classes: int,
-    channels: int,
-    image_size: int,
-    seed: int,
-    base: Path = Path(),
-) -> Net:
-    """The network a method needs: its heads and projector on the body that the options name."""
-    return build(
-        options,
-        classes=classes,
-        heads=method.heads,
-        projector=method.projection(),
-        make_head=method.make_head,
-        channels=channels,
-        image_size=image_size,
-        seed=seed,
-        base=base,
-    )
-
-
-def normalisation(config: Config, stuff: Material) -> tuple[Channels, Channels]:
-    """Mean and standard deviation per channel that images are normalised with."""
-    images, measured = stuff.samples.images, None
-    if config.train.augment.normalise == "data":
-        measured = channel_statistics(images, np.concatenate([h.train for h in stuff.holdings]))
-    return statistics(config.train.augment, images.shape[3], measured)
-
-
-SIGHT = "model.json"
-"""the file of a run folder that holds its `Sight`"""
-
-
-class Sight(Options):
-    """What the network of a run sees and answers: all that using it needs to know of the data."""
-
-    task: Task
-    classes: tuple[str, ...]
-    image_size: int
-    channels: int
-    mean: Channels
-    std: Channels
-    shots: tuple[int, ...]
-    """per class: 0 head, 1 medium, 2 tail, by training images"""
-    fingerprint: str
-    """of the data"""
-
-
-def short(values: Channels) -> Channels:
-    """The shortest numbers that are the same in single precision: 0.485, not 0.48500001430511475."""
-    return tuple(float(str(np.float32(value))) for value in values)
-
-
-def make_sight(config: Config, stuff: Material, measured: tuple[Channels, Channels] | None = None) -> Sight:
-    """The sight of a run; `measured` is its normalisation, where that is known already."""
-    samples, evaluate = stuff.samples, config.evaluate
-    mean, std = normalisation(config, stuff) if measured is None else measured
-    shots = shot_groups(stuff.counts(), evaluate.shots, head=evaluate.head_over, tail=evaluate.tail_under)
-    return Sight(
-        task=samples.task,
-        classes=samples.classes,
-        image_size=samples.images.shape[1],
-        channels=samples.images.shape[3],
-        mean=short(mean),
-        std=short(std),
+    return draw_blueprint(
+        facts,
+        net=config.net,
+        method_name=config.method_name,
+        method=config.method,
+        train=config.train,
+        objective=config.objective,
+        look=config.data.model_dump(include={"resize", "crop_keep", "colour_constancy", "brightness"}),
+        normalisation=statistics(augment, facts.shape[2], measured),
         shots=tuple(shots.tolist()),
-        fingerprint=samples.fingerprint,
+        config=config.digest,
+        version=__version__,
+        place=place_of(config),
     )
 
 
 def make_host(config: Config, stuff: Material, private: Path) -> Host:
     """A host that can play every site of the run; `private` is where sites keep their own state."""
-    device, samples = device_of(config), stuff.samples
-    _, height, _, channels = samples.images.shape
-    seed = derive(config.train.seed, "net")
-    net = make_net(
-        located(config.net, config), config.method, len(samples.classes), channels, height, seed, config.base
-    ).to(device)
-    mean, std = normalisation(config, stuff)
-    views = {name: make_view(name, config.train.augment, mean, std) for name in VIEWS}
-    return Host(
-        method=config.method,
-        net=net,
-        sites={holding.name: SiteData(samples, holding, device) for holding in stuff.holdings},
-        options=config.train,
-        objective=config.method.base_loss(config.objective),
-        views=views,
-        store=Store(private),
-        device=device,
-        frozen={
-            name: frozen_net(options, name, config, channels, height, device)
-            for name, options in config.method.frozen().items()
-        },
-        local_batch_norm=config.net.batch_norm == "local" or config.method.local_batch_norm,
-    )
+    blueprint, built = draw(config, stuff.facts, stuff)
+    place = place_of(config)
+    return Host(blueprint, stuff.sites(place.device), Store(private), place, built)

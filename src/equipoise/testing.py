@@ -58,7 +58,7 @@ from equipoise.exchange.ledger import Entry, entries
 from equipoise.locate import OF_FILE, Code
 from equipoise.methods import METHODS, Method, find
 from equipoise.names import unknown
-from equipoise.running import Result, make_ledger, run
+from equipoise.running import Result, prepare, run
 from equipoise.seeds import numpy_generator
 from equipoise.server import Checkpoints
 from equipoise.server.journal import read as read_journal
@@ -219,7 +219,8 @@ class Trace:
         """What the run said it would exchange."""
         if self.tap is None:
             raise AssertionError("a ledger is looked at where the sites run in this process")
-        return make_ledger(self.config, self.tap.engine.host, material(self.config))
+        stuff = material(self.config)
+        return prepare(self.config, stuff.facts, stuff).ledger
 
     def difference(self, other: Trace) -> str | None:
         """Where two runs part, or None where they agree to the bit."""

@@ -16,14 +16,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from equipoise.errors import ConfigError, StorageError, Untrusted
-from equipoise.keeping import read_json
 from equipoise.locate import Allow, Code
 from equipoise.opening import read_regular
+from equipoise.run_folder import CODE, RunFolder
 
 here: set[str] = set()
 """fingerprints of the code that this process was allowed to run"""
-CODE = "code.json"
-"""the file of a run folder that says which code of one's own it was made with"""
 
 
 def trusted_file() -> Path:
@@ -63,7 +61,7 @@ def remember(code: Code) -> None:
             file.write(line + "\n")
 
 
-def of_folder(folder: Path, trust: bool = False) -> Allow:
+def of_folder(folder: RunFolder, trust: bool = False) -> Allow:
     """For what a run folder's config names: only code that is trusted, or that `trust` says to trust from now
     on."""
 
@@ -83,7 +81,7 @@ def of_folder(folder: Path, trust: bool = False) -> Allow:
 
 def nothing(code: Code) -> None:
     """For names that must not lead to any code but Equipoise's."""
-    raise Untrusted(f"{code.where}: '{code.name}' is not one of Equipoise's own methods")
+    raise Untrusted(f"{code.where}: '{code.name}' is not one of Equipoise's own")
 
 
 def only(marks: Mapping[str, str]) -> Allow:
@@ -101,12 +99,11 @@ def only(marks: Mapping[str, str]) -> Allow:
     return allow
 
 
-def recorded(folder: Path) -> dict[str, str]:
+def recorded(folder: RunFolder) -> dict[str, str]:
     """By name: the fingerprints of the code of one's own that a run folder was made with."""
-    path, fix = folder / CODE, "restore it, or start the run anew"
-    try:
-        return {str(name): str(mark) for name, mark in read_json(path, fix)["code"].items()}
-    except FileNotFoundError:
+    if not folder.has(CODE):
         return {}
+    try:
+        return {str(name): str(mark) for name, mark in folder.read(CODE)["code"].items()}
     except (LookupError, AttributeError) as error:
-        raise StorageError(f"{path} is damaged: {fix}") from error
+        raise StorageError(f"{folder / CODE} is damaged: {folder.fix(CODE)}") from error

@@ -12,22 +12,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from equipoise.config import KEPT
 from equipoise.data.cache import check_cache
 from equipoise.deploy import settings
 from equipoise.errors import StorageError
-from equipoise.evaluate.observer import METRICS, TIMING
 from equipoise.exchange import unseal
 from equipoise.exchange.codec import CodecError
 from equipoise.keeping import FIRST, read_json, read_lines, read_text
-from equipoise.report.card import CARD
-from equipoise.report.page import PAGE
-from equipoise.running import RESULT
+from equipoise.run_folder import CARD, CHECKPOINTS, CONFIG, JOURNAL, METRICS, PAGE, PRIVATE, RESULT, TIMING
 from equipoise.server import Checkpoints
 from equipoise.site import Store
 
-JOURNAL, TICKET = "journal.jsonl", "ticket.json"
-PRIVATE = ("sites", "private")
+TICKET = "ticket.json"
+KEEPING = (PRIVATE, "private")
 """folders that hold a folder of private state per site"""
 FOREIGN = ("flower", "keys", "tensorboard")
 """folders of files that are not ours to check"""
@@ -81,7 +77,7 @@ def verify(folder: Path, other: Path | None = None) -> Findings:
         raise StorageError(f"{folder} holds no file with a digest: {NAME}")
     for path in files:
         with found.noting():
-            if path.name == KEPT:
+            if path.name == CONFIG:
                 _check_run(path.parent, found)
             elif path.name == "site.toml":
                 _check_site(path.parent, found)
@@ -104,7 +100,7 @@ def check_of(path: Path) -> Callable[[Path], object] | None:
         return _check_tensors
     if path.suffix == ".raw":
         return check_cache
-    if path.name in (KEPT, PAGE, CARD):
+    if path.name in (CONFIG, PAGE, CARD):
         return lambda path: read_text(path, FIX)
     return None
 
@@ -115,7 +111,7 @@ def _check_lines(path: Path) -> None:
 
 
 def _check_tensors(path: Path) -> None:
-    if path.parent.parent.name in PRIVATE:
+    if path.parent.parent.name in KEEPING:
         Store(path.parent.parent).read(path.parent.name, path.stem)
         return
     try:
@@ -129,7 +125,7 @@ def _check_tensors(path: Path) -> None:
 
 def _check_run(folder: Path, found: Findings) -> None:
     """Metrics, journal, checkpoints and result of a run must fit together."""
-    checkpoints = Checkpoints(folder / "checkpoints", make=False)
+    checkpoints = Checkpoints(folder / CHECKPOINTS, make=False)
     newest = checkpoints.newest()
     if newest is None:
         return
@@ -144,8 +140,8 @@ def _check_run(folder: Path, found: Findings) -> None:
         with found.noting():
             _check_parent(checkpoints, round, found)
     for site, version in header.versions.items():
-        path = folder / "sites" / site / f"{version}.safetensors"
-        gone = (folder / "sites").is_dir() and not path.is_file()
+        path = folder / PRIVATE / site / f"{version}.safetensors"
+        gone = (folder / PRIVATE).is_dir() and not path.is_file()
         found.expect(not gone, f"{path} is gone, and the newest checkpoint needs it: {FIX}")
     if (folder / RESULT).is_file():
         result = read_json(folder / RESULT, FIX)

@@ -75,7 +75,10 @@ def _host(setup: dict[str, Any]) -> Host:
         raise StorageError(
             "the data changed while the run was starting: leave them as they are, then `equipoise resume`"
         )
-    return make_host(config, stuff, Path(setup["private"]))
+    host = make_host(config, stuff, Path(setup["private"]))
+    if host.blueprint.digest != setup["blueprint"]:
+        raise StorageError("a worker's blueprint is not the run's: install the same Equipoise everywhere")
+    return host
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from equipoise.deploy import link, processes
 from equipoise.deploy.keys import new_keys
 from equipoise.deploy.limits import Limits
-from equipoise.server.folders import private_folder
+from equipoise.run_folder import private_folder
 
 pytestmark = pytest.mark.slow
 MUCH = 50 * 2**20

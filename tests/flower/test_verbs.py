@@ -34,7 +34,7 @@ from equipoise.deploy.limits import Limits
 from equipoise.deploy.policy import approved, read_policy
 from equipoise.deploy.site import read_site
 from equipoise.keeping import write_json
-from equipoise.server.folders import private_folder
+from equipoise.run_folder import private_folder
 from equipoise.testing import write_federation
 
 ROOT = Path(__file__).resolve().parents[2]

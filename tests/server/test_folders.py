@@ -11,7 +11,7 @@ import pytest
 
 from equipoise.config import Config
 from equipoise.running import claim
-from equipoise.server.folders import private_folder
+from equipoise.run_folder import private_folder
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o777])

@@ -21,7 +21,7 @@ def table(model: Predictor, rows: Sequence[Prediction]) -> str:
     no row."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["file", "predicted", *(cell(f"p_{name}") for name in model.facts.classes)])
+    writer.writerow(["file", "predicted", *(cell(f"p_{name}") for name in model.classes)])
     for row in rows:
         if row.probabilities is not None:
             chances = (f"{p:.6f}" for p in row.probabilities)
@@ -32,13 +32,13 @@ def table(model: Predictor, rows: Sequence[Prediction]) -> str:
 def answers(model: Predictor, rows: Sequence[Prediction]) -> dict[str, Any]:
     """The same as plain values."""
     return {
-        "model": model.facts.title,
-        "classes": list(model.facts.classes),
+        "model": model.title,
+        "classes": list(model.classes),
         "images": [
             {
                 "file": row.file,
                 "predicted": model.decide(row.probabilities),
-                "probabilities": dict(zip(model.facts.classes, row.probabilities, strict=True)),
+                "probabilities": dict(zip(model.classes, row.probabilities, strict=True)),
             }
             for row in rows
             if row.probabilities is not None

@@ -385,7 +385,7 @@ def predict(
     from equipoise.use import load
 
     found = load(model, site, trust=trust)
-    _note(found.facts.title, json)
+    _note(found.title, json)
     rows = list(found.predict(images))
     bad = [row for row in rows if row.error is not None]
     if json:
@@ -449,12 +449,12 @@ def export(
 
     found = load(model, site, trust=trust)
     folder = model.parent if model.is_file() else model
-    path = out or folder / f"model{'' if found.facts.site is None else f'-{found.facts.site}'}.{to}"
+    path = out or folder / f"model{'' if found.origin.site is None else f'-{found.origin.site}'}.{to}"
     difference = work(found, path, to)
     if json:
-        _print_json({"model": found.facts.title, "file": str(path), "largest_difference": difference})
+        _print_json({"model": found.title, "file": str(path), "largest_difference": difference})
     else:
-        print(f"{found.facts.title}, in {path}; largest difference of a probability {difference:.1e}")
+        print(f"{found.title}, in {path}; largest difference of a probability {difference:.1e}")
 
 
 @data_app.command("list")
@@ -503,11 +503,10 @@ def inspect(file: File, overrides: Overrides = None, json: Json = False) -> None
     """Count the images of every class at every site, in each split."""
     from equipoise.cli import show
     from equipoise.config import read
-    from equipoise.report import census
     from equipoise.setup import cache_folder, material
 
     stuff = material(read(file, overrides or ()))
-    facts = census(stuff) | {"cache": str(cache_folder()), "skipped": list(stuff.samples.skipped)}
+    facts = stuff.facts.table() | {"cache": str(cache_folder()), "skipped": list(stuff.samples.skipped)}
     _print_json(facts) if json else show.census(facts)
 
 
@@ -527,7 +526,7 @@ def version(
     from importlib.metadata import version as version_of
     from platform import python_version
 
-    from equipoise import __version__
+    from equipoise.version import __version__
 
     facts = {"equipoise": __version__, "python": python_version(), "torch": version_of("torch")}
     if json:

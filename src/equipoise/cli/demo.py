@@ -9,11 +9,12 @@ from typing import Any
 
 from equipoise.cli.progress import watching
 from equipoise.compare import Arm, Plan, conclude, make_plan
-from equipoise.config import KEPT, Config, read_folder
+from equipoise.config import Config, digest_in
 from equipoise.data.phantom import SITES
 from equipoise.errors import EquipoiseError
 from equipoise.report import read_run, standing, write_report
 from equipoise.report.page import PAGE
+from equipoise.run_folder import CONFIG
 from equipoise.running import run
 
 DEFAULT = Path("runs/demo")
@@ -51,7 +52,7 @@ def choose_folder(out: Path | None) -> Path:
 
 def _fits(folder: Path, config: Config) -> bool:
     try:
-        return not (folder / KEPT).exists() or read_folder(folder).digest == config.digest
+        return not (folder / CONFIG).exists() or digest_in(folder) == config.digest
     except EquipoiseError:
         return False  # left by another version, say
 

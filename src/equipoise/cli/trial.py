@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
 from equipoise.config import Config, departures
 from equipoise.exchange import Ledger
-from equipoise.running import make_ledger, one_thread
-from equipoise.setup import device_of, make_host, material
+from equipoise.running import one_thread, prepare
+from equipoise.setup import device_of, material
 
 
 @dataclass(frozen=True)
@@ -23,19 +21,17 @@ class Trial:
 def trial(config: Config) -> Trial:
     """Read the data, make the sites, the network and the method, and ask every question of two made-up
     sites."""
-    with one_thread(), tempfile.TemporaryDirectory() as folder:
+    with one_thread():
         stuff = material(config)
-        host = make_host(config, stuff, Path(folder))
-        ledger = make_ledger(config, host, stuff)
-    samples = stuff.samples
-    size = sum(parameter.numel() for parameter in host.net.parameters())
+        plan = prepare(config, stuff.facts, stuff)
+    samples, ledger, sizes = stuff.samples, plan.ledger, plan.facts.census.sizes.values()
+    size = sum(parameter.numel() for parameter in plan.built.net.parameters())
     leaves = sorted({entry.leaf for line in ledger.lines for entry in line.up})
     checked = {
         "config": f"every key is known; digest {config.digest[:12]}",
         "data": f"{len(samples):,} images of {len(samples.classes)} classes ({samples.task}-label); "
         f"{len(samples.skipped)} bad rows skipped",
-        "sites": f"{len(stuff.holdings)} sites with {min(stuff.sizes.values()):,} to "
-        f"{max(stuff.sizes.values()):,} training images",
+        "sites": f"{len(stuff.holdings)} sites with {min(sizes):,} to {max(sizes):,} training images",
         "net": f"{config.net.name}, {size:,} parameters, on {device_of(config)}",
         "method": f"{config.method_name} with {'+'.join(part.name for part in config.objective.parts)}",
         "exchange": f"every question asked of two made-up sites; what leaves: {', '.join(leaves)}",

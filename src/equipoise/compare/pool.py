@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.compare.plan import Job, Plan
-from equipoise.config import KEPT, read_folder
+from equipoise.config import digest_in
 from equipoise.engine import frames
 from equipoise.errors import StorageError
-from equipoise.running import RESULT, Watch
+from equipoise.run_folder import CONFIG, RESULT
+from equipoise.running import Watch
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def race(plan: Plan, out: Path, processes: int | None = None, watch: Watch | Non
     watch = watch or (lambda event, facts: None)
     for job in plan.jobs:
         folder = out / job.name
-        if (folder / KEPT).exists() and read_folder(folder).digest != job.config.digest:
+        if (folder / CONFIG).exists() and digest_in(folder) != job.config.digest:
             raise StorageError(f"{folder} holds a run with another config: choose another --out")
     todo = [job for job in plan.jobs if not finished(out / job.name)]
     rounds = {job.name: max(1, job.config.train.rounds) for job in plan.jobs}

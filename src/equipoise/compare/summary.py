@@ -12,15 +12,15 @@ from typing import Any
 from equipoise.compare.plan import Arm, Job, Plan
 from equipoise.compare.pool import Failure, finished, race
 from equipoise.evaluate import blend
-from equipoise.evaluate.observer import SCORES, scalars
+from equipoise.evaluate.observer import scalars
 from equipoise.evaluate.scores import read_scores
 from equipoise.evaluate.significance import Judged, bootstrap, holm, judge, paired_t, sign_flip
 from equipoise.keeping import read_json, write_atomic, write_json
 from equipoise.report import Sheet, write_comparison
 from equipoise.report.table import Figure, Row, Table, comma_separated, latex, markdown
-from equipoise.running import Watch, read_result
+from equipoise.run_folder import RESULT, SCORES, RunFolder, private_folder
+from equipoise.running import Watch
 from equipoise.seeds import numpy_generator
-from equipoise.server.folders import private_folder
 
 FACTS = "comparison.json"
 LETTERS = {"generalisation": "G", "specialisation": "S", "average": "A"}
@@ -174,7 +174,7 @@ def table_of(facts: Mapping[str, Any]) -> Table:
 
 def results_of(plan: Plan, out: Path) -> dict[str, dict[str, Any]]:
     """What every finished run came to, by its name."""
-    return {job.name: read_result(out / job.name) for job in plan.jobs if finished(out / job.name)}
+    return {job.name: RunFolder(out / job.name).read(RESULT) for job in plan.jobs if finished(out / job.name)}
 
 
 def _run(job: Job, result: Mapping[str, Any]) -> dict[str, Any]:

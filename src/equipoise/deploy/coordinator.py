@@ -8,84 +8,32 @@ same order.
 from __future__ import annotations
 
 import base64
-import fcntl
 import hashlib
 import json
 import secrets
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from pydantic import ValidationError
-from torch import Tensor
 
-from equipoise import __version__
-from equipoise.config import Config, resolve, text_of_run
-from equipoise.data.samples import Samples
+from equipoise.config import Config, resolve
 from equipoise.deploy.card import SPLITS, Card, rows
 from equipoise.deploy.policy import MIN_SITES
 from equipoise.deploy.site import OURS
 from equipoise.engine.flower.fleet import Fleet, Grid, Tell, Tickets
 from equipoise.errors import ConfigError, EquipoiseError, SiteError, StorageError
-from equipoise.evaluate.plausible import Held
 from equipoise.exchange.codec import shown
-from equipoise.keeping import read_json, write_json
-from equipoise.partition import Holding
-from equipoise.running import Result, Watch, claim, make_ledger, one_thread, train
+from equipoise.partition import Census, Facts, Held
+from equipoise.run_folder import AGAIN, CONFIG, JOURNAL, PLAN, ROSTER, TICKETS, RunFolder
+from equipoise.running import Result, Watch, claim, one_thread, prepare, train
 from equipoise.server import Journal, countable, drawn
-from equipoise.setup import Material, fits, make_host
+from equipoise.setup import fits
 from equipoise.text import parse_toml
 from equipoise.trust import only, recorded
-
-ROSTER = "roster.json"
-
-
-@dataclass(frozen=True)
-class Roster(Material):
-    """The material of a run whose data is elsewhere."""
-
-    cards: Mapping[str, Card]
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        return {site: card.images["train"] for site, card in self.cards.items()}
-
-    def counts(self) -> Tensor:
-        return torch.tensor([[n or 0 for n in card.counts["train"]] for card in self.cards.values()]).sum(0)
-
-    def held(self) -> dict[str, dict[str, Held]]:
-        """As the sites said when they joined."""
-        return {
-            site: {split: Held(card.images[split], card.counts[split]) for split in SPLITS}
-            for site, card in self.cards.items()
-        }
-
-    def census(self) -> dict[str, Any]:
-        """What the report says of the data, in the form of `report.census`."""
-        counts = self.counts().tolist()
-        height, width, channels = self.samples.images.shape[1:]
-        return {
-            "task": self.samples.task,
-            "classes": list(self.samples.classes),
-            "splits": list(SPLITS),
-            "images": sum(card.images[split] for card in self.cards.values() for split in SPLITS),
-            **{"height": height, "width": width, "channels": channels},
-            "train": counts,
-            "imbalance": max(counts) / min(counts) if min(counts) else None,
-            "groups": None,
-            "sites": {
-                site: {
-                    split: {"images": card.images[split], "counts": [n or 0 for n in card.counts[split]]}
-                    for split in SPLITS
-                }
-                for site, card in self.cards.items()
-            },
-        }
+from equipoise.version import __version__
 
 
 def plan(config: Config, folder: Path, keys: Mapping[str, bytes]) -> Config:
@@ -93,17 +41,17 @@ def plan(config: Config, folder: Path, keys: Mapping[str, bytes]) -> Config:
     with."""
     config = federated(config)
     countable(len(keys))
-    claim(folder, config)
-    path = folder / "federation.json"
-    if not path.exists():
+    run = RunFolder(folder)
+    claim(run, config)
+    if not run.has(PLAN):
         table = {
             "run": secrets.token_hex(8),
             "keys": {site: base64.b64encode(key).decode() for site, key in keys.items()},
         }
-        write_json(path, table)
-    read_plan(folder)
-    if (folder / ROSTER).exists():
-        read_roster(folder / ROSTER)
+        run.write(PLAN, table)
+    read_plan(run)
+    if run.has(ROSTER):
+        read_roster(run)
     return config
 
 
@@ -126,130 +74,102 @@ def federated(config: Config) -> Config:
 
 def coordinate(grid: Grid, folder: Path, watch: Watch | None = None) -> Result:
     """Run (or go on with) the federation planned in a folder."""
-    with alone(folder):
-        return _coordinate(grid, folder, watch or (lambda event, facts: None))
+    run = RunFolder(folder)
+    with run.alone(), closing(Journal(run / JOURNAL)) as journal:
+        try:
+            return _coordinate(grid, run, journal, watch or (lambda event, facts: None))
+        except EquipoiseError as error:
+            journal.write("stopped", reason=str(error))
+            raise
 
 
-def _coordinate(grid: Grid, folder: Path, watch: Watch) -> Result:
-    config = resolve(parse_toml(text_of_run(folder)), allow=only(recorded(folder)))
+def _coordinate(grid: Grid, folder: RunFolder, journal: Journal, watch: Watch) -> Result:
+    config = resolve(parse_toml(folder.text(CONFIG)), allow=only(recorded(folder)))
     run, keys = read_plan(folder)
-    journal = Journal(folder / "journal.jsonl")
     options = config.engine
-    try:
-        fleet = Fleet(
-            grid,
-            run,
-            keys,
-            journal.write,
-            deadline=options.deadline,
-            retries=options.retries,
-            tickets=Tickets(folder / "tickets.json"),
-            head=lambda: journal.head,
-        )
-        with one_thread():
-            stuff = roster(config, folder, fleet, tuple(sorted(keys)))
-            fits(config, stuff.samples.task)
-            host = make_host(config, stuff, folder / "unused")
-            ledger = make_ledger(config, host, stuff)
-            joining = rows(stuff.samples.classes, stuff.samples.images.shape[1:])
-            write_json(folder / "data.json", stuff.census())
-            watch(
-                "begin",
-                {"sites": stuff.sizes, "classes": stuff.samples.classes, "rounds": config.train.rounds},
-            )
-            return train(config, stuff, host, ledger, fleet, journal, folder, watch, joining)
-    except EquipoiseError as error:
-        journal.write("stopped", reason=str(error))
-        raise
-    finally:
-        journal.close()
+    fleet = Fleet(
+        grid,
+        run,
+        keys,
+        journal.write,
+        deadline=options.deadline,
+        retries=options.retries,
+        tickets=Tickets(folder / TICKETS),
+        head=lambda: journal.head,
+    )
+    with one_thread():
+        cards = roster(config, folder, fleet, tuple(sorted(keys)))
+        facts = facts_of(cards)
+        fits(config, facts.task)
+        joining = rows(facts.classes, facts.shape)
+        return train(prepare(config, facts), fleet, journal, folder, watch, joining=joining)
 
 
-@contextmanager
-def alone(folder: Path, patience: float = 30.0) -> Iterator[None]:
-    """One coordinator per run folder: a run that is submitted twice, or again while its killed predecessor
-    still ends, must wait."""
-    end = time.monotonic() + patience
-    with open(folder / "lock", "w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= end:
-                    raise StorageError(
-                        f"another process works on the run in {folder}: stop it first, or wait for it"
-                    ) from None
-                time.sleep(0.2)
-        yield
-
-
-def read_plan(folder: Path) -> tuple[str, dict[str, bytes]]:
+def read_plan(folder: RunFolder) -> tuple[str, dict[str, bytes]]:
     """The run's name and the public key of every site."""
-    path = folder / "federation.json"
     try:
-        table = read_json(path, "restore it, or submit the run again into a new folder")
+        table = folder.read(PLAN)
         return str(table["run"]), {site: base64.b64decode(key) for site, key in table["keys"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise StorageError(f"{path} is missing or damaged: submit the run again into a new folder") from error
+        raise StorageError(f"{folder / PLAN} is missing or damaged: {AGAIN}") from error
 
 
-def read_roster(path: Path) -> dict[str, Any]:
+def read_roster(folder: RunFolder) -> dict[str, Any]:
     """What the sites of a run that was begun said they hold."""
-    fix = "restore it, or submit the run again into a new folder"
+    damaged = StorageError(f"{folder / ROSTER} is damaged: {folder.fix(ROSTER)}")
     try:
-        given: dict[str, Any] = read_json(path, fix)["sites"]
+        given: dict[str, Any] = folder.read(ROSTER)["sites"]
         cards = [Card.model_validate(card) for card in given.values()]
     except (ValidationError, LookupError, AttributeError) as error:
-        raise StorageError(f"{path} is damaged: {fix}") from error
+        raise damaged from error
     if not cards:
-        raise StorageError(f"{path} is damaged: {fix}")
+        raise damaged
     return given
 
 
-def roster(config: Config, folder: Path, fleet: Fleet, sites: tuple[str, ...]) -> Roster:
+def roster(config: Config, folder: RunFolder, fleet: Fleet, sites: tuple[str, ...]) -> dict[str, Card]:
     """The sites of the run and what they hold: asked once, then kept. Who does not join now is not in the
     run."""
-    path = folder / ROSTER
-    begun = path.exists()
+    begun = folder.has(ROSTER)
     if begun:
-        given = read_roster(path)
+        given = read_roster(folder)
     else:
         table = {key: value for key, value in config.table().items() if key not in OURS}
         given = fleet.invite({"config": table, "version": __version__}, sites, config.engine.patience)
     cards = _usable({site: given[site] for site in sites if site in given}, fleet.tell)
-    given = {site: given[site] for site in cards}
     if len(cards) < max(1, config.exchange.min_sites):
         raise SiteError(
             f"only {len(cards)} of {len(sites)} sites joined, {max(1, config.exchange.min_sites)} are "
-            f"needed; "
-            "the journal says who did not and why"
+            f"needed; the journal says who did not and why"
         )
     each = drawn(config.train.participation, len(cards))
     if each < config.exchange.min_sites:
         raise SiteError(
-            f"train.participation = {config.train.participation:g} draws {each} of {len(cards)} sites for "
-            f"a round, and "
-            f"exchange.min_sites asks for {config.exchange.min_sites}: raise the one or lower the other"
+            f"train.participation = {config.train.participation:g} draws {each} of {len(cards)} sites for a "
+            f"round, and exchange.min_sites asks for {config.exchange.min_sites}: raise the one or lower the "
+            f"other"
         )
     if not begun:
-        write_json(path, {"sites": given})
+        folder.write(ROSTER, {"sites": {site: given[site] for site in cards}})
+    return cards
+
+
+def facts_of(cards: Mapping[str, Card]) -> Facts:
+    """What the run must know of its data, as the sites said when they joined."""
     first = next(iter(cards.values()))
-    width = len(first.classes)
-    samples = Samples(
-        images=np.zeros((0, *first.shape), dtype=np.uint8),
-        labels=np.zeros(0, dtype=np.int64)
-        if first.task == "single"
-        else np.zeros((0, width), dtype=np.float32),
-        classes=first.classes,
+    told = {site: card.model_dump(mode="json") for site, card in cards.items()}
+    sites = {
+        site: {split: Held(images=card.images[split], counts=card.counts[split]) for split in SPLITS}
+        for site, card in cards.items()
+    }
+    return Facts(
         task=first.task,
-        ids=np.zeros(0, dtype=str),
-        fingerprint=hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest(),
+        classes=first.classes,
+        shape=first.shape,
+        fingerprint=hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest(),
+        census=Census(sites=sites),
+        partial=any(card.partial for card in cards.values()),
     )
-    none, mask = np.zeros(0, dtype=np.int64), np.ones(width, dtype=bool)
-    partial = any(card.partial for card in cards.values())
-    holdings = tuple(Holding(site, none, none, none, mask if partial else None) for site in cards)
-    return Roster(samples, holdings, cards)
 
 
 def _usable(given: Mapping[str, Any], tell: Tell) -> dict[str, Card]:

@@ -40,7 +40,7 @@ from equipoise.deploy.keys import NEW_AUTHORITY, check_dates, outdated, own_key
 from equipoise.deploy.policy import read_policy
 from equipoise.deploy.site import Desk, read_site
 from equipoise.errors import ConfigError, SiteError
-from equipoise.server.folders import private_folder
+from equipoise.run_folder import private_folder
 
 HOME, LOG = "flower", "node.log"
 POLL, LAZY = 0.2, 1.0

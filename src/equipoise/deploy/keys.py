@@ -28,8 +28,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from equipoise.errors import ConfigError, StorageError
 from equipoise.opening import read_regular
+from equipoise.run_folder import private_folder
 from equipoise.server.checkpoint import write_atomic
-from equipoise.server.folders import private_folder
 
 SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 PEM, SSH = serialization.Encoding.PEM, serialization.Encoding.OpenSSH

@@ -41,8 +41,7 @@ from equipoise.deploy.keys import check_dates, listed, read_public
 from equipoise.deploy.limits import Limits
 from equipoise.errors import ConfigError, SiteError, StorageError
 from equipoise.keeping import read_json, write_json
-from equipoise.running import RESULT, read_result
-from equipoise.server.folders import private_folder
+from equipoise.run_folder import JOURNAL, RESULT, RunFolder, private_folder
 from equipoise.server.journal import read as read_journal
 
 APP = """
@@ -210,9 +209,9 @@ def wait(
             if run.status.status == "finished":
                 break
         time.sleep(pause)
-    lines, _ = read_journal(out / "journal.jsonl")
+    lines, _ = read_journal(out / JOURNAL)
     if run.status.sub_status == "completed" and (out / RESULT).exists():
-        return read_result(out)
+        return RunFolder(out).read(RESULT)
     stopped = [line["reason"] for line in lines if line["event"] == "stopped"]
     reason = stopped[-1] if stopped else run.status.details or run.status.sub_status
     raise SiteError(f"the run stopped: {reason}; submit it again with the same --out to go on")

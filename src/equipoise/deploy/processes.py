@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from equipoise.errors import SiteError
-from equipoise.server.folders import private_folder
+from equipoise.run_folder import private_folder
 
 PR_SET_PDEATHSIG = 1
 """Linux: the signal a process gets when the one that started it is gone"""

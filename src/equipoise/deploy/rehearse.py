@@ -24,7 +24,7 @@ from equipoise.deploy.coordinator import federated
 from equipoise.deploy.keys import new_keys
 from equipoise.deploy.limits import Limits
 from equipoise.deploy.policy import MIN_SITES, marks_of
-from equipoise.running import run
+from equipoise.running import prepare, run
 from equipoise.server import drawn
 from equipoise.setup import material
 
@@ -125,12 +125,8 @@ def _absolute(data: dict[str, Any], base: Path) -> dict[str, str]:
 
 def allowed(config: Config) -> list[str]:
     """The leaves of a run that the coordinator reads site by site: what each site's policy must name."""
-    from equipoise.running import make_ledger
-    from equipoise.setup import make_host
-
-    with tempfile.TemporaryDirectory() as folder:
-        stuff = material(config)
-        ledger = make_ledger(config, make_host(config, stuff, Path(folder)), stuff)
+    stuff = material(config)
+    ledger = prepare(config, stuff.facts, stuff).ledger
     return sorted(
         {COUNTS, *(f"{row['question']}.{row['leaf']}" for row in ledger.rows() if row["kind"] == "each")}
     )

@@ -14,7 +14,6 @@ from equipoise.deploy.coordinator import federated
 from equipoise.deploy.keys import NEW_AUTHORITY, check_dates, new_pair, own_key, read_public
 from equipoise.deploy.policy import Refused, approved, marks_of, read_policy
 from equipoise.deploy.site import own_config, read_site, take_part
-from equipoise.engine import probe
 from equipoise.errors import ConfigError, WeightsError
 from equipoise.exchange import Ledger
 from equipoise.locate import Code, Parts
@@ -154,7 +153,7 @@ def check_site(folder: Path, file: Path | None = None) -> Checked:
         config, file = own_config(options, folder, {}, allow), None
     with one_thread(), tempfile.TemporaryDirectory() as place:
         joined = take_part(options, config, Path(place))
-        ledger = None if file is None else probe(joined.host, 1, exact=False)
+        ledger = None if file is None else joined.ledger()
     samples = joined.stuff.samples
     train = ", ".join(
         f"{name} {n}" for name, n in zip(samples.classes, joined.counts["train"].tolist(), strict=True)

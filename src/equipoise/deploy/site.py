@@ -32,18 +32,18 @@ import torch
 from pydantic import Field, ValidationError
 from torch import Tensor
 
-from equipoise import __version__
+from equipoise.blueprint import Built, Place
 from equipoise.config import Config, resolve
 from equipoise.data import Progress
 from equipoise.data.samples import Samples
 from equipoise.deploy import settings
 from equipoise.deploy.policy import Policy, Refused, read_policy
-from equipoise.engine import Host
+from equipoise.engine import Host, probe
 from equipoise.engine.flower.wire import INVITATION
 from equipoise.errors import ConfigError, StorageError, WeightsError
 from equipoise.evaluate.metrics import from_statistics
 from equipoise.evaluate.observer import scalars
-from equipoise.exchange import decode_upload
+from equipoise.exchange import Ledger, decode_upload
 from equipoise.exchange.reduction import MOST_SITES
 from equipoise.keeping import FIRST, append_line, as_hash, read_json, write_json
 from equipoise.locate import Allow
@@ -53,10 +53,11 @@ from equipoise.options import Options
 from equipoise.partition import Holding, PartitionOptions, divide
 from equipoise.server import Journal
 from equipoise.server.journal import read as read_journal
-from equipoise.setup import Material, cache_folder, fits, keep_memory, located, make_host
+from equipoise.setup import Material, cache_folder, fits, keep_memory, make_host, place_of
 from equipoise.site import Store
 from equipoise.site.measure import LEAST
 from equipoise.text import parse_toml
+from equipoise.version import __version__
 
 DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 RUN = re.compile(r"[0-9a-f]{16}")
@@ -146,8 +147,9 @@ def own_config(options: SiteOptions, folder: Path, table: Mapping[str, Any], all
             name.lower() if DIGEST.fullmatch(name) else name: path for name, path in options.weights.items()
         },
     )
+    place = place_of(made)
     for net in (made.net, *made.method.frozen().values()):
-        located(net, made)
+        place.located(net)
     return made
 
 
@@ -236,6 +238,12 @@ class Joined:
         """What a policy must know of this site."""
         names = (*self.host.shared, *self.host.private)
         return {"classes": self.stuff.samples.classes, "parameters": names, "counts": self.counts}
+
+    def ledger(self) -> Ledger:
+        """What the run would exchange, tried on made-up sites."""
+        host = self.host
+        built = Built(host.net, host.frozen)
+        return probe(host.blueprint, built, 1, 1, exact=False, place=Place(host.device))
 
     def keep_results(self, round: int, answer: bytes) -> None:
         """Write down what an evaluation says of this site, whether it is told to anyone or not."""

@@ -7,71 +7,53 @@ before it.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from equipoise.blueprint import HERE, Blueprint, Built, Place
 from equipoise.errors import EquipoiseError, MethodError, SiteError
 from equipoise.exchange import encode_upload, unpack
 from equipoise.leaves import Mean
 from equipoise.losses import make_objective
-from equipoise.methods.base import Method
 from equipoise.names import unknown
-from equipoise.nets import Net, batch_norm_names, load, state
+from equipoise.nets import load, state
 from equipoise.seeds import derive
-from equipoise.site import Loc, SiteData, Store, TrainOptions
+from equipoise.site import Loc, SiteData, Store
 from equipoise.site.measure import LEAST
-from equipoise.site.views import View
+from equipoise.site.views import VIEWS, make_view
 from equipoise.tree import Tree, flatten, unflatten
 
 
 class Host:
-    """Sites, one net, one method, and the private stores."""
+    """Sites, the network of a blueprint, and the private stores.
+
+    `built` are the networks as the blueprint makes them, where that has been done already.
+    """
 
     def __init__(
         self,
-        *,
-        method: Method,
-        net: Net,
+        blueprint: Blueprint,
         sites: Mapping[str, SiteData],
-        options: TrainOptions,
-        objective: Any,
-        views: Mapping[str, View],
         store: Store,
-        device: torch.device,
-        frozen: Mapping[str, nn.Module] | None = None,
-        local_batch_norm: bool = False,
+        place: Place = HERE,
+        built: Built | None = None,
     ) -> None:
-        self.method, self.net, self.sites, self.options = method, net, sites, options
-        self.objective, self.views, self.store, self.device = objective, views, store, device
-        self.frozen = frozen or {}
-        own = set(batch_norm_names(net)) if local_batch_norm else set()
-        names = list(state(net))
-        self.private = tuple(
-            n for n in names if n in own or any(fnmatchcase(n, glob) for glob in method.private)
-        )
-        self.shared = tuple(name for name in names if name not in self.private)
-        self.initial = {name: tensor.detach().cpu().clone() for name, tensor in state(net).items()}
+        self.blueprint, self.sites, self.store, self.device = blueprint, sites, store, place.device
+        self.method, self.options, self.objective = blueprint.method, blueprint.train, blueprint.objective
+        self.shared, self.private = blueprint.shared, blueprint.private
+        built = built or blueprint.build(place)
+        self.net, self.frozen = built.net, built.frozen
+        see, augment = blueprint.input, blueprint.train.augment
+        self.views = {name: make_view(name, augment, see.mean, see.std) for name in VIEWS}
+        self.initial = {name: tensor.detach().cpu().clone() for name, tensor in state(self.net).items()}
         self.least = LEAST
         """images in a bin of what is told for one site alone, at least"""
         self._decoded: tuple[bytes, Tree] | None = None
         self._caches: dict[str, dict[str, Any]] = {}
-
-    def elsewhere(self, sites: Mapping[str, SiteData], options: TrainOptions, store: Store) -> Host:
-        """The same method and net with other sites."""
-        other = copy.copy(self)
-        other.sites, other.options, other.store, other._caches = sites, options, store, {}
-        return other
-
-    def init(self) -> Tree:
-        """The first server tree."""
-        load(self.net, self.initial)
-        return self.method.init(self.net, {name: self.initial[name] for name in self.shared})
 
     def answer(self, call: Mapping[str, Any], payload: bytes, extra: bytes | None = None) -> bytes:
         """The bytes of one site's answer; errors name site, round and question."""

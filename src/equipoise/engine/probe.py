@@ -13,22 +13,28 @@ from typing import Any
 import numpy as np
 import torch
 
+from equipoise.blueprint import HERE, Blueprint, Built, Place
 from equipoise.data.samples import Samples, Task
 from equipoise.engine.host import Host
 from equipoise.engine.question import Question
 from equipoise.errors import MethodError
 from equipoise.exchange import Answers, Bounds, Ledger, Line, Reduction, decode_upload, pack
 from equipoise.exchange.ledger import entries, merge
+from equipoise.nets import load
 from equipoise.partition import Holding
 from equipoise.seeds import generator, numpy_generator
-from equipoise.site import SiteData, Store, TrainOptions
+from equipoise.site import SiteData, Store
 from equipoise.tree import Tree, flatten
 
 SIZES = {"probe-a": 4, "probe-b": 5}
 
 
 def made_up(
-    classes: tuple[str, ...], task: Task, shape: tuple[int, int, int], labelled: bool
+    classes: tuple[str, ...],
+    task: Task,
+    shape: tuple[int, int, int],
+    labelled: bool,
+    device: torch.device = torch.device("cpu"),
 ) -> dict[str, SiteData]:
     """Two sites of noise."""
     draw, sites = numpy_generator(0, "probe"), {}
@@ -44,7 +50,7 @@ def made_up(
         )
         index = np.arange(n)
         mask = (np.arange(len(classes)) % 2 == n % 2) if labelled else None
-        sites[name] = SiteData(samples, Holding(name, index, index, index, mask), torch.device("cpu"))
+        sites[name] = SiteData(samples, Holding(name, index, index, index, mask), device)
     return sites
 
 
@@ -96,25 +102,29 @@ class Trial:
         return reduction.result(sites)
 
 
-def probe(host: Host, participants: int, exact: bool) -> Ledger:
-    """The ledger of a run of this host's sites: each phase of the method, its finish, and evaluation."""
-    real = next(iter(host.sites.values()))
-    shape = real.splits["train"].images.shape[1:]
-    method, lines, everyone = host.method, list[Line](), len(host.sites)
-    small = TrainOptions(
-        **{**host.options.model_dump(), "epochs": min(1, host.options.epochs), "batch_size": 4}
-    )
+def probe(
+    blueprint: Blueprint, built: Built, everyone: int, participants: int, exact: bool, place: Place = HERE
+) -> Ledger:
+    """The ledger of a run with so many sites, of which so many take part in a round.
+
+    It goes through each phase of the method, its finish, and evaluation. The networks are left as they were.
+    """
+    method, options, lines = blueprint.method, blueprint.train, list[Line]()
+    changes = {"epochs": min(1, options.epochs), "batch_size": 4}
+    small = blueprint.model_copy(update={"train": options.model_copy(update=changes)})
+    channels, height, width = blueprint.input.shape
+    shape = (height, width, channels)
+    sites = made_up(blueprint.classes, blueprint.task, shape, blueprint.partial, place.device)
     with tempfile.TemporaryDirectory() as folder:
-        trial = host.elsewhere(
-            made_up(real.classes, real.task, shape, real.labelled is not None), small, Store(Path(folder))
-        )
-        server = trial.init()
-        for round in method.phases(host.options.rounds):
+        trial = Host(small, sites, Store(Path(folder)), place, built)
+        server = blueprint.first(built.net)
+        for round in method.phases(options.rounds):
             server = method.round(server, Trial(trial, round, lines, participants, everyone))
-        end = Trial(trial, host.options.rounds, lines, everyone, everyone)
+        end = Trial(trial, options.rounds, lines, everyone, everyone)
         server = method.finish(server, end)
         ask = Trial(trial, 0, lines, everyone, everyone)
         flags: Tree = {"own": torch.tensor(True)} | ({"exact": torch.tensor(True)} if exact else {})
         for tree in method.predictors(server, ask).values():
             ask(method.evaluate, server=tree, **flags)
+        load(built.net, trial.initial)
     return Ledger(tuple(lines))

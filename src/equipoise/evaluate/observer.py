@@ -4,58 +4,56 @@ per round."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise.blueprint import Blueprint
 from equipoise.data.samples import Samples
-from equipoise.errors import SiteError, StorageError
-from equipoise.evaluate.metrics import by_attribute, from_scores, from_statistics, shot_groups
+from equipoise.errors import SiteError
+from equipoise.evaluate.metrics import by_attribute, from_scores, from_statistics
 from equipoise.evaluate.options import EvaluateOptions
-from equipoise.evaluate.plausible import Held, doubt, together
+from equipoise.evaluate.plausible import doubt
 from equipoise.evaluate.protocol import ENDING, blend, select, summarise
 from equipoise.evaluate.scores import Scores, keep_scores, write_scores
-from equipoise.keeping import FIRST, append_line, as_bytes, bare, read_lines, write_atomic
+from equipoise.keeping import FIRST
 from equipoise.leaves import Upload
-from equipoise.methods.base import SPLITS, Method
-from equipoise.partition import Holding
+from equipoise.methods.base import SPLITS
+from equipoise.partition import Held, Holding, together
+from equipoise.run_folder import METRICS, SCORES, TIMING, RunFolder
 from equipoise.server import Exchange
 from equipoise.tree import Tree
 
-METRICS = "metrics.jsonl"
-TIMING = "timing.jsonl"
-"""seconds per round, apart from the metrics: those are the same whenever a run is repeated"""
-SCORES = "scores"
 COUNTS = ("confusion", "binary", "calibration")
 """the statistics that are kept as they are, where no scores are"""
 
 
 class Evaluation:
-    """Metrics of every evaluated round, kept in memory and in `metrics.jsonl`; beside it the scores of rounds
-    that may count."""
+    """Metrics of every evaluated round, kept in memory and in the run folder; beside them the scores of
+    rounds that may count.
+
+    `held` is what each site has of each split; a site that is not named is believed. `samples` and `holdings`
+    are the images themselves, where scores are made of them (`evaluate.exact`).
+    """
 
     def __init__(
         self,
-        method: Method,
+        blueprint: Blueprint,
         options: EvaluateOptions,
-        samples: Samples,
-        holdings: tuple[Holding, ...],
-        counts: Tensor,
-        rounds: int,
-        path: Path,
+        folder: RunFolder,
+        held: Mapping[str, Mapping[str, Held]],
+        samples: Samples | None = None,
+        holdings: Sequence[Holding] = (),
         tell: Callable[[dict[str, Any]], None] | None = None,
-        held: Mapping[str, Mapping[str, Held]] | None = None,
     ) -> None:
-        self.held = held or {}
-        """by site and split: what the site said it has; a site that is not named is believed"""
-        self.method, self.options, self.rounds, self.path = method, options, rounds, path
-        self.samples, self.holdings = samples, {holding.name: holding for holding in holdings}
+        self.blueprint, self.options, self.folder, self.held = blueprint, options, folder, held
+        self.method, self.rounds, self.task = blueprint.method, blueprint.train.rounds, blueprint.task
+        self._samples, self.holdings = samples, {holding.name: holding for holding in holdings}
         self.tell = tell or (lambda row: None)
-        self.shots = shot_groups(counts, options.shots, head=options.head_over, tail=options.tail_under)
+        self.shots = torch.tensor(blueprint.shots)
         self.history: list[dict[str, Any]] = []
         self._mark = FIRST
         self._since = time.perf_counter()
@@ -72,10 +70,11 @@ class Evaluation:
             row |= self._evaluate(done, server, ask)
         self._since = time.perf_counter()
         self.history.append(row)
-        self._mark = append_line(self.path, row, sync=True)
+        self._mark = self.folder.append(METRICS, row, sync=True)
         times = {"train": round(begun - before, 3), "evaluate": round(self._since - begun, 3)}
-        append_line(self.path.with_name(TIMING), {"round": done, **times})
-        keep_scores(self.path.parent / SCORES, self._candidates())
+        # Apart from the metrics: those are the same whenever a run is repeated.
+        self.folder.append(TIMING, {"round": done, **times})
+        keep_scores(self.folder / SCORES, self._candidates())
         self.tell(row)
 
     def mark(self) -> str:
@@ -110,25 +109,20 @@ class Evaluation:
     # Before and after ---------------------------------------------------------------------------------------
 
     def resume(self, done: int, mark: str = FIRST) -> None:
-        """Forget rows of rounds that were never committed, and a line a crash cut short.
-
-        `mark` is the hash of the last row that was committed.
-        """
-        lines, _ = read_lines(self.path)
-        kept = [line for line in lines if line["round"] <= done]
-        self._mark = kept[-1]["hash"] if kept else FIRST
-        if self._mark != mark:
-            raise StorageError(
-                f"{self.path} has not the rows it had when the newest checkpoint was written: restore it, "
-                f"or start the run anew"
-            )
-        self.history = [bare(line) for line in kept]
-        write_atomic(self.path, b"".join(as_bytes(line) for line in kept))
+        """Go on from the rows up to a round; `mark` is the hash of the last of them."""
+        self.history = self.folder.keep_rows(METRICS, done, mark)
+        self._mark = mark
 
     def selected(self) -> tuple[list[int], dict[str, Any]]:
         """The reported rounds and their metrics."""
         rows = [row for row in self.history if "test" in row]
         return select(rows, self.options.select, key="generalisation.balanced_accuracy")
+
+    @property
+    def samples(self) -> Samples:
+        """The images, which exact scores are made of."""
+        assert self._samples is not None, "exact scores need the images"
+        return self._samples
 
     # The work -----------------------------------------------------------------------------------------------
 
@@ -160,8 +154,8 @@ class Evaluation:
             [torch.cat([scores[site]["test"][counts] for site in sites]) for scores in found]
         )
         labels = torch.from_numpy(np.ascontiguousarray(self.samples.labels[rows]))
-        scores = Scores(self.samples.task, self.samples.ids[rows], labels, logits)
-        write_scores(self.path.parent / SCORES, done, scores)
+        scores = Scores(self.task, self.samples.ids[rows], labels, logits)
+        write_scores(self.folder / SCORES, done, scores)
 
     def _exact(self, scores: dict[str, Tree]) -> dict[str, Any]:
         result = {}
@@ -176,7 +170,7 @@ class Evaluation:
                 continue
 
             def metrics(logits: Tensor, y: Tensor) -> dict[str, Any]:
-                return from_scores(logits, y, task=self.samples.task, shots=self.shots)
+                return from_scores(logits, y, task=self.task, shots=self.shots)
 
             names = list(scores[filled[0]][split])
             pooled_labels = torch.cat([labels[site] for site in filled])
@@ -199,7 +193,7 @@ class Evaluation:
                     name: {
                         value: scalars(found)
                         for value, found in by_attribute(
-                            first, pooled_labels, values[rows], task=self.samples.task, shots=self.shots
+                            first, pooled_labels, values[rows], task=self.task, shots=self.shots
                         ).items()
                     }
                     for name, values in self.samples.attributes.items()
@@ -256,16 +250,6 @@ def _miscounted(told: Any, held: Held) -> str | None:
     return (
         None if len(told) == held.images else f"it scores {len(told):,} images, and there are {held.images:,}"
     )
-
-
-def read_history(folder: Path, mark: str | None = None) -> list[dict[str, Any]]:
-    """The rows of a run's metrics; with `mark`, the hash of the last one, missing rows are noticed at the end
-    too."""
-    path = folder / METRICS
-    lines, _ = read_lines(path)
-    if mark is not None and mark != (lines[-1]["hash"] if lines else FIRST):
-        raise StorageError(f"{path} has not the rows the run wrote: restore it, or start the run anew")
-    return [bare(line) for line in lines]
 
 
 def scalars(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
+from equipoise.partition import Held
 from equipoise.site.measure import FIXED_POINT
-
-
-@dataclass(frozen=True)
-class Held:
-    """The images of one split, at one site or at several."""
-
-    images: int
-    counts: tuple[int | None, ...]
-    """of each class (positives, for multi-label); None where that is not told"""
-
-
-def together(parts: Iterable[Held]) -> Held:
-    """The images of several sites; a class that one of them says nothing of is not told."""
-    found = list(parts)
-    columns = zip(*(part.counts for part in found), strict=True)
-    counts = tuple(None if None in column else sum(n for n in column if n is not None) for column in columns)
-    return Held(sum(part.images for part in found), counts)
 
 
 def doubt(stats: Mapping[str, Tensor], held: Held) -> str | None:

@@ -3,6 +3,7 @@ test."""
 
 from __future__ import annotations
 
+from equipoise.partition.census import Census, Facts, Held, count, together
 from equipoise.partition.divide import Holding, divide, table
 from equipoise.partition.kinds import Column, Dirichlet, Iid, PartitionOptions
 from equipoise.partition.sources import Attribute, Limited
@@ -19,12 +20,17 @@ KINDS: dict[str, type[PartitionOptions]] = {
 __all__ = [
     "KINDS",
     "Attribute",
+    "Census",
     "Column",
     "Dirichlet",
+    "Facts",
+    "Held",
     "Holding",
     "Iid",
     "Limited",
     "PartitionOptions",
+    "count",
     "divide",
     "table",
+    "together",
 ]

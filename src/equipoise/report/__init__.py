@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equipoise.report.folder import census, read_run, standing
+from equipoise.report.folder import read_run, standing
 from equipoise.report.page import Sheet, write_comparison, write_report
 
-__all__ = ["Sheet", "census", "read_run", "standing", "write_comparison", "write_report"]
+__all__ = ["Sheet", "read_run", "standing", "write_comparison", "write_report"]

@@ -11,33 +11,23 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from pathlib import Path
 
 import torch
 
-from equipoise import __version__
 from equipoise.data.sets import SETS
 from equipoise.evaluate.significance import wilson
-from equipoise.keeping import write_text
 from equipoise.report.folder import FIGURES, SMALL, Run, by_size, objective_name, percent, told_rounds
 from equipoise.report.table import escaped
 from equipoise.site.measure import FIXED_POINT, tallies
+from equipoise.version import __version__
 
-CARD = "model-card.md"
 STEPS = (SMALL, 50, 100, 500, 1_000, 5_000, 10_000, 50_000, 100_000)
 POOR, RARE, UNCALIBRATED = 0.5, 50, 0.1
 """what the limits speak of: recall below, training images below, calibration error above"""
 
 
-def write_card(run: Run) -> Path:
-    """The card of a finished run, into its folder."""
-    path = run.folder / CARD
-    write_text(path, card(run))
-    return path
-
-
-def card(run: Run) -> str:
-    """The whole card."""
+def model_card(run: Run) -> str:
+    """The card of a finished run."""
     title = f"# Model card: {escaped(run.config['method']['name'])} on {escaped(run.data_name)}"
     sections = {
         "Model": _model(run),

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from equipoise.evaluate import blend
-from equipoise.evaluate.observer import TIMING
 from equipoise.report import table
 from equipoise.report.chart import Series, Show
 from equipoise.report.figure import Arms, Cell, Figure, digits, json_lines, left_out, lined
 from equipoise.report.folder import Run, size
 from equipoise.report.plots import Bar, Look, Part, bars
+from equipoise.run_folder import TIMING
 
 KINDS = {"sum": Look(3, 0.85), "mean": Look(0, 0.45), "each": Look(1, 0.12, broken=True)}
 READERS = {"sum": "only the sum is kept", "mean": "only the weighted mean is kept", "each": "read per site"}

@@ -8,15 +8,26 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from equipoise.errors import ConfigError, StorageError
 from equipoise.evaluate.protocol import ENDING, select
+from equipoise.keeping import read_lines
+from equipoise.partition import Census, Facts
+from equipoise.run_folder import (
+    BLUEPRINT,
+    CENSUS,
+    CONFIG,
+    FEATURES,
+    JOURNAL,
+    LEDGER,
+    METRICS,
+    RESULT,
+    SCORES,
+    RunFolder,
+)
 from equipoise.text import parse_toml
 
 if TYPE_CHECKING:
     from equipoise.evaluate.scores import Scores
-    from equipoise.setup import Material
 
 SPLITS = ("train", "validation", "test")
 LARGEST = 2**30
@@ -49,6 +60,8 @@ class Run:
     ledger: list[dict[str, Any]]
     journal: list[dict[str, Any]]
     data: dict[str, Any]
+    features: dict[str, Any] | None = None
+    """where the classes lie in the network's features: `images`, `round` and `maps` by layer"""
 
     @property
     def data_name(self) -> str:
@@ -85,7 +98,6 @@ class Run:
     @cached_property
     def scores(self) -> Scores | None:
         """How the global predictor scores every test image, where that was kept."""
-        from equipoise.evaluate.observer import SCORES
         from equipoise.evaluate.scores import read_scores
 
         return read_scores(self.folder / SCORES, self.result["selected_rounds"])
@@ -102,47 +114,28 @@ class Run:
 
 def read_run(folder: Path) -> Run:
     """The run in a folder, as far as it got; `StorageError` when the folder holds none, or a damaged one."""
-    from equipoise.config import text_of_run
-    from equipoise.evaluate.observer import read_history
-    from equipoise.running import LEDGER, RESULT, read_result
-    from equipoise.server.journal import read as read_journal
-
-    finished = (folder / RESULT).is_file()
-    text = text_of_run(folder)
+    run = RunFolder(folder)
+    text = run.text(CONFIG)
     config = parse_toml(text)
-    result = read_result(folder) if finished else None
-    history = read_history(folder, result["metrics_hash"] if result else None)
-    journal, _ = read_journal(folder / "journal.jsonl")
+    result = run.read(RESULT) if run.has(RESULT) else None
+    history = run.rows(METRICS, result["metrics_hash"] if result else None)
+    journal, _ = read_lines(run / JOURNAL)
     if result and result["journal_hash"] not in {line["hash"] for line in journal}:
         raise StorageError(
-            f"{folder / 'journal.jsonl'} has lost lines or was written anew: restore it, or start the run "
-            f"anew"
+            f"{run / JOURNAL} has lost lines or was written anew: restore it, or start the run anew"
         )
-    data = _data(folder)
+    data = data_of(run)
     return Run(
-        folder,
-        config,
-        text,
-        result or _so_far(config, history, data),
-        history,
-        _ledger(folder / LEDGER, finished),
-        journal,
-        data,
+        folder=run.path,
+        config=config,
+        config_text=text,
+        result=result or _so_far(config, history, data),
+        history=history,
+        ledger=run.read(LEDGER)["leaves"],
+        journal=journal,
+        data=data,
+        features=run.read(FEATURES) if run.has(FEATURES) else None,
     )
-
-
-def _ledger(path: Path, needed: bool) -> list[dict[str, Any]]:
-    """The rows of the ledger; none where a run that goes on has not written them yet."""
-    from equipoise.keeping import read_json
-
-    try:
-        return read_json(path, f"`equipoise resume {path.parent}` writes it again")["leaves"]
-    except FileNotFoundError:
-        if needed:
-            raise StorageError(
-                f"{path.parent} has no {path.name}: `equipoise resume {path.parent}` writes it again"
-            ) from None
-        return []
 
 
 def _so_far(
@@ -159,62 +152,16 @@ def _so_far(
     return {**facts, "classes": data["classes"], "state_hash": None}
 
 
-def _data(folder: Path) -> dict[str, Any]:
-    """The census of the run's data, counted once and kept, so that the page can be made again where the data
-    is not."""
-    from equipoise.config import read_folder
-    from equipoise.keeping import read_json, write_json
-    from equipoise.setup import material
-
-    path = folder / "data.json"
-    if path.is_file():
-        return read_json(path, f"delete it, then `equipoise resume {folder}`")
-    if (folder / "federation.json").is_file():
-        raise StorageError(
-            f"{folder}: the sites have not said what they hold yet; try again when the first round is done"
-        )
-    facts = census(material(read_folder(folder)))
-    write_json(path, facts)
-    return facts
-
-
-def census(stuff: Material) -> dict[str, Any]:
-    """Who holds what: images and class counts (positives, for multi-label) per site and split.
-
-    A site that labels only some of the classes has `labelled`, true or false for each.
-    """
-    samples = stuff.samples
-    width = len(samples.classes)
-
-    def counts(rows: np.ndarray) -> list[int]:
-        labels = samples.labels[rows]
-        return (
-            np.bincount(labels, minlength=width) if samples.task == "single" else labels.sum(0).astype(int)
-        ).tolist()
-
-    parts = {holding.name: {split: getattr(holding, split) for split in SPLITS} for holding in stuff.holdings}
-    sites: dict[str, dict[str, Any]] = {
-        name: {split: {"images": len(rows), "counts": counts(rows)} for split, rows in splits.items()}
-        for name, splits in parts.items()
-    }
-    for holding in stuff.holdings:
-        if holding.labelled is not None:
-            sites[holding.name]["labelled"] = holding.labelled.tolist()
-    train = [sum(site["train"]["counts"][i] for site in sites.values()) for i in range(width)]
-    _, height, across, channels = samples.images.shape
-    return {
-        "task": samples.task,
-        "classes": list(samples.classes),
-        "splits": list(SPLITS),
-        "images": len(samples),
-        "height": height,
-        "width": across,
-        "channels": channels,
-        "train": train,
-        "imbalance": max(train) / min(train) if min(train) else None,
-        "groups": None if samples.group is None else len(np.unique(samples.group)),
-        "sites": sites,
-    }
+def data_of(run: RunFolder) -> dict[str, Any]:
+    """What the run's data are and who holds them, see `Facts.table`."""
+    if not run.has(BLUEPRINT) or not run.has(CENSUS):
+        raise StorageError(f"{run}: the run has not begun yet; try again when the first round is done")
+    plan, census = run.read(BLUEPRINT), Census.model_validate(run.read(CENSUS))
+    side, channels = plan["input"]["image_size"], plan["input"]["channels"]
+    facts = Facts(
+        plan["task"], tuple(plan["classes"]), (side, side, channels), plan["data"], census, plan["partial"]
+    )
+    return facts.table()
 
 
 def standing(run: Run) -> dict[str, Any]:

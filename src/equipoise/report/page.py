@@ -14,18 +14,17 @@ import tomli_w
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from equipoise import __version__
 from equipoise.evaluate.significance import wilson
-from equipoise.keeping import read_text, write_text
 from equipoise.methods import METHODS
 from equipoise.report import words
-from equipoise.report.card import blocks, write_card
+from equipoise.report.card import blocks, model_card
 from equipoise.report.figures import Figure as Drawing
 from equipoise.report.figures import comparison_figures, run_figures
 from equipoise.report.folder import FIGURES, SMALL, Run, by_size, objective_name, percent, read_run, size
 from equipoise.report.table import Figure, Row, Table
+from equipoise.run_folder import CARD, PAGE, RunFolder
+from equipoise.version import __version__
 
-PAGE = "report.html"
 REFRESH = 5
 """seconds after which a live page looks at its file again"""
 
@@ -59,12 +58,12 @@ class Sheet:
 def write_report(folder: Path, live: bool = False) -> Path:
     """The page of a run, finished or not, into its folder; of a finished one with the model card beside it.
 
-    A `live` page looks at its file again every few seconds, for as long as the run is not finished. What is
-    not in the folder yet (where the classes lie in the features) needs the method's code: `Untrusted` if that
-    is not known.
+    A `live` page looks at its file again every few seconds, for as long as the run is not finished.
     """
     run = read_run(folder)
-    card = read_text(write_card(run), "try again") if run.finished else ""
+    card = model_card(run) if run.finished else ""
+    if card:
+        RunFolder(folder).write_text(CARD, card)
     return _write(
         folder,
         "run.html.j2",
@@ -132,9 +131,8 @@ def _write(folder: Path, template: str, **facts: Any) -> Path:
         "small": SMALL,
     }
     facts |= {"script": script, "allowed": allowed}
-    path = folder / PAGE
-    write_text(path, pages.get_template(template).render(facts))
-    return path
+    RunFolder(folder).write_text(PAGE, pages.get_template(template).render(facts))
+    return folder / PAGE
 
 
 def placed(figures: Sequence[Drawing], places: Mapping[str, Sequence[str]]) -> dict[str, list[Drawing]]:

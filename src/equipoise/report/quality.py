@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from equipoise.report import table
 from equipoise.report.decisions import Decisions
-from equipoise.report.features import features
 from equipoise.report.figure import Arms, Cell, Figure, digits, left_out, rate, whole
 from equipoise.report.folder import Run, by_size, percent
 from equipoise.report.plots import RIGHT, WRONG, Bar, Part, Spot, bars, dots, maps, matrix, reliability
@@ -146,7 +145,7 @@ def calibration(found: Decisions | None) -> Iterator[Figure]:
 
 def feature_map(run: Run) -> Iterator[Figure]:
     """Class means in the features of the body, and of the projector."""
-    found = features(run)
+    found = run.features
     if found is None:
         return
     data = run.data

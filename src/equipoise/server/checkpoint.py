@@ -18,6 +18,7 @@ from equipoise.errors import StorageError
 from equipoise.exchange import seal, unseal
 from equipoise.exchange.codec import CodecError
 from equipoise.keeping import read_json, write_atomic, write_json
+from equipoise.run_folder import JOURNAL, RunFolder
 from equipoise.tree import Tree, digest, flatten, unflatten
 
 HEAD = "HEAD.json"
@@ -201,7 +202,7 @@ def with_branches(server: Tree) -> Tree:
     return server if "model" in server else {**server, "model": {}}
 
 
-def check_same(header: Header, folder: Path, config: str, data: str, journal: Container[object]) -> None:
+def check_same(header: Header, folder: RunFolder, config: str, data: str, journal: Container[object]) -> None:
     """Refuse to go on from a checkpoint with another config, other data, or a journal that does not reach to
     it."""
     anew = "or start a new run in another folder"
@@ -215,6 +216,6 @@ def check_same(header: Header, folder: Path, config: str, data: str, journal: Co
         )
     if header.journal not in journal:
         raise StorageError(
-            f"{folder / 'journal.jsonl'} has lost lines or was written anew since round {header.round}: "
+            f"{folder / JOURNAL} has lost lines or was written anew since round {header.round}: "
             f"restore it, {anew}"
         )

@@ -1,14 +1,16 @@
 """One file that holds a predictor: safetensors, which Equipoise reads again, or ONNX, which many other
 programs run.
 
-Both carry the predictor's facts, the pre-processing among them, as JSON under the key `equipoise` of their
-metadata. An export is tried before it gets its name: on random images it must answer as the model does.
+Both carry the blueprint, the pre-processing in it, and which state of the run it is, as JSON under the key
+`equipoise` of their metadata. An export is tried before it gets its name: on random images it must answer as
+the model does.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import warnings
 from collections.abc import Callable
@@ -22,11 +24,11 @@ from torch import Tensor
 from equipoise.errors import ConfigError, MethodError, StorageError
 from equipoise.exchange import seal
 from equipoise.exchange.codec import HEADER
-from equipoise.methods import METHODS
+from equipoise.locate import named
 from equipoise.names import unknown
+from equipoise.predict import Predictor
 from equipoise.seeds import generator
 from equipoise.tree import flatten
-from equipoise.use.predictor import Predictor
 from equipoise.use.source import load
 
 TOLERANCE = 1e-4
@@ -68,8 +70,7 @@ def export(model: Predictor, path: str | Path, to: str) -> float:
 @torch.no_grad()
 def parity(model: Predictor, answer: Answer) -> float:
     """The largest difference between two predictors' probabilities of random images."""
-    see = model.facts.input
-    x = torch.randn(IMAGES, see.channels, see.image_size, see.image_size, generator=generator(0, "parity"))
+    x = torch.randn(IMAGES, *model.blueprint.input.shape, generator=generator(0, "parity"))
     return float((model(x) - answer(x)).abs().max())
 
 
@@ -77,12 +78,20 @@ def parity(model: Predictor, answer: Answer) -> float:
 
 
 def _to_safetensors(model: Predictor) -> bytes:
-    name = model.facts.method["name"]
-    if name not in METHODS:
-        raise ConfigError(
-            f"a file cannot bring the code of '{name}' with it: use --to onnx, or the run folder itself"
-        )
-    return seal(model.facts.model_dump(mode="json"), flatten(model.tensors))
+    for name in (model.blueprint.method_name, model.blueprint.net.name):
+        if named(name):
+            raise ConfigError(
+                f"a file cannot bring the code of '{name}' with it: use --to onnx, or the run folder itself"
+            )
+    return seal(_header(model), flatten(model.tensors))
+
+
+def _header(model: Predictor) -> dict[str, Any]:
+    """What a file says of its model."""
+    plan = model.blueprint.model_copy(
+        update={"net": model.blueprint.net.model_copy(update={"weights": None, "sha256": None})}
+    )
+    return {"blueprint": plan.model_dump(mode="json"), "origin": model.origin.model_dump(mode="json")}
 
 
 def _from_safetensors(path: Path) -> Answer:
@@ -94,14 +103,14 @@ def _from_safetensors(path: Path) -> Answer:
 
 def _to_onnx(model: Predictor) -> bytes:
     onnx, _ = _onnx()
-    see, file = model.facts.input, io.BytesIO()
+    file = io.BytesIO()
     with warnings.catch_warnings():
         # The older exporter, which follows one pass through the network: the newer one takes five to thirty
         # times as long and needs a package more. What either gets wrong, `parity` finds.
         warnings.simplefilter("ignore")
         torch.onnx.export(
             model,
-            (torch.zeros(TRACED, see.channels, see.image_size, see.image_size),),
+            (torch.zeros(TRACED, *model.blueprint.input.shape),),
             file,  # type: ignore[arg-type]  # a stream is as good as a path, which torch's annotation does not say
             input_names=["images"],
             output_names=["probabilities"],
@@ -110,7 +119,7 @@ def _to_onnx(model: Predictor) -> bytes:
             dynamo=False,
         )
     content = onnx.load_from_string(file.getvalue())
-    onnx.helper.set_model_props(content, {HEADER: model.facts.model_dump_json()})
+    onnx.helper.set_model_props(content, {HEADER: json.dumps(_header(model))})
     onnx.checker.check_model(content)
     return content.SerializeToString()
 

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from equipoise import config
+from equipoise.blueprint import Blueprint, Input
 from equipoise.data import DataOptions, Progress, Samples
 from equipoise.errors import ConfigError, DataError
 from equipoise.evaluate import by_attribute, from_scores
 from equipoise.names import nearest
+from equipoise.predict import Predictor
 from equipoise.setup import cache_folder
-from equipoise.use.predictor import Facts, Input, Predictor
 
 LOOK = ("image_size", "channels", "resize", "crop_keep", "colour_constancy", "brightness")
 """keys of `[data]` in which new data must be as the model has seen images"""
@@ -25,11 +26,11 @@ LOOK = ("image_size", "channels", "resize", "crop_keep", "colour_constancy", "br
 def evaluate(model: Predictor, file: str | Path, progress: Progress | None = None) -> dict[str, Any]:
     """The model's metrics on the data of a config file: its test rows where it says which those are,
     otherwise all of it."""
-    options, base = read_data(Path(file), model.facts.input)
+    options, base = read_data(Path(file), model.blueprint.input)
     samples = options.load(cache=cache_folder(), base=base, progress=progress)
-    facts = model.facts
+    facts = model.blueprint
     tested = samples.split == "test" if samples.split is not None else np.zeros(len(samples), bool)
-    if not tested.any() and samples.fingerprint == facts.fingerprint:
+    if not tested.any() and samples.fingerprint == facts.data:
         raise DataError(
             f"{file} is the data this model was trained on: evaluate other images, or see the test in "
             f"report.html"
@@ -46,7 +47,7 @@ def evaluate(model: Predictor, file: str | Path, progress: Progress | None = Non
     site = None if samples.site is None else samples.site[rows]
     names = [] if site is None else np.unique(site).tolist()
     return {
-        "model": facts.title,
+        "model": model.title,
         "data": options.name or options.kind,
         "rows": "test" if tested.any() else "all",
         "images": len(rows),
@@ -82,7 +83,7 @@ def read_data(file: Path, look: Input) -> tuple[DataOptions, Path]:
     return found.data, found.base
 
 
-def relabelled(samples: Samples, rows: np.ndarray, facts: Facts) -> tuple[Tensor, Tensor | None]:
+def relabelled(samples: Samples, rows: np.ndarray, facts: Blueprint) -> tuple[Tensor, Tensor | None]:
     """The labels in the model's order of classes, and for several labels which classes the data has labels
     for."""
     if samples.task != facts.task:
@@ -115,4 +116,4 @@ def logits(model: Predictor, images: np.ndarray, rows: np.ndarray) -> Tensor:
     parts = [
         model.logits(model.see(images[rows[i : i + size]])).float().cpu() for i in range(0, len(rows), size)
     ]
-    return torch.cat(parts) if parts else torch.zeros(0, len(model.facts.classes))
+    return torch.cat(parts) if parts else torch.zeros(0, len(model.classes))

@@ -1,87 +1,49 @@
 """Where the classes lie in a trained network's features: class means over test images, as a map of two
-dimensions.
-
-The map is made where the run's data is at hand and kept in the run folder, so that the page can be made again
-without it.
-"""
+dimensions."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.errors import EquipoiseError, Untrusted
-from equipoise.report.folder import Run
+from equipoise.data.samples import Samples
+from equipoise.partition import Holding
+from equipoise.predict.predictor import Predictor
 
-if TYPE_CHECKING:
-    from equipoise.setup import Material
-    from equipoise.use.predictor import Predictor
-
-FEATURES = "features.json"
 IMAGES, PIXELS = 512, 2**23
 """at most so many test images, and fewer of them where they are large: a page is made in a moment"""
 
 
-def features(run: Run) -> dict[str, Any] | None:
+def class_maps(model: Predictor, samples: Samples, holdings: Sequence[Holding]) -> dict[str, Any] | None:
     """`images` that were used, and in `maps` by layer the `points` (None for a class without images) and the
-    `share` of the spread between class means that each of the two axes holds. None where the data or a global
-    predictor is not at hand."""
-    from equipoise.keeping import read_json, write_json
-
-    path = run.folder / FEATURES
-    if path.is_file():
-        return read_json(path, f"delete it, then `equipoise report {run.folder}`")
-    found = _measured(run.folder)
-    if found is not None:
-        write_json(path, found)
-    return found
-
-
-def _measured(folder: Path) -> dict[str, Any] | None:
-    from equipoise.config import read_folder
-    from equipoise.running import one_thread
-    from equipoise.setup import material
-    from equipoise.use.source import load
-
-    try:
-        model, stuff = load(folder), material(read_folder(folder))
-    except Untrusted:
-        raise
-    except EquipoiseError:
+    `share` of the spread between class means that each of the two axes holds. None without test images, or
+    where the model is not whole."""
+    rows = chosen(samples, holdings)
+    if not len(rows) or not model.whole():
         return None
-    if stuff.samples.fingerprint != model.facts.fingerprint:
-        return None
-    rows = chosen(stuff)
-    if not len(rows):
-        return None
-    with one_thread():
-        layers = _layers(model, stuff.samples.images[rows])
-    labels = stuff.samples.labels[rows]
-    truth = (
-        labels[:, None] == np.arange(len(stuff.samples.classes))
-        if stuff.samples.task == "single"
-        else labels > 0.5
-    )
+    layers, labels = _layers(model, samples.images[rows]), samples.labels[rows]
+    single = samples.task == "single"
+    truth = labels[:, None] == np.arange(len(samples.classes)) if single else labels > 0.5
     maps = {
         name: class_map(values, truth) for name, values in layers.items() if bool(values.isfinite().all())
     }
-    return {"round": model.facts.round, "images": len(rows), "maps": maps} if maps else None
+    return {"images": len(rows), "maps": maps} if maps else None
 
 
-def chosen(stuff: Material) -> np.ndarray:
+def chosen(samples: Samples, holdings: Sequence[Holding]) -> np.ndarray:
     """The test images to look at: of every class as many, evenly over the sites' rows, as the limit
     allows."""
-    rows = np.concatenate([holding.test for holding in stuff.holdings])
-    labels, width = stuff.samples.labels[rows], len(stuff.samples.classes)
-    most = min(IMAGES, PIXELS // int(np.prod(stuff.samples.images.shape[1:3])))
+    rows = np.concatenate([holding.test for holding in holdings])
+    labels, width = samples.labels[rows], len(samples.classes)
+    most = min(IMAGES, PIXELS // int(np.prod(samples.images.shape[1:3])))
     each = max(1, most // width)
     found: set[int] = set()
     for i in range(width):
-        own = rows[labels == i] if stuff.samples.task == "single" else rows[labels[:, i] > 0.5]
+        own = rows[labels == i] if samples.task == "single" else rows[labels[:, i] > 0.5]
         found.update(
             own[np.unique(np.linspace(0, len(own) - 1, min(each, len(own))).round().astype(int))].tolist()
         )

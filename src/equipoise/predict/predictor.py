@@ -1,7 +1,7 @@
 """A trained model, ready for use: normalised images in, class probabilities out.
 
-`Facts` says all there is to know of it beside its tensors, the pre-processing included, and travels with
-every export.
+The blueprint says all there is to know of it beside its tensors, the pre-processing included, and travels
+with every export.
 """
 
 from __future__ import annotations
@@ -9,68 +9,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from equipoise.config import resolve
-from equipoise.data.images import decode, reason
-from equipoise.data.preprocess import Look, Resize
-from equipoise.data.samples import Task
+from equipoise.blueprint import Blueprint
+from equipoise.data.images import reason
 from equipoise.errors import DataError
-from equipoise.methods import Method
-from equipoise.nets import NetOptions, load, state
+from equipoise.nets import Net, load, state
 from equipoise.options import Options
-from equipoise.setup import make_net
-from equipoise.site.views import Eval, ViewOptions
+from equipoise.predict.images import find_images
 from equipoise.tree import Tree
-from equipoise.trust import nothing
-from equipoise.use.images import find_images
 
 
-class Input(Options):
-    """How an image file becomes what the network sees: decoded, evened out, made a square, scaled to 0…1,
-    normalised."""
+class Origin(Options):
+    """Which state of a run a predictor is."""
 
-    image_size: int
-    """side of the square, in pixels"""
-    channels: Literal[1, 3]
-    """1 for grey, 3 for colour; a CT slice in DICOM becomes its brain, subdural and bone windows"""
-    resize: Resize
-    """how the image becomes a square"""
-    crop_keep: float
-    """`crop`: share of the short side that the centre keeps"""
-    colour_constancy: float | None
-    """exponent of the Minkowski mean that stands for the colour of the light"""
-    brightness: float | None
-    """mean brightness that every image gets"""
-    mean: tuple[float, ...]
-    """per channel, taken off after scaling to 0…1"""
-    std: tuple[float, ...]
-    """per channel, divided by"""
-
-    def decode(self, data: bytes) -> np.ndarray:
-        """uint8 [size, size, channels] of one encoded image; raises whatever its decoder raises."""
-        look = Look(self.crop_keep, self.colour_constancy, self.brightness)
-        return decode(data, self.image_size, self.channels, self.resize, look)
-
-
-class Facts(Options):
-    """What a predictor is and where it comes from."""
-
-    task: Task
-    """single: the classes exclude each other and probabilities add up to 1; multi: each class by itself"""
-    classes: tuple[str, ...]
-    """in the order of the probabilities"""
-    input: Input
-    """the pre-processing"""
-    net: NetOptions
-    """the network"""
-    method: dict[str, Any]
-    """the method that trained it: name and options"""
-    site: str | None
+    site: str | None = None
     """whose own predictor; none: the global one"""
     round: int
     """after which round; a method's ending counts as one after the last"""
@@ -78,28 +35,8 @@ class Facts(Options):
     """the round whose ending that is; none: it is a round of training"""
     rule: str
     """how that round was selected"""
-    shots: tuple[int, ...]
-    """per class: 0 head, 1 medium, 2 tail, by training images"""
-    fingerprint: str
-    """sha256 of the data it was trained on"""
-    config: str
-    """sha256 of the run's config"""
     state: str
     """sha256 of the coordinator's state after that round"""
-    version: str
-    """of Equipoise"""
-
-    @property
-    def title(self) -> str:
-        """One line for people."""
-        whose = "the global predictor" if self.site is None else f"the own predictor of '{self.site}'"
-        mean = ", the last of the rounds whose mean is reported" if self.rule == "mean_last_5" else ""
-        when = (
-            f"round {self.round}"
-            if self.ending_of is None
-            else f"round {self.ending_of} and the method's ending"
-        )
-        return f"{whose} of {self.method['name']} after {when}{mean}"
 
 
 @dataclass(frozen=True)
@@ -115,25 +52,40 @@ class Predictor(nn.Module):
     """Images float [N, C, H, W], after the eval view, to probabilities [N, classes].
 
     `tensors` has `net`, the network's tensors by name; `server`, what else the method's prediction needs of
-    the coordinator's state; `mine`, what it needs of a site's. `method` is the method that `facts` describe;
-    one of Equipoise's own need not be given.
+    the coordinator's state; `mine`, what it needs of a site's. `net` is a network of the blueprint's that may
+    be used, where there is one.
     """
 
-    def __init__(self, facts: Facts, tensors: Tree, method: Method | None = None) -> None:
+    def __init__(self, blueprint: Blueprint, tensors: Tree, origin: Origin, net: Net | None = None) -> None:
         super().__init__()
-        self.facts = facts
-        self.method = resolve({"method": facts.method}, allow=nothing).method if method is None else method
-        see = facts.input
-        self.net = make_net(facts.net, self.method, len(facts.classes), see.channels, see.image_size, seed=0)
+        self.blueprint, self.origin, self.method = blueprint, origin, blueprint.method
+        self.net = blueprint.make_net(start=False) if net is None else net
         for tensor in state(self.net).values():
-            tensor.fill_(
-                torch.nan
-            )  # what nobody gives must not be mistaken for something learnt, see `whole`
+            # What nobody gives must not be mistaken for something learnt, see `whole`.
+            tensor.detach().fill_(torch.nan)
         load(self.net, tensors["net"])
-        self.view = Eval(ViewOptions(), see.mean, see.std)
+        self.view = blueprint.input.view
         self.server: Tree = {"model": state(self.net), **tensors.get("server", {})}
-        self.mine: Noted | None = None if facts.site is None else Noted(tensors.get("mine", {}))
+        self.mine: Noted | None = None if origin.site is None else Noted(tensors.get("mine", {}))
         self.eval().requires_grad_(False)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """In the order of the probabilities."""
+        return self.blueprint.classes
+
+    @property
+    def title(self) -> str:
+        """One line for people."""
+        origin = self.origin
+        whose = "the global predictor" if origin.site is None else f"the own predictor of '{origin.site}'"
+        mean = ", the last of the rounds whose mean is reported" if origin.rule == "mean_last_5" else ""
+        ending = f"round {origin.ending_of} and the method's ending"
+        when = f"round {origin.round}" if origin.ending_of is None else ending
+        return f"{whose} of {self.blueprint.method_name} after {when}{mean}"
+
+    def __repr__(self) -> str:
+        return f"Predictor({self.title}; {len(self.classes)} classes: {', '.join(self.classes)})"
 
     @property
     def tensors(self) -> Tree:
@@ -145,8 +97,7 @@ class Predictor(nn.Module):
     @torch.no_grad()
     def whole(self) -> bool:
         """Whether every tensor that prediction uses was given: a black image gets finite scores."""
-        see, device = self.facts.input, next(self.net.parameters()).device
-        black = torch.zeros(1, see.channels, see.image_size, see.image_size, device=device)
+        black = torch.zeros(1, *self.blueprint.input.shape, device=next(self.net.parameters()).device)
         return bool(self.logits(black).isfinite().all())
 
     def logits(self, x: Tensor) -> Tensor:
@@ -155,14 +106,14 @@ class Predictor(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         scores = self.logits(x)
-        return scores.softmax(1) if self.facts.task == "single" else scores.sigmoid()
+        return scores.softmax(1) if self.blueprint.task == "single" else scores.sigmoid()
 
     # From pixels and files ----------------------------------------------------------------------------------
 
     @property
     def batch(self) -> int:
         """How many images go through the network at once: about a million pixels."""
-        return max(8, min(256, 2**20 // self.facts.input.image_size**2))
+        return max(8, min(256, 2**20 // self.blueprint.input.image_size**2))
 
     def see(self, images: np.ndarray) -> Tensor:
         """uint8 [N, H, W, C] as the network sees it."""
@@ -182,19 +133,17 @@ class Predictor(nn.Module):
 
     def decide(self, probabilities: Sequence[float]) -> list[str]:
         """The class of an image, or for several labels all that are more likely than not."""
-        classes = self.facts.classes
-        if self.facts.task == "single":
+        classes = self.classes
+        if self.blueprint.task == "single":
             return [classes[max(range(len(classes)), key=lambda i: probabilities[i])]]
         return [name for name, p in zip(classes, probabilities, strict=True) if p > 0.5]
 
     def _decode(self, read: Any) -> np.ndarray | str:
         try:
-            return self.facts.input.decode(read())
+            return self.blueprint.input.decode(read())
         except (MemoryError, DataError):
             raise
-        except (
-            Exception
-        ) as error:  # decoders fail in many ways, and all mean the same: this image cannot be used
+        except Exception as error:  # decoders fail in many ways: this image cannot be used
             return reason(error)
 
     def _answer(self, waiting: Sequence[tuple[str, np.ndarray | str]]) -> Iterator[Prediction]:
@@ -206,6 +155,19 @@ class Predictor(nn.Module):
                 if isinstance(image, str)
                 else Prediction(name, tuple(next(rows)))
             )
+
+
+def assemble(
+    blueprint: Blueprint, server: Tree, origin: Origin, kept: Tree | None = None, net: Net | None = None
+) -> Predictor:
+    """The predictor of a coordinator's state; `kept` is what the site keeps whose own predictor it is."""
+    method, tree = blueprint.method, blueprint.method.serving(server)
+    tensors, mine = dict(tree["model"]), dict[str, Any]()
+    if kept is not None:
+        mine = kept.get("mine", {})
+        tensors |= kept.get("net", {}) | kept.get("tuned", {}) | dict(method.personal(mine))
+    rest = {name: branch for name, branch in tree.items() if name != "model"}
+    return Predictor(blueprint, {"net": tensors, "server": rest, "mine": mine}, origin, net)
 
 
 class Noted(dict[str, Any]):

@@ -1,0 +1,259 @@
+"""The blueprint of a run: what is trained and how, in one frozen object.
+
+It is made once, from the config and a few facts about the data, stored in the run folder, sent to workers and
+held against the sites' own. Whoever trains (`engine.Host`), coordinates, predicts (`predict.Predictor`) or
+reports has it from here; nobody works it out again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import SerializeAsAny, ValidationInfo, field_validator
+from torch import nn
+
+from equipoise.data.images import decode
+from equipoise.data.preprocess import Look, Resize
+from equipoise.data.samples import Task
+from equipoise.errors import WeightsError
+from equipoise.locate import Parts, named, parts_of
+from equipoise.losses import ObjectiveOptions
+from equipoise.methods import Method, look_up
+from equipoise.nets import Net, NetOptions, batch_norm_names, build, state
+from equipoise.options import Options
+from equipoise.partition.census import Facts
+from equipoise.seeds import derive
+from equipoise.site import TrainOptions
+from equipoise.site.views import Eval, View, ViewOptions
+from equipoise.tree import Tree
+
+
+class Input(Options):
+    """How an image file becomes what the network sees: decoded, evened out, made a square, scaled to 0…1,
+    normalised."""
+
+    image_size: int
+    """side of the square, in pixels"""
+    channels: Literal[1, 3]
+    """1 for grey, 3 for colour; a CT slice in DICOM becomes its brain, subdural and bone windows"""
+    resize: Resize
+    """how the image becomes a square"""
+    crop_keep: float
+    """`crop`: share of the short side that the centre keeps"""
+    colour_constancy: float | None
+    """exponent of the Minkowski mean that stands for the colour of the light"""
+    brightness: float | None
+    """mean brightness that every image gets"""
+    mean: tuple[float, ...]
+    """per channel, taken off after scaling to 0…1"""
+    std: tuple[float, ...]
+    """per channel, divided by"""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height, width of one image as the network gets it."""
+        return self.channels, self.image_size, self.image_size
+
+    @property
+    def view(self) -> View:
+        """Pixels as the network sees them outside training."""
+        return Eval(ViewOptions(), self.mean, self.std)
+
+    def decode(self, data: bytes) -> np.ndarray:
+        """uint8 [size, size, channels] of one encoded image; raises whatever its decoder raises."""
+        look = Look(self.crop_keep, self.colour_constancy, self.brightness)
+        return decode(data, self.image_size, self.channels, self.resize, look)
+
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process computes, and where it finds files of weights."""
+
+    device: torch.device = CPU
+    base: Path = Path()
+    """the folder relative paths start from"""
+    weights: Mapping[str, str] | None = None
+    """files of weights by the name or sha256 they are asked for by; none: the name is a path"""
+
+    def located(self, options: NetOptions) -> NetOptions:
+        """The options with the path of their weights; where others name them, only listed files are
+        opened."""
+        if options.weights is None or self.weights is None:
+            return options
+        path = self.weights.get((options.sha256 or "").lower(), self.weights.get(options.weights))
+        if path is None:
+            raise WeightsError(
+                f"this site has no weights '{options.weights}': say in site.toml, section [weights], which "
+                f"file they are"
+            )
+        return options.model_copy(update={"weights": path})
+
+
+@dataclass(frozen=True)
+class Built:
+    """The networks of a blueprint: the one that trains, and by name those that never do."""
+
+    net: Net
+    frozen: Mapping[str, nn.Module]
+
+
+HERE = Place()
+"""the CPU, and paths from the working folder"""
+APART = {"shots", "partial", "data", "config", "version"}
+"""what may differ between coordinator and sites"""
+
+
+class Blueprint(Options):
+    """What a run trains and how."""
+
+    version: str
+    """of Equipoise"""
+    config: str
+    """sha256 of the run's config"""
+    data: str
+    """sha256 of the data"""
+    task: Task
+    """single: the classes exclude each other and probabilities add up to 1; multi: each class by itself"""
+    classes: tuple[str, ...]
+    """in the order of the probabilities"""
+    partial: bool
+    """whether some site labels only some of the classes"""
+    shots: tuple[int, ...]
+    """per class: 0 head, 1 medium, 2 tail, by training images"""
+    input: Input
+    """the pre-processing"""
+    net: NetOptions
+    """the network"""
+    method_name: str
+    method: SerializeAsAny[Method]
+    """the method that trains it, with its options"""
+    train: TrainOptions
+    """local training"""
+    objective: ObjectiveOptions
+    """the base loss, as the method wants it"""
+    shared: tuple[str, ...] = ()
+    """names of the network's tensors that are exchanged"""
+    private: tuple[str, ...] = ()
+    """names of those that stay at each site"""
+
+    @field_validator("method", mode="before")
+    @classmethod
+    def _of_its_class(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, Method):
+            return value
+        name = str(info.data.get("method_name"))
+        parts = parts_of(info, name) if named(name) else Parts(Path(), nobody)
+        return look_up(name, parts).model_validate(value, context=info.context)
+
+    @property
+    def digest(self) -> str:
+        """Hash of what coordinator and sites must have alike."""
+        table = self.model_dump(mode="json", exclude=APART)
+        return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
+
+    def make_net(self, place: Place = HERE, start: bool = True) -> Net:
+        """The network with the method's heads and projector; without `start`, no file of weights is read."""
+        options = place.located(self.net) if start else self.net.model_copy(update={"weights": None})
+        method = self.method
+        return build(
+            options,
+            classes=len(self.classes),
+            heads=method.heads,
+            projector=method.projection(),
+            make_head=method.make_head,
+            channels=self.input.channels,
+            image_size=self.input.image_size,
+            seed=derive(self.train.seed, "net"),
+            base=place.base,
+        ).to(place.device)
+
+    def make_frozen(self, place: Place = HERE) -> dict[str, nn.Module]:
+        """The bodies of the networks that never train: in eval mode from the start, without gradients."""
+        return {
+            name: build(
+                place.located(options),
+                classes=1,
+                channels=self.input.channels,
+                image_size=self.input.image_size,
+                seed=derive(self.train.seed, "frozen", name),
+                base=place.base,
+            )
+            .body.to(place.device)
+            .eval()
+            .requires_grad_(False)
+            for name, options in self.method.frozen().items()
+        }
+
+    def build(self, place: Place = HERE) -> Built:
+        """All networks of the run."""
+        return Built(self.make_net(place), self.make_frozen(place))
+
+    def first(self, net: Net) -> Tree:
+        """The first server tree, from a network as it was made."""
+        made = state(net)
+        return self.method.init(net, {name: made[name].detach().cpu().clone() for name in self.shared})
+
+
+def nobody(code: Any) -> None:
+    """For names that lead to no code."""
+    raise AssertionError(code)
+
+
+def draw(
+    facts: Facts,
+    *,
+    net: NetOptions,
+    method_name: str,
+    method: Method,
+    train: TrainOptions,
+    objective: ObjectiveOptions,
+    look: Mapping[str, Any],
+    normalisation: tuple[tuple[float, ...], tuple[float, ...]],
+    shots: tuple[int, ...],
+    config: str,
+    version: str,
+    place: Place = HERE,
+) -> tuple[Blueprint, Built]:
+    """The blueprint of a run and its networks, which are built once to learn the names of their tensors."""
+    mean, std = (tuple(float(str(np.float32(value))) for value in values) for values in normalisation)
+    size = {"image_size": facts.shape[0], "channels": facts.shape[2]}
+    plan = Blueprint(
+        version=version,
+        config=config,
+        data=facts.fingerprint,
+        task=facts.task,
+        classes=facts.classes,
+        partial=facts.partial,
+        shots=shots,
+        input=Input.model_validate({**look, **size, "mean": mean, "std": std}),
+        net=net,
+        method_name=method_name,
+        method=method,
+        train=train.model_copy(update={"objective": None}),
+        objective=method.base_loss(objective),
+    )
+    made = plan.build(place)
+    shared, private = divided(made.net, method, net)
+    return plan.model_copy(update={"shared": shared, "private": private}), made
+
+
+def divided(net: Net, method: Method, options: NetOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of a network's tensors that are exchanged, and of those that stay at the sites."""
+    local = options.batch_norm == "local" or method.local_batch_norm
+    own = set(batch_norm_names(net)) if local else set()
+    names = list(state(net))
+    private = tuple(
+        name for name in names if name in own or any(fnmatchcase(name, glob) for glob in method.private)
+    )
+    return tuple(name for name in names if name not in private), private
