@@ -31,11 +31,11 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.config import Config, resolve
-from equipoise.engine import Host
 from equipoise.nets import build
-from equipoise.running import make_engine, make_ledger, one_thread
+from equipoise.run_folder import RunFolder
+from equipoise.running import Plan, make_engine, one_thread, prepare
 from equipoise.server import Checkpoints, Exchange, Federation, Journal, Observer
-from equipoise.setup import Material, make_host, material
+from equipoise.setup import Material, material
 from equipoise.site import Loc
 from equipoise.site.views import NORMS
 from equipoise.tree import Tree
@@ -208,25 +208,25 @@ class Interleave:
         return statistics.median(ratios), ratios[0], ratios[-1]
 
 
-def federation_of(config: Config, folder: Path, observer: Observer) -> tuple[Federation, Host]:
+def federation_of(config: Config, folder: Path, observer: Observer) -> tuple[Federation, Plan]:
     """A run that is ready to go, in its own folder."""
     stuff = material(config)
-    host = make_host(config, stuff, folder / "sites")
+    plan = prepare(config, stuff.facts, stuff)
     federation = Federation(
         method=config.method,
-        engine=make_engine(config, host, stuff, folder),
-        ledger=make_ledger(config, host, stuff),
+        engine=make_engine(plan, stuff, RunFolder(folder)),
+        ledger=plan.ledger,
         limits=config.exchange,
         journal=Journal(folder / "journal.jsonl"),
         checkpoints=Checkpoints(folder / "checkpoints"),
-        sites=tuple(stuff.sizes),
+        sites=tuple(plan.facts.census.sizes),
         rounds=config.train.rounds,
         seed=0,
         participation=1.0,
         config_hash="",
         observer=observer,
     )
-    return federation, host
+    return federation, plan
 
 
 def engine_rounds(
@@ -234,9 +234,9 @@ def engine_rounds(
 ) -> dict[str, Any]:
     """Whole rounds of an engine, interleaved with references."""
     observer = Interleave(rounds, references)
-    federation, host = federation_of(config, Path(tempfile.mkdtemp(dir=folder)), observer)
+    federation, plan = federation_of(config, Path(tempfile.mkdtemp(dir=folder)), observer)
     try:
-        federation.run(host.init)
+        federation.run(lambda: plan.first)
     except Enough:
         pass
     finally:

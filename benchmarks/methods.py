@@ -25,6 +25,7 @@ import torch
 
 from engine import federation_of, noise
 from equipoise.config import Config, resolve
+from equipoise.engine import Serial
 from equipoise.methods import METHODS
 from equipoise.running import one_thread
 from equipoise.server.checkpoint import Commits
@@ -57,9 +58,11 @@ class Stepper:
     """One run, a whole round at a time, checkpoint included."""
 
     def __init__(self, config: Config, folder: Path) -> None:
-        self.federation, self.host = federation_of(config, folder, Nobody())
+        self.federation, plan = federation_of(config, folder, Nobody())
+        assert isinstance(self.federation.engine, Serial)
+        self.host = self.federation.engine.host
         self.commits = Commits(self.federation.checkpoints, "", None, lambda header: None)
-        self.server, self.versions, self.done = self.host.init(), dict[str, str](), 0
+        self.server, self.versions, self.done = plan.first, dict[str, str](), 0
         self.bytes = 0
 
     def step(self) -> float:

@@ -18,6 +18,7 @@ from equipoise.config import Config, read_folder
 from equipoise.errors import ConfigError, StorageError, Untrusted
 from equipoise.locate import Code
 from equipoise.report import write_report
+from equipoise.run_folder import RunFolder
 from equipoise.running import resume, run
 from equipoise.use import load
 
@@ -142,7 +143,8 @@ def test_where_nothing_can_be_noted_a_run_still_ends_with_its_page(
 
 def test_a_folder_without_code_of_its_own_is_anybodys(tiny: MakeConfig, tmp_path: Path) -> None:
     run(tiny("fedavg", train={"rounds": 1}), tmp_path / "run")
-    assert load(tmp_path / "run").facts.method["name"] == "fedavg" and trust.recorded(tmp_path / "run") == {}
+    assert load(tmp_path / "run").blueprint.method_name == "fedavg"
+    assert trust.recorded(RunFolder(tmp_path / "run")) == {}
     assert not trust.trusted_file().exists()
 
 

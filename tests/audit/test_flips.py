@@ -95,7 +95,7 @@ def look(folder: Path) -> Any:
     return (
         text,
         [digest(model.tensors) for model in models],
-        [model.facts.title for model in models],
+        [model.title for model in models],
         go_on(folder),
     )
 

@@ -21,7 +21,9 @@ from tests.hostile import COUNTED, SCORED, TRAIN, Bad
 from tests.spoiled import Change, Spoil, delta
 from torch import Tensor
 
+from equipoise import setup
 from equipoise.config import Config
+from equipoise.data.samples import Samples
 from equipoise.engine import Engine, Question
 from equipoise.engine.flower.wire import array, unwrap, wrap
 from equipoise.errors import Rejected
@@ -29,8 +31,9 @@ from equipoise.evaluate.plausible import Held
 from equipoise.exchange import Bounds, check, decode_upload, encode_upload, unpack
 from equipoise.leaves import Mean
 from equipoise.methods import METHODS
-from equipoise.running import Result, make_ledger, run
-from equipoise.setup import Material, make_host, material
+from equipoise.partition import Census, Holding
+from equipoise.running import Result, prepare, run
+from equipoise.setup import make_host, material
 from equipoise.tree import flatten, unflatten
 
 pytestmark = pytest.mark.audit
@@ -120,8 +123,8 @@ def honest(config: Config, folder: Path) -> Callable[[str], tuple[bytes, Callabl
     """honest(question): the site's answer, and what judges another in its place."""
     stuff = material(config)
     host, kept, sent = make_host(config, stuff, folder), dict[str, bytes](), dict[str, Any]()
-    ledger, held = make_ledger(config, host, stuff), stuff.held()
-    images = {site: {split: part.images for split, part in splits.items()} for site, splits in held.items()}
+    census = stuff.facts.census
+    ledger, images = prepare(config, stuff.facts, stuff).ledger, census.images()
     bounds = Bounds(config.method.limits(len(stuff.samples.classes), config.train.epochs), images)
 
     class Tap:
@@ -443,14 +446,15 @@ def test_a_site_that_lies_about_its_images_cannot_end_the_run(
 ) -> None:
     """It says it has a million, so its weight decides alone; the others' answers still count, round after
     round."""
-    held = Material.held
+    count = setup.count
 
-    def lied(stuff: Material) -> dict[str, dict[str, Held]]:
-        found = held(stuff)
-        found[HOSTILE]["train"] = Held(10**6, found[HOSTILE]["train"].counts)
+    def lied(samples: Samples, holdings: tuple[Holding, ...]) -> Census:
+        found = count(samples, holdings)
+        told = found.sites[HOSTILE]
+        told["train"] = Held(images=10**6, counts=told["train"].counts)
         return found
 
-    monkeypatch.setattr(Material, "held", lied)
+    monkeypatch.setattr(setup, "count", lied)
 
     def stretch(value: dict[str, Tensor]) -> None:
         value.update({name: x * factor for name, x in value.items() if "running" not in name})

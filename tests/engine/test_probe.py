@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 from equipoise.config import Config
-from equipoise.engine import Engine, Question
+from equipoise.engine import Engine, Question, probe
 from equipoise.exchange import ExchangeOptions, check, decode_upload
 from equipoise.exchange.ledger import entries
-from equipoise.running import make_ledger, run
-from equipoise.setup import make_host, material
+from equipoise.nets import state
+from equipoise.running import prepare, run
+from equipoise.setup import draw, material
 
 MakeConfig = Callable[..., Config]
 
@@ -39,7 +41,7 @@ def test_every_real_answer_is_in_the_ledger(
 ) -> None:
     config = tiny(method, evaluate={"exact": exact})
     stuff = material(config)
-    ledger = make_ledger(config, make_host(config, stuff, tmp_path / "private"), stuff)
+    ledger = prepare(config, stuff.facts, stuff).ledger
     taps: list[Tap] = []
 
     def wrap(engine: Engine) -> Tap:
@@ -58,17 +60,17 @@ def test_every_real_answer_is_in_the_ledger(
 def test_probing_leaves_no_trace(tiny: MakeConfig, tmp_path: Path) -> None:
     config = tiny("fca")
     stuff = material(config)
-    host = make_host(config, stuff, tmp_path / "private")
-    first = make_ledger(config, host, stuff)
-    assert not (tmp_path / "private").exists()
-    assert make_ledger(config, host, stuff) == first
-    assert set(host.sites) == {holding.name for holding in stuff.holdings}
+    blueprint, built = draw(config, stuff.facts, stuff)
+    before = {name: tensor.clone() for name, tensor in state(built.net).items()}
+    first = probe(blueprint, built, 3, 3, exact=True)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in state(built.net).items())
+    assert probe(blueprint, built, 3, 3, exact=True) == first
 
 
 def test_what_only_a_simulation_may_ask_is_marked(tiny: MakeConfig, tmp_path: Path) -> None:
     config = tiny("local")
     stuff = material(config)
-    rows = make_ledger(config, make_host(config, stuff, tmp_path), stuff).rows()
+    rows = prepare(config, stuff.facts, stuff).ledger.rows()
     kinds = {(row["question"], row["leaf"]): row["kind"] for row in rows}
     assert kinds[("train", "loss")] == "mean"
     assert kinds[("reveal", "model")] == "each"

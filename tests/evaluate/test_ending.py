@@ -95,12 +95,12 @@ def check_reported(result: Result, rule: str) -> None:
     stuff = material(read(result.folder / "config.toml"))
     for holding in stuff.holdings:
         model = load(result.folder, holding.name)
-        assert (model.facts.round, model.facts.rule) == (result.rounds[-1], rule)
+        assert (model.origin.round, model.origin.rule) == (result.rounds[-1], rule)
         found = from_scores(
             logits(model, stuff.samples.images, holding.test),
             torch.from_numpy(stuff.samples.labels[holding.test]),
             task=stuff.samples.task,
-            shots=torch.tensor(model.facts.shots),
+            shots=torch.tensor(model.blueprint.shots),
         )
         wanted = rows[-1]["test"]["sites"][holding.name]
         assert near(found["balanced_accuracy"], wanted["balanced_accuracy"]) and near(

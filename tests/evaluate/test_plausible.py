@@ -27,7 +27,7 @@ def honest(
     else:
         labels = torch.randint(0, 2, (n, classes), generator=draw).float()
         counts = labels.sum(0).long()
-    return measure(logits, labels, task=task, bins=bins), Held(n, tuple(counts.tolist()))
+    return measure(logits, labels, task=task, bins=bins), Held(images=n, counts=tuple(counts.tolist()))
 
 
 @pytest.mark.parametrize("task", ["single", "multi"])
@@ -37,14 +37,15 @@ def test_what_was_measured_is_believed(task: Task, n: int, scale: float) -> None
     stats, held = honest(task, n, scale=scale)
     assert doubt(stats, held) is None
     assert doubt(coarse(stats), held) is None  # what is told of one site alone
-    assert doubt(stats, Held(n, (None,) * 3)) is None
+    assert doubt(stats, Held(images=n, counts=(None,) * 3)) is None
     other, more = honest(task, 17, scale=scale)
     pooled = {name: stats[name] + other[name] for name in stats}
     assert doubt(pooled, together([held, more])) is None
 
 
 def test_a_class_that_one_site_says_nothing_of_is_not_told() -> None:
-    assert together([Held(3, (1, 2)), Held(5, (None, 4))]) == Held(8, (None, 6))
+    parts = [Held(images=3, counts=(1, 2)), Held(images=5, counts=(None, 4))]
+    assert together(parts) == Held(images=8, counts=(None, 6))
 
 
 def moved(name: str, *changes: tuple[tuple[int, ...], int]) -> Callable[[Stats], Stats]:

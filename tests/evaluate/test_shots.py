@@ -24,7 +24,7 @@ def test_thresholds_reach_the_metrics_and_the_model(
     tiny: Callable[..., Config], tmp_path: Path, exact: bool
 ) -> None:
     plain = tiny("fedavg", evaluate={"shots": "absolute", "exact": exact})
-    counts = material(plain).counts()
+    counts = material(plain).facts.census.counts()
     middle = sorted(counts.tolist())[len(counts) // 2]
     evaluate = {"shots": "absolute", "head_over": middle, "tail_under": middle, "exact": exact}
     result = run(tiny("fedavg", evaluate=evaluate), tmp_path / "run")
@@ -41,7 +41,8 @@ def test_thresholds_reach_the_metrics_and_the_model(
         expected[group] = pytest.approx(sum(known) / len(known)) if known else None
     assert {group: found[group] for group in expected} == expected
     model = load(tmp_path / "run")
-    assert list(model.facts.shots) == [0 if n > middle else 2 if n < middle else 1 for n in counts.tolist()]
+    shots = list(model.blueprint.shots)
+    assert shots == [0 if n > middle else 2 if n < middle else 1 for n in counts.tolist()]
     with_the_papers = run(plain, tmp_path / "papers").metrics["test"][
         "generalisation"
     ]  # all are tail classes here

@@ -21,8 +21,8 @@ from equipoise.deploy.card import COUNTS
 from equipoise.deploy.coordinator import coordinate, federated, plan
 from equipoise.deploy.policy import approved
 from equipoise.deploy.site import OURS
-from equipoise.running import Result, make_ledger
-from equipoise.setup import make_host, material
+from equipoise.running import Result, prepare
+from equipoise.setup import material
 
 MakeConfig = Callable[..., Config]
 
@@ -128,7 +128,7 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Tow
         config = federated(config)
         stuff = material(config)
         names = sorted(holding.name for holding in stuff.holdings)
-        ledger = make_ledger(config, make_host(config, stuff, place / "unused"), stuff)
+        ledger = prepare(config, stuff.facts, stuff).ledger
         each = {f"{row['question']}.{row['leaf']}" for row in ledger.rows() if row["kind"] == "each"} | {
             COUNTS,
             "evaluate.own",

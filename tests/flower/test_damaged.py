@@ -14,7 +14,7 @@ from equipoise.deploy import link
 from equipoise.deploy.coordinator import coordinate, federated, plan, read_roster
 from equipoise.errors import StorageError
 from equipoise.keeping import write_json
-from equipoise.running import read_result
+from equipoise.run_folder import RunFolder
 
 MakeConfig = Callable[..., Config]
 SPOILED = {
@@ -58,7 +58,7 @@ def test_a_roster_that_is_whole_is_read(tmp_path: Path) -> None:
     card = {"classes": ["a", "b"], "task": "single", "shape": [8, 8, 3], "partial": False}
     card |= {"images": dict.fromkeys(splits, 3), "counts": {split: [1, 2] for split in splits}}
     write_json(tmp_path / "roster.json", {"sites": {"north": card}})
-    assert read_roster(tmp_path / "roster.json") == {"north": card}
+    assert read_roster(RunFolder(tmp_path)) == {"north": card}
 
 
 @pytest.mark.parametrize("how", SPOILED)
@@ -75,4 +75,4 @@ def test_a_damaged_server_file_says_how_to_start_one(how: str, tmp_path: Path) -
 def test_a_damaged_result_is_named(how: str, tmp_path: Path) -> None:
     (tmp_path / "result.json").write_bytes(SPOILED[how])
     with pytest.raises(StorageError, match=r"result\.json is damaged"):
-        read_result(tmp_path)
+        RunFolder(tmp_path).read("result.json")

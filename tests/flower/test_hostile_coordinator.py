@@ -30,6 +30,7 @@ from equipoise.errors import ConfigError, SiteError
 from equipoise.exchange import decode_upload, pack
 from equipoise.locate import Code
 from equipoise.nets import state
+from equipoise.running import prepare
 from equipoise.server.journal import read as read_journal
 from equipoise.setup import make_host, material
 from equipoise.tree import Tree, flatten
@@ -179,7 +180,7 @@ def ask(
 def model_of(config: Config) -> dict[str, Any]:
     """The first model of a run."""
     stuff = material(config)
-    return make_host(config, stuff, Path("unused")).init()["model"]
+    return prepare(config, stuff.facts, stuff).first["model"]
 
 
 def test_a_question_to_too_few_sites_is_not_answered(home: Any, tiny: MakeConfig) -> None:

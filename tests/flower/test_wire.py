@@ -18,12 +18,13 @@ from tests.spoiled import Spoil
 
 from equipoise.config import Config, resolve
 from equipoise.deploy.card import SPLITS
-from equipoise.deploy.coordinator import alone, plan, read_roster, roster
+from equipoise.deploy.coordinator import plan, read_roster, roster
 from equipoise.engine import Host
 from equipoise.engine.flower.wire import unwrap
 from equipoise.errors import ConfigError, SiteError, StorageError
 from equipoise.exchange import decode_upload
 from equipoise.exchange.ledger import entries
+from equipoise.run_folder import RunFolder
 from equipoise.running import run
 from equipoise.server.journal import read as read_journal
 
@@ -199,9 +200,10 @@ def test_a_federation_of_more_sites_than_sums_have_room_for_is_not_planned(
 
 def test_two_coordinators_do_not_share_a_folder(tmp_path: Path) -> None:
     refused = pytest.raises(StorageError, match="another process works on the run")
-    with alone(tmp_path), refused, alone(tmp_path, patience=0.3):
+    run = RunFolder(tmp_path)
+    with run.alone(), refused, run.alone(patience=0.3):
         pass
-    with alone(tmp_path, patience=0.0):
+    with run.alone(patience=0.0):
         pass
 
 
@@ -287,7 +289,7 @@ def test_of_three_the_one_that_means_other_things_is_left_out(
     fleet = Invited(one=CARD | changes, three=CARD, two=CARD)
     assert begin(fleet, tiny(), tmp_path) == ["three", "two"]
     assert list(fleet.left_out) == ["one"] and sentence in fleet.left_out["one"]
-    assert set(read_roster(tmp_path / "roster.json")) == {"three", "two"}
+    assert set(read_roster(RunFolder(tmp_path))) == {"three", "two"}
 
 
 @pytest.mark.parametrize(("changes", "sentence"), BAD_CARDS)

@@ -22,7 +22,7 @@ from equipoise.methods import METHODS
 from equipoise.methods.crt import BIAS, WEIGHT, balanced_loss, fresh
 from equipoise.methods.fedavg import FedAvg
 from equipoise.nets import load, state
-from equipoise.running import Result, make_ledger, run
+from equipoise.running import Result, prepare, run
 from equipoise.seeds import generator
 from equipoise.setup import make_host, material
 from equipoise.testing import Tap, check_method, same_bits
@@ -342,7 +342,7 @@ def test_question_is_in_the_ledger_only_if_it_is_asked(
     for crt in (0, 1):
         config = make_config({"name": "fedavg", "crt": crt})
         stuff = material(config)
-        ledger = make_ledger(config, make_host(config, stuff, tmp_path), stuff)
+        ledger = prepare(config, stuff.facts, stuff).ledger
         lines = [line for line in ledger.lines if line.question == "retrain"]
         assert len(lines) == crt
         for line in lines:

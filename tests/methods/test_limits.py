@@ -19,8 +19,8 @@ from equipoise.methods import METHODS, Method
 from equipoise.methods.base import Ask
 from equipoise.methods.fedmas import feature_distance, rescue_factor
 from equipoise.nets import Net
-from equipoise.running import make_ledger
-from equipoise.setup import make_host, material
+from equipoise.running import prepare
+from equipoise.setup import material
 from equipoise.site import Loc
 from equipoise.tree import Tree
 
@@ -41,7 +41,7 @@ def table(method: dict[str, Any], multi: bool) -> dict[str, Any]:
 def test_limits_are_about_leaves_there_are(name: str, tmp_path: Path) -> None:
     config = resolve(table({"name": name, **LIGHT.get(name, {})}, METHODS[name].tasks == ("multi",)))
     stuff = material(config)
-    rows = make_ledger(config, make_host(config, stuff, tmp_path), stuff).rows()
+    rows = prepare(config, stuff.facts, stuff).ledger.rows()
     limits = config.method.limits(len(stuff.samples.classes), 1)
     asked, leaves = {row["question"] for row in rows}, {f"{row['question']}.{row['leaf']}" for row in rows}
     assert {key.split(".")[0] for key in limits} <= set(config.method.questions())
@@ -132,4 +132,4 @@ def test_a_method_that_weighs_otherwise_and_does_not_say_so_is_refused_before_it
     with pytest.raises(
         MethodError, match=r"an honest answer to 'train' would be left out .* mend the method's limits\(\)"
     ):
-        make_ledger(config, make_host(config, stuff, tmp_path), stuff)
+        prepare(config, stuff.facts, stuff)

@@ -20,9 +20,9 @@ from equipoise.errors import ConfigError
 from equipoise.losses import Objective, make_objective, parse_objective
 from equipoise.methods.base import Method
 from equipoise.methods.shaped import BSMFL, LDAMFL, FedAvgPL, FedFocal, FedLC, FedRS
-from equipoise.nets import Cosine
+from equipoise.nets import Cosine, build
 from equipoise.running import run
-from equipoise.setup import make_net, material
+from equipoise.setup import material
 from equipoise.site import Batch
 from equipoise.testing import MISSING_CLASS, Bench
 from equipoise.use import export, load
@@ -331,7 +331,9 @@ def test_shifts_are_added_after_the_scale(case: str) -> None:
     config = resolve(
         {"net": {"name": "small-cnn", "head": "cosine"}, "method": method, "train": {"objective": objective}}
     )
-    head = make_net(config.net, config.method, 3, 3, 16, seed=0).head["fed"].double()
+    make = config.method.make_head
+    net = build(config.net, classes=3, make_head=make, image_size=16, seed=0, base=Path())
+    head = net.head["fed"].double()
     bound = make_objective(
         config.method.base_loss(config.objective),
         counts=torch.tensor(COUNTS),

@@ -14,9 +14,10 @@ from tests import doctored
 from equipoise import run
 from equipoise.config import read, resolve
 from equipoise.errors import StorageError
-from equipoise.report import features as module
-from equipoise.report.features import FEATURES, chosen, class_map, features, principal
+from equipoise.predict import features as module
+from equipoise.predict.features import chosen, class_map, principal
 from equipoise.report.folder import read_run
+from equipoise.run_folder import FEATURES
 from equipoise.setup import material
 from equipoise.use import load
 
@@ -31,6 +32,10 @@ TABLE: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(TABLE, tmp_path_factory.mktemp("fedmas")).folder
+
+
+def features_of(folder: Path) -> dict[str, Any] | None:
+    return read_run(folder).features
 
 
 def by_numpy(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -80,7 +85,7 @@ def test_class_means_by_loops() -> None:
 
 
 def test_features_of_a_run_by_hand(folder: Path) -> None:
-    found = features(read_run(folder))
+    found = features_of(folder)
     assert found is not None and list(found["maps"]) == ["body", "projector"]
     stuff, model = material(read(folder / "config.toml")), load(folder)
     rows = np.concatenate([holding.test for holding in stuff.holdings])  # a tiny run: all test images
@@ -102,43 +107,23 @@ def test_features_of_a_run_by_hand(folder: Path) -> None:
 
 
 def test_the_map_is_kept_and_needs_no_data_then(folder: Path, tmp_path: Path) -> None:
-    first = features(read_run(folder))
+    first = features_of(folder)
     assert first == doctored.table(folder / FEATURES)
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
     shutil.rmtree(copy / "checkpoints")
-    assert features(read_run(copy)) == first
-
-
-def without_map(folder: Path, copy: Path) -> Path:
-    shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(FEATURES))
-    return copy
-
-
-def test_no_map_without_a_model_or_the_same_data(folder: Path, tmp_path: Path) -> None:
-    read_run(folder)  # the census is there from now on
-    gone = without_map(folder, tmp_path / "gone")
-    shutil.rmtree(gone / "checkpoints")
-    assert features(read_run(gone)) is None
-    other = without_map(folder, tmp_path / "other")
-    doctored.change(other / "model.json", fingerprint="of other data")
-    assert features(read_run(other)) is None
-    lost = without_map(folder, tmp_path / "lost")
-    gone_data = ('kind = "phantom"\n', 'kind = "npz"\npath = "gone.npz"\n')
-    doctored.replace(lost / "config.toml", gone_data, ("scale =", "#"))
-    assert features(read_run(lost)) is None
-    assert not any((place / FEATURES).exists() for place in (gone, other, lost))
+    assert features_of(copy) == first
 
 
 def test_no_map_where_the_model_stays_at_the_sites(tmp_path: Path) -> None:
     done = run({**TABLE, "method": {"name": "local"}}, tmp_path)
-    assert features(read_run(done.folder)) is None
+    assert features_of(done.folder) is None
 
 
 def test_a_damaged_map_is_named(folder: Path, tmp_path: Path) -> None:
-    copy = without_map(folder, tmp_path / "copy")
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
     (copy / FEATURES).write_text("{")
     with pytest.raises(StorageError, match=r"features\.json is damaged or was changed: delete it"):
-        features(read_run(copy))
+        features_of(copy)
 
 
 @pytest.mark.parametrize("task", ["single", "multi"])
@@ -151,10 +136,10 @@ def test_images_are_few_and_of_every_class(task: str, monkeypatch: pytest.Monkey
         for c in range(8)
     ]
     monkeypatch.setattr(module, "IMAGES", 40)
-    found = chosen(stuff)
+    found = chosen(stuff.samples, stuff.holdings)
     assert len(found) <= 40 and len(set(found.tolist())) == len(found) and set(found) <= set(rows.tolist())
     for c in range(8):
         of_class = int((labels[found] == c).sum() if task == "single" else (labels[found][:, c] > 0.5).sum())
         assert of_class == min(5, held[c]) if task == "single" else of_class >= min(5, held[c])
     monkeypatch.setattr(module, "PIXELS", 16 * 16 * 16)  # two of each class
-    assert len(chosen(stuff)) <= 16
+    assert len(chosen(stuff.samples, stuff.holdings)) <= 16

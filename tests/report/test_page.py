@@ -22,7 +22,7 @@ from equipoise.compare import Arm, Failure, compare, conclude, make_plan, page
 from equipoise.config import Config
 from equipoise.errors import StorageError
 from equipoise.keeping import read_text
-from equipoise.report import census, read_run, standing, write_report
+from equipoise.report import read_run, standing, write_report
 from equipoise.report.page import absences, changed_options
 from equipoise.report.table import Figure
 from equipoise.running import Result
@@ -167,7 +167,7 @@ def test_a_multi_label_census_counts_positives() -> None:
     from equipoise.setup import material
 
     stuff = material(resolve({"data": {"scale": 0.01, "image_size": 8, "task": "multi"}}))
-    facts = census(stuff)
+    facts = stuff.facts.table()
     rows = np.concatenate([holding.train for holding in stuff.holdings])
     assert facts["train"] == stuff.samples.labels[rows].sum(0).astype(int).tolist()
     assert facts["task"] == "multi"

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from equipoise.config import Config
+from equipoise.run_folder import RunFolder, private_folder
 from equipoise.running import claim
-from equipoise.run_folder import private_folder
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o777])
@@ -43,7 +43,7 @@ def test_what_is_there_keeps_its_rights(tmp_path: Path) -> None:
 def test_a_run_folder_is_for_the_owner(tiny: Callable[..., Config], tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        claim(tmp_path / "runs" / "run", tiny("fedavg"))
+        claim(RunFolder(tmp_path / "runs" / "run"), tiny("fedavg"))
     finally:
         os.umask(before)
     assert mode(tmp_path / "runs" / "run") == mode(tmp_path / "runs") == 0o700

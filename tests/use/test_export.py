@@ -12,13 +12,11 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from equipoise.config import resolve
 from equipoise.errors import ConfigError, MethodError, StorageError
 from equipoise.exchange import seal, unpack, unseal
 from equipoise.nets import NETS, state
 from equipoise.nets.norm import batch_norms
 from equipoise.running import Result
-from equipoise.setup import make_net
 from equipoise.use import Predictor, export, formats, load
 
 PREDICTORS = [
@@ -38,20 +36,19 @@ def of_net(model: Predictor, name: str) -> Predictor:
     Fresh BatchNorm statistics would let the signal of a deep network die out; those of some images keep it
     alive.
     """
-    facts = model.facts.model_copy(
+    plan = model.blueprint.model_copy(
         update={
-            "net": model.facts.net.model_copy(update={"name": name}),
-            "input": model.facts.input.model_copy(update={"image_size": 32}),
+            "net": model.blueprint.net.model_copy(update={"name": name}),
+            "input": model.blueprint.input.model_copy(update={"image_size": 32}),
         }
     )
-    method = resolve({"method": facts.method}).method
-    net = make_net(facts.net, method, len(facts.classes), 3, 32, seed=1).train()
+    net = plan.make_net().train()
     for layer in batch_norms(net):
         layer.momentum = 1.0
     x = torch.randn(32, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         net(x)
-    found = Predictor(facts, {"net": state(net)})
+    found = Predictor(plan, {"net": state(net)}, model.origin)
     assert (found(x).amax(0) - found(x).amin(0)).max() > 0.01
     return found
 
@@ -64,7 +61,7 @@ def test_safetensors_bring_the_model_back(
     path = tmp_path / "new" / "model.safetensors"
     assert export(model, path, "safetensors") == 0
     again = load(path)
-    assert again.facts == model.facts
+    assert (again.blueprint, again.origin) == (model.blueprint, model.origin)
     assert torch.equal(again(X), model(X))
     assert sorted(path.parent.iterdir()) == [path]
 
@@ -143,9 +140,9 @@ def test_a_file_chooses_no_code(finished: Callable[..., Result], tmp_path: Path)
     model = load(finished(f"{own}:Mine").folder)
     with pytest.raises(ConfigError, match=r"a file cannot bring the code of .*Mine' with it: use --to onnx"):
         export(model, tmp_path / "x.safetensors", "safetensors")
-    header, tensors = model.facts.model_dump(mode="json"), {"net/x": torch.zeros(1)}
+    header, tensors = formats._header(model), {"net/x": torch.zeros(1)}
     (tmp_path / "evil.safetensors").write_bytes(seal(header, tensors))
-    with pytest.raises(StorageError, match="which is not one of Equipoise's own"):
+    with pytest.raises(StorageError, match="is not one of Equipoise's own"):
         load(tmp_path / "evil.safetensors")
 
 
@@ -198,7 +195,8 @@ def test_onnx_answers_as_the_model(
     assert export(model, path, "onnx") < 1e-4
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     facts = json.loads(session.get_modelmeta().custom_metadata_map["equipoise"])
-    assert facts["input"] == model.facts.model_dump(mode="json")["input"] and facts["site"] == site
+    assert facts["blueprint"]["input"] == model.blueprint.input.model_dump(mode="json")
+    assert facts["origin"]["site"] == site
     for count in (1, 3):
         (found,) = session.run(None, {"images": X[:count].numpy()})
         torch.testing.assert_close(torch.from_numpy(found), model(X[:count]), rtol=0, atol=1e-4)

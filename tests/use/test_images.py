@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 
 from equipoise.errors import DataError
+from equipoise.predict.images import find_images
 from equipoise.running import Result
 from equipoise.use import Predictor, load
-from equipoise.use.images import find_images
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_each_answer_is_that_of_the_image_alone(model: Predictor, folder: Path) 
             )
             mean, std = (
                 torch.tensor(values).view(3, 1, 1)
-                for values in (model.facts.input.mean, model.facts.input.std)
+                for values in (model.blueprint.input.mean, model.blueprint.input.std)
             )
             expected = model(((pixels - mean) / std).float())[0].tolist()
             assert found[f"{place}/{name}"].probabilities == pytest.approx(expected, abs=1e-6)
@@ -80,11 +80,11 @@ def test_batches_do_not_matter(model: Predictor, folder: Path, monkeypatch: pyte
 def test_a_decision_is_the_likeliest_class_or_all_that_are_likely(
     model: Predictor, finished: Callable[..., Result]
 ) -> None:
-    assert model.decide([0.1, 0.2, 0.4, 0.05, 0.05, 0.1, 0.05, 0.05]) == [model.facts.classes[2]]
+    assert model.decide([0.1, 0.2, 0.4, 0.05, 0.05, 0.1, 0.05, 0.05]) == [model.classes[2]]
     several = load(finished("fedavg", data={"task": "multi"}).folder)
     assert several.decide([0.6, 0.5, 0.9, 0, 0, 0, 0, 0.1]) == [
-        several.facts.classes[0],
-        several.facts.classes[2],
+        several.classes[0],
+        several.classes[2],
     ]
     x = torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(several(x), 1 / (1 + (-several.logits(x)).exp()))

@@ -80,8 +80,8 @@ def test_an_unseen_hospital_may_lack_classes_and_order_them_otherwise(
     assert found["metrics"]["accuracy"] == pytest.approx(
         np.mean([a == b for a, b in zip(rows, labels, strict=True)])
     )
-    assert found["metrics"]["support"] == [labels.count(name) for name in model.facts.classes]
-    for name, recall in zip(model.facts.classes, found["metrics"]["recall"], strict=True):
+    assert found["metrics"]["support"] == [labels.count(name) for name in model.classes]
+    for name, recall in zip(model.classes, found["metrics"]["recall"], strict=True):
         hits = [guess == name for guess, label in zip(rows, labels, strict=True) if label == name]
         assert recall == (pytest.approx(np.mean(hits)) if hits else None)
 
@@ -100,7 +100,7 @@ def test_findings_nobody_labelled_count_nowhere(finished: Callable[..., Result],
     chance = torch.tensor(
         [row.probabilities for row in model.predict([tmp_path / f"{i}.png" for i in range(6)])]
     )
-    columns = [model.facts.classes.index(name) for name in ("streaks", "asymmetry")]
+    columns = [model.classes.index(name) for name in ("streaks", "asymmetry")]
     truth = torch.tensor([[i % 2, int(i > 2)] for i in range(6)])
     right = (chance[:, columns] > 0.5) == truth.bool()
     assert found["accuracy"] == pytest.approx(right.double().mean().item())

@@ -14,7 +14,8 @@ import torch
 from tests import doctored
 
 import equipoise
-from equipoise.config import Config, read
+from equipoise.config import Config, read, read_folder
+from equipoise.data.phantom import PhantomData
 from equipoise.errors import ConfigError, MethodError, StorageError
 from equipoise.evaluate import from_scores
 from equipoise.evaluate.scores import read_scores
@@ -34,7 +35,7 @@ def own_metrics(model: Predictor, folder: Path, site: str) -> dict[str, Any]:
     (rows,) = (holding.test for holding in stuff.holdings if holding.name == site)
     labels = torch.from_numpy(stuff.samples.labels[rows])
     found = logits(model, stuff.samples.images, rows)
-    return from_scores(found, labels, task=stuff.samples.task, shots=torch.tensor(model.facts.shots))
+    return from_scores(found, labels, task=stuff.samples.task, shots=torch.tensor(model.blueprint.shots))
 
 
 @pytest.mark.parametrize("method", GLOBAL)
@@ -47,7 +48,7 @@ def test_the_global_predictor_gives_the_scores_of_the_run(
     place = {name: i for i, name in enumerate(samples.ids.tolist())}
     rows = np.array([place[name] for name in kept.ids.tolist()])
     torch.testing.assert_close(logits(model, samples.images, rows), kept.logits[0], rtol=1e-4, atol=1e-5)
-    assert model.facts.classes == done.classes and model.facts.site is None and model.facts.round == 2
+    assert model.classes == done.classes and model.origin.site is None and model.origin.round == 2
 
 
 @pytest.mark.parametrize("method", OWN)
@@ -90,7 +91,7 @@ def test_private_versions_of_the_selected_round_are_kept(finished: Callable[...,
     done = finished("fca", evaluate={"select": "best_validation"}, train=STILL)
     assert done.rounds == [1]
     model = load(done.folder, "site-02")
-    assert model.facts.round == 1
+    assert model.origin.round == 1
     kept = sorted(path.stem for path in (done.folder / "sites" / "site-02").glob("*.safetensors"))
     assert {"0.0", "4.0"} <= set(kept) and "1.0" not in kept
 
@@ -105,7 +106,7 @@ def test_they_are_kept_after_a_crash_too(tiny: Callable[..., Config], tmp_path: 
     with pytest.raises(KeyboardInterrupt):
         run(config, tmp_path, watch=stop)
     assert run(config, tmp_path).rounds == [1]
-    assert load(tmp_path, "site-00").facts.round == 1
+    assert load(tmp_path, "site-00").origin.round == 1
 
 
 def test_without_the_rule_old_versions_go(finished: Callable[..., Result]) -> None:
@@ -116,7 +117,7 @@ def test_without_the_rule_old_versions_go(finished: Callable[..., Result]) -> No
 
 def test_of_several_rounds_the_last_is_used_and_said(finished: Callable[..., Result]) -> None:
     done = finished("fedavg", evaluate={"select": "mean_last_5"})
-    assert load(done.folder).facts.title == (
+    assert load(done.folder).title == (
         "the global predictor of fedavg after round 2, the last of the rounds whose mean is reported"
     )
 
@@ -125,7 +126,7 @@ def test_training_after_the_last_round_is_what_is_used(finished: Callable[..., R
     done = finished("fedavg", {"crt": 1})
     assert done.rounds == [3]
     model = load(done.folder)
-    assert model.facts.round == 3
+    assert model.origin.round == 3
     assert torch.equal(model.server["model"]["head.fed.bias"], done.server["model"]["head.fed.bias"])
 
 
@@ -136,10 +137,10 @@ def test_a_round_and_its_ending_have_each_their_own_checkpoint(
     copy = Path(shutil.copytree(done.folder, tmp_path / "copy"))
     doctored.change(copy / "result.json", selected_rounds=[2], ending_of=[])
     before, after = load(copy), load(done.folder)
-    assert (before.facts.round, after.facts.round) == (2, 3)
-    assert before.facts.state != after.facts.state == done.state_hash
-    assert before.facts.title == "the global predictor of fedavg after round 2"
-    assert after.facts.title == "the global predictor of fedavg after round 2 and the method's ending"
+    assert (before.origin.round, after.origin.round) == (2, 3)
+    assert before.origin.state != after.origin.state == done.state_hash
+    assert before.title == "the global predictor of fedavg after round 2"
+    assert after.title == "the global predictor of fedavg after round 2 and the method's ending"
     doctored.change(copy / "result.json", selected_rounds=[4])
     with pytest.raises(StorageError, match="is missing or damaged"):
         load(copy)
@@ -152,19 +153,20 @@ def test_the_data_need_not_be_there(
     finished: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = finished("fedavg", train={"augment": {"normalise": "data"}})
-    expected = load(done.folder).facts
+    fingerprint = material(read_folder(done.folder)).samples.fingerprint
+    monkeypatch.setattr(PhantomData, "load", lambda *_, **__: pytest.fail("the data was read"))
+    assert load(done.folder).blueprint.data == fingerprint
     copy = Path(shutil.copytree(done.folder, tmp_path / "copy"))
-    (copy / "model.json").unlink()
-    assert load(copy).facts == expected  # found out anew from the data
-    monkeypatch.setattr("equipoise.use.source.material", lambda config: pytest.fail("the data was read"))
-    assert load(done.folder).facts == expected
-    (copy / "model.json").write_text("{}")
-    with pytest.raises(StorageError, match=r"model\.json is damaged"):
+    (copy / "blueprint.json").write_text("{}")
+    with pytest.raises(StorageError, match=r"blueprint\.json is damaged"):
+        load(copy)
+    (copy / "blueprint.json").unlink()
+    with pytest.raises(StorageError, match=r"has no blueprint\.json: `equipoise resume .*` writes it"):
         load(copy)
 
 
 def test_it_is_part_of_the_public_surface(finished: Callable[..., Result]) -> None:
-    assert equipoise.load(finished().folder).facts.task == "single"
+    assert equipoise.load(finished().folder).blueprint.task == "single"
 
 
 def test_what_cannot_be_loaded_is_told(finished: Callable[..., Result], tmp_path: Path) -> None:
@@ -175,7 +177,7 @@ def test_what_cannot_be_loaded_is_told(finished: Callable[..., Result], tmp_path
         load(tmp_path)
     copy = Path(shutil.copytree(done.folder, tmp_path / "copy"))
     shutil.rmtree(copy / "sites")
-    assert load(copy).facts.site is None
+    assert load(copy).origin.site is None
     with pytest.raises(StorageError, match="does not hold what site 'site-01' keeps"):
         load(copy, "site-01")
     (copy / "result.json").unlink()
@@ -189,7 +191,7 @@ def test_a_site_that_never_took_part_has_nothing_of_its_own(
     done = finished("fca", train={"rounds": 1, "participation": 0.4})
     rows = [json.loads(line) for line in (done.folder / "metrics.jsonl").read_text().splitlines()]
     (drawn,) = rows[0]["sites"]
-    assert load(done.folder, drawn).facts.site == drawn
+    assert load(done.folder, drawn).origin.site == drawn
     (other, *_) = (site for site in done.metrics["test"]["sites"] if site != drawn)
     with pytest.raises(StorageError, match=f"site '{other}' was never drawn"):
         load(done.folder, other)
