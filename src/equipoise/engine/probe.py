@@ -15,10 +15,10 @@ import torch
 
 from equipoise.data.samples import Samples, Task
 from equipoise.engine.host import Host
-from equipoise.engine.question import Question
 from equipoise.errors import MethodError
 from equipoise.exchange import Answers, Bounds, Ledger, Line, Reduction, decode_upload, pack
 from equipoise.exchange.ledger import entries, merge
+from equipoise.exchange.question import Question
 from equipoise.partition import Holding
 from equipoise.seeds import generator, numpy_generator
 from equipoise.site import SiteData, Store, TrainOptions
