@@ -9,9 +9,10 @@ import inspect
 from pathlib import Path
 
 from equipoise.errors import ConfigError
+from equipoise.exchange import Ask
 from equipoise.locate import Allow, Code, digest, locate
 from equipoise.methods.balancefl import BalanceFL
-from equipoise.methods.base import Ask, Method
+from equipoise.methods.base import Method
 from equipoise.methods.cbafed import CBAFed
 from equipoise.methods.climb import CLIMB
 from equipoise.methods.creff import CReFF

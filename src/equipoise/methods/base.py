@@ -10,13 +10,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from equipoise.data.samples import Task
+from equipoise.exchange import Ask
 from equipoise.leaves import Each, Limit, Mean, Sum, Upload
 from equipoise.losses import ObjectiveOptions
 from equipoise.methods import crt
@@ -25,29 +26,6 @@ from equipoise.site import Batch, Loc, coarse, measure
 from equipoise.tree import Tree, plus
 
 SPLITS = ("validation", "test")
-
-
-class Answered(Protocol):
-    """What a question brings back: reduced leaves by name (see `exchange.Answers`)."""
-
-    weight: dict[str, Tensor]
-    sites: tuple[str, ...]
-
-    def __getitem__(self, name: str) -> Any: ...
-
-
-class Ask(Protocol):
-    """How a method's round speaks with the sites."""
-
-    round: int
-    rounds: int
-    sites: tuple[str, ...]
-
-    def __call__(
-        self, question: Any, *, each: Mapping[str, Tree] | None = None, everyone: bool = False, **down: Any
-    ) -> Answered: ...
-
-    def generator(self, *purpose: object) -> torch.Generator: ...
 
 
 class Method(BaseModel):

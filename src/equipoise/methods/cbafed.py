@@ -29,9 +29,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from equipoise.exchange import Ask
 from equipoise.leaves import SAMPLES, Limit, Mean, Sum, Upload
 from equipoise.losses import bce_cells
-from equipoise.methods.base import Ask, Method
+from equipoise.methods.base import Method
 from equipoise.nets import Net
 from equipoise.site import Batch, Loc
 from equipoise.tree import Tree, combine, plus

@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from equipoise.errors import MethodError
+from equipoise.exchange import Ask
 from equipoise.leaves import Mean, Upload
 from equipoise.losses import among, bce_cells, masked_mean
 from equipoise.nets import Net, load, state
@@ -33,7 +34,7 @@ from equipoise.site import Batch, Loc
 from equipoise.tree import Tree, plus
 
 if TYPE_CHECKING:
-    from equipoise.methods.base import Ask, Method
+    from equipoise.methods.base import Method
 
 WEIGHT, BIAS = "head.fed.weight", "head.fed.bias"
 

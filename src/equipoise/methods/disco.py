@@ -23,8 +23,9 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from equipoise.exchange import Ask
 from equipoise.leaves import SAMPLES, Limit, Mean, Sum, Upload
-from equipoise.methods.base import Ask, Method
+from equipoise.methods.base import Method
 from equipoise.nets import Net
 from equipoise.site import Loc
 from equipoise.tree import Tree, plus

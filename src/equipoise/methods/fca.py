@@ -30,9 +30,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from equipoise.exchange import Ask
 from equipoise.leaves import Mean, Upload
 from equipoise.losses import kl
-from equipoise.methods.base import Ask, Method
+from equipoise.methods.base import Method
 from equipoise.nets import Net
 from equipoise.site import Batch, Loc
 from equipoise.tree import Tree, plus

@@ -18,8 +18,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from equipoise.exchange import Ask
 from equipoise.leaves import ONE, Limit, Mean, Upload
-from equipoise.methods.base import Ask, Method
+from equipoise.methods.base import Method
 from equipoise.methods.fedrep import of_head
 from equipoise.nets import Net, state
 from equipoise.site import Loc

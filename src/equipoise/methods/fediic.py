@@ -26,9 +26,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from equipoise.exchange import Ask
 from equipoise.leaves import POSITIVE, SAMPLES, Limit, Sum, Upload
 from equipoise.losses.contrast import intra, spread_apart
-from equipoise.methods.base import Ask, Method
+from equipoise.methods.base import Method
 from equipoise.nets import Net, ProjectorSpec
 from equipoise.site import Batch, Loc
 from equipoise.tree import Tree, plus

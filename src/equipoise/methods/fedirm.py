@@ -30,9 +30,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from equipoise.exchange import Ask
 from equipoise.leaves import Mean, Upload
 from equipoise.losses import bce_cells, class_means
-from equipoise.methods.base import Ask, Method
+from equipoise.methods.base import Method
 from equipoise.methods.teacher import Teacher, rise
 from equipoise.nets import Net
 from equipoise.site import Batch, Loc

@@ -28,8 +28,9 @@ from pydantic import Field
 from torch import Tensor
 
 from equipoise.errors import MethodError
+from equipoise.exchange import Ask
 from equipoise.leaves import ONE, SAMPLES, Limit, Mean, Sum, Upload
-from equipoise.methods.base import Ask, Method
+from equipoise.methods.base import Method
 from equipoise.nets import NETS, Net, NetOptions, ProjectorSpec
 from equipoise.nets.registry import NetName
 from equipoise.site import Batch, Loc

@@ -32,11 +32,12 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from equipoise.exchange import Ask
 from equipoise.leaves import ONE, Limit, Mean, Upload
 from equipoise.losses import class_means, masked_mean
 from equipoise.losses.multilabel import Over
 from equipoise.losses.tagging import NONE, known_odds, tag_nearest
-from equipoise.methods.base import Ask, Method
+from equipoise.methods.base import Method
 from equipoise.nets import Net
 from equipoise.site import Batch, Loc
 from equipoise.tree import Tree, plus

@@ -25,9 +25,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from equipoise.exchange import Ask
 from equipoise.leaves import SAMPLES, Limit, Sum, Upload
 from equipoise.losses import masked_bce
-from equipoise.methods.base import Ask, Method
+from equipoise.methods.base import Method
 from equipoise.methods.moon import project
 from equipoise.nets import Net, ProjectorSpec
 from equipoise.site import Batch, Loc

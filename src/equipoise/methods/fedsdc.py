@@ -29,8 +29,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from equipoise.errors import MethodError
+from equipoise.exchange import Ask
 from equipoise.leaves import Each, Limit, Sum, Upload
-from equipoise.methods.base import Ask, Method
+from equipoise.methods.base import Method
 from equipoise.methods.crt import fresh
 from equipoise.methods.opt import heavy_ball, parameters
 from equipoise.nets import Net, load, state
