@@ -98,7 +98,7 @@ def test_consistency_is_the_mean_over_missing_cells() -> None:
         annotated=own,
     )
     batch = Batch(views=(logits, second), y=y, index=torch.arange(4), mask=own)
-    found = RSCFed(weight=0.7).loss(lambda x: x, batch, loc)  # type: ignore[arg-type]
+    found = RSCFed(strength=0.7).loss(lambda x: x, batch, loc)  # type: ignore[arg-type]
     term = 0.0
     for i in range(4):
         for c in (1, 2):

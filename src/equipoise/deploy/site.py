@@ -46,6 +46,7 @@ from equipoise.evaluate.observer import scalars
 from equipoise.exchange import decode_upload
 from equipoise.keeping import FIRST, append_line, as_hash, read_json, write_json
 from equipoise.locate import Allow
+from equipoise.methods.base import OWN, POOLED
 from equipoise.names import unknown
 from equipoise.opening import read_text
 from equipoise.options import Options
@@ -214,7 +215,7 @@ class Joined:
     def keep_results(self, round: int, answer: bytes) -> None:
         """Write down what an evaluation says of this site, whether it is told to anyone or not."""
         upload = decode_upload(answer)[1]
-        if set(upload) != {"pooled", "own"}:
+        if set(upload) != {POOLED, OWN}:
             return
         results: dict[str, dict[str, Any]] = {}
         for tree in (leaf.value for leaf in upload.values() if isinstance(leaf.value, Mapping)):

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from equipoise.errors import EquipoiseError, MethodError, SiteError
 from equipoise.exchange import encode_upload, unpack
 from equipoise.exchange.question import Call
-from equipoise.leaves import Mean
 from equipoise.losses import make_objective
 from equipoise.methods.base import Method
 from equipoise.names import unknown
@@ -119,11 +118,6 @@ class Host:
             loc.moments = kept.get("optimizer", {})
         upload = getattr(self.method, call.question)(self.net, loc)
         wrote = self._keep(call, loc)
-        delta = upload.get("delta")
-        if isinstance(delta, Mean) and not isinstance(delta.weight, Tensor):
-            loc.note(
-                "weight", delta.weight
-            )  # how much we count in the aggregate: no other place tells it site by site
         if loc.notes:
             self.store.note(data.name, {"round": call.round, "question": call.question, **loc.notes})
         header = {"site": call.site, "round": call.round, "question": call.question, "wrote": wrote}

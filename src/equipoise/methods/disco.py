@@ -24,7 +24,7 @@ from pydantic import Field
 from torch import Tensor
 
 from equipoise.exchange import Ask
-from equipoise.leaves import SAMPLES, Limit, Mean, Sum, Upload
+from equipoise.leaves import SAMPLES, Limit, Sum, Upload
 from equipoise.methods.base import Method
 from equipoise.nets import Net
 from equipoise.site import Loc
@@ -84,7 +84,3 @@ class FedDisco(Method):
         total = float(loc.down["samples"])
         share = float(self.distance(loc)) / max(float(loc.down["discrepancy"]), 1e-12)
         return max(0.0, loc.samples - total * self.a * share + total * self.b)
-
-    def train(self, net: Net, loc: Loc) -> Upload:
-        up = super().train(net, loc)
-        return up | {"delta": Mean(up["delta"].value, self.weight(loc))}

@@ -70,7 +70,10 @@ class ISFL(Method):
         up = super().train(net, loc)
         smoothness, held = self.smoothness(net, received, loc), (loc.counts > 0).double()
         loc.mine = {"shares": self.shares(smoothness, loc)}
-        return up | {"delta": Mean(up["delta"].value, 1), "smoothness": Mean(smoothness, held)}
+        return up | {"smoothness": Mean(smoothness, held)}
+
+    def weight(self, loc: Loc) -> float:
+        return 1
 
     def limits(self, classes: int, epochs: int) -> Mapping[str, Limit]:
         return {"count.counts": SAMPLES, "train.delta": ONE, "train.smoothness": ONE}

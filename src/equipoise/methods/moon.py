@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from equipoise.leaves import Upload
 from equipoise.methods.base import Method
-from equipoise.nets import Net, ProjectorSpec, load, state
+from equipoise.nets import HEAD, Net, ProjectorSpec, load, state
 from equipoise.site import Batch, Loc
 
 
@@ -32,7 +32,7 @@ class MOON(Method):
     """FedAvg with features held near the received model's and away from the site's previous ones."""
 
     paper: ClassVar[str] = "Li et al. 2021"
-    classifier: ClassVar[str] = "head.fed.3."
+    classifier: ClassVar[str] = f"{HEAD}3."
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "fediic": {"mu": 10.0},
         "fca": {"hidden": 256},
