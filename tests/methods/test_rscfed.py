@@ -15,7 +15,7 @@ from torch import Tensor
 
 from equipoise.config import Config
 from equipoise.exchange import decode_upload
-from equipoise.methods.apart import blend, distance
+from equipoise.methods.parts.apart import blend, distance
 from equipoise.methods.rscfed import RSCFed
 from equipoise.running import run
 from equipoise.seeds import generator

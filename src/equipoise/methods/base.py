@@ -21,7 +21,7 @@ from equipoise.errors import MethodError
 from equipoise.exchange import Ask
 from equipoise.leaves import Each, Limit, Mean, Sum, Upload
 from equipoise.losses import ObjectiveOptions
-from equipoise.methods import crt
+from equipoise.methods.parts import crt
 from equipoise.nets import FED, HEAD, Net, NetOptions, ProjectorSpec, state
 from equipoise.site import Batch, Loc, coarse, measure
 from equipoise.tree import Tree, plus

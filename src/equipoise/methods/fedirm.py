@@ -34,7 +34,7 @@ from equipoise.exchange import Ask
 from equipoise.leaves import Mean, Upload
 from equipoise.losses import bce_cells, class_means
 from equipoise.methods.base import Method
-from equipoise.methods.teacher import Teacher, rise
+from equipoise.methods.parts.teacher import Teacher, rise
 from equipoise.nets import Net
 from equipoise.site import Batch, Loc
 from equipoise.tree import Tree, plus

@@ -37,7 +37,7 @@ from equipoise.losses import class_means, masked_mean
 from equipoise.losses.multilabel import Over
 from equipoise.losses.tagging import NONE, known_odds, tag_nearest
 from equipoise.methods.base import Method
-from equipoise.methods.teacher import still
+from equipoise.methods.parts.teacher import still
 from equipoise.nets import Net
 from equipoise.site import Batch, Loc
 from equipoise.tree import Tree, plus

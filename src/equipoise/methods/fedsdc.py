@@ -32,10 +32,10 @@ from equipoise.errors import MethodError
 from equipoise.exchange import Ask
 from equipoise.leaves import Each, Limit, Sum, Upload
 from equipoise.methods.base import Method
-from equipoise.methods.crt import fresh
 from equipoise.methods.opt import heavy_ball, parameters
+from equipoise.methods.parts.bank import Bottleneck, bank_logits, draw_bank, draw_linear, vote
+from equipoise.methods.parts.crt import fresh
 from equipoise.nets import HEAD, Net, load, state
-from equipoise.nets.bank import Bottleneck, bank_logits, draw_bank, draw_linear, vote
 from equipoise.site import Loc
 from equipoise.tree import Tree, plus, zeros_like
 

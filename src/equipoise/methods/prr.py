@@ -37,8 +37,8 @@ from equipoise.exchange import Answers, Ask
 from equipoise.leaves import ONE, SAMPLES, Each, Limit, Mean, Sum, Upload
 from equipoise.losses import kl
 from equipoise.losses.seesaw import refinement, seesaw
-from equipoise.methods.apart import COUNTED, blend
 from equipoise.methods.base import Method
+from equipoise.methods.parts.apart import COUNTED, blend
 from equipoise.nets import Net, load, state
 from equipoise.nets.fourier import mix_nets
 from equipoise.site import Batch, Loc

@@ -27,9 +27,9 @@ from torch import Tensor
 from equipoise.exchange import Ask
 from equipoise.leaves import Limit, Upload
 from equipoise.losses import masked_mean
-from equipoise.methods.apart import COUNTED, Change, blend, distance, shown
 from equipoise.methods.base import Method
-from equipoise.methods.teacher import Teacher
+from equipoise.methods.parts.apart import COUNTED, Change, blend, distance, shown
+from equipoise.methods.parts.teacher import Teacher
 from equipoise.nets import Net
 from equipoise.site import Batch, Loc
 from equipoise.tree import Tree, plus
