@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import torch
 
 from equipoise.config import resolve
-from equipoise.engine import Host, frames
+from equipoise.engine import Call, Host, frames
 from equipoise.errors import EquipoiseError, StorageError
 from equipoise.setup import keep_memory, make_host, material
 from equipoise.trust import only
@@ -34,8 +34,8 @@ def main() -> None:
         host = error  # told to whoever asks first
     payload = b""
     while True:
-        call, sent, extra = json.loads(inbox.get()), inbox.get(), inbox.get()
-        payload = payload if call["same"] else sent
+        call, sent, extra = Call.model_validate_json(inbox.get()), inbox.get(), inbox.get()
+        payload = sent or payload  # empty: the same as before
         try:
             if isinstance(host, EquipoiseError):
                 raise host

@@ -186,6 +186,31 @@ def test_a_weight_limit_beyond_the_fixed_point_is_no_option() -> None:
         ExchangeOptions(max_weight=2.0**25)
 
 
+V = "norm.running_var"
+
+
+@pytest.mark.parametrize(
+    ("leaf", "value", "sent", "good"),
+    [
+        ("step", -0.5, {V: torch.ones(2)}, True),  # a change, whatever the leaf is called
+        ("step", -1.5, {V: torch.ones(2)}, False),
+        ("delta", -0.5, {V: torch.ones(3)}, False),  # of another shape: no change of what was sent
+        ("delta", -0.5, {}, False),
+        ("delta", 0.5, {}, True),
+        ("delta", -0.5, None, True),  # not known what was sent
+    ],
+)
+def test_no_variance_becomes_negative(
+    leaf: str, value: float, sent: dict[str, torch.Tensor] | None, good: bool
+) -> None:
+    upload: Upload = {leaf: Mean({V: torch.full((2,), value), "w": torch.zeros(2)}, 1.0)}
+    if good:
+        check("north", encode_upload(upload), line(upload), LIMITS, sent=sent)
+        return
+    with pytest.raises(Rejected, match=f"tensor '{leaf}/{V}' makes a variance negative"):
+        check("north", encode_upload(upload), line(upload), LIMITS, sent=sent)
+
+
 @given(st.data())
 @settings(max_examples=200, deadline=None)
 def test_any_flipped_bit_passes_whole_or_is_rejected(data: st.DataObject) -> None:

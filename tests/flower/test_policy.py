@@ -12,6 +12,7 @@ import tomli_w
 import torch
 from tests import doctored
 
+from equipoise import locate
 from equipoise.config import Config
 from equipoise.deploy.policy import Policy, Refused, approved, by_class, read_policy
 from equipoise.errors import ConfigError, SiteError
@@ -139,13 +140,16 @@ def test_a_method_is_approved_by_its_files(tmp_path: Path) -> None:
     assert find(f"{path}:FedProx", tmp_path, mine.allow).__name__ == "FedProx"
 
 
-def test_a_changed_base_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = fingerprint(METHODS["fedsdc+"])
-    real = Path.read_bytes
+@pytest.mark.parametrize(
+    ("file", "counts"),
+    [("base.py", True), ("opt.py", True), ("crt.py", True), ("bank.py", True), ("mixture.py", False)],
+)
+def test_what_a_method_builds_on_counts_too(file: str, counts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, real = fingerprint(METHODS["fedsdc+"]), locate.read_regular
     monkeypatch.setattr(
-        Path, "read_bytes", lambda path: real(path) + (b"#" if path.name == "base.py" else b"")
+        locate, "read_regular", lambda path: real(path) + (b"#" if path.name == file else b"")
     )
-    assert fingerprint(METHODS["fedsdc+"]) != before
+    assert (fingerprint(METHODS["fedsdc+"]) != before) == counts
 
 
 @pytest.mark.parametrize(

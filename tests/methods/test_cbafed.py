@@ -145,7 +145,8 @@ def ask_with(upload: Upload, round: int, heard: dict[str, Any]) -> Any:
 
 def play(method: CBAFed, rounds: int) -> list[Any]:
     """The server tree after every round, in which the sites add 1 to the only weight; it starts at 100."""
-    server = method.init(None, {"head.fed.weight": torch.tensor([[100.0]])})  # type: ignore[arg-type]
+    net = SimpleNamespace(classes=1)
+    server = method.init(net, {"head.fed.weight": torch.tensor([[100.0]])})  # type: ignore[arg-type]
     found = []
     for round in range(rounds):
         upload: Upload = {

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from equipoise.engine import Question
 from equipoise.exchange import decode_upload, pack
 from equipoise.methods.climb import CLIMB
 from equipoise.methods.fedavg import FedAvg
@@ -106,15 +107,7 @@ def test_constraint_is_the_mean_loss_of_the_received_model(
     config = make_config({"name": NAME})
     here = bare(config)
     host = make_host(config, here.stuff, tmp_path / "sites")
-    call = {
-        "site": "north",
-        "round": 0,
-        "question": "constraint",
-        "read": None,
-        "write": None,
-        "keep": (),
-        "tuned": False,
-    }
+    call = Question("constraint", 0, b"").call("north")
     up = decode_upload(host.answer(call, pack({}, flatten({"model": here.first}))))[1]
     x, y = here.rows("north", "train")
     load(here.net, here.first)

@@ -100,7 +100,7 @@ def place(round: int, **more: Any) -> Any:
 def test_loss_by_hand(round: int, share: float | None) -> None:
     first, second = logits_of(), logits_of(seed=3)
     y = (logits_of(seed=4) > 0).double() * torch.tensor([1.0, 1, 0])
-    method, loc = FedIRM(warmup=4, ramp=10, weight=2.0), place(round)
+    method, loc = FedIRM(warmup=4, ramp=10, strength=2.0), place(round)
     expected = float(loc.objective(first, y) + loc.objective(second, y))
     if share is not None:
         apart = 0.0

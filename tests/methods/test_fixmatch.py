@@ -49,7 +49,7 @@ def test_loss_by_hand(every: bool, cells: dict[tuple[int, int], int]) -> None:
     expected = sum(cell(float(WEAK[i, 0]), int(y[i, 0])) for i in range(4)) / 4
     pseudo = 0.5 * sum(cell(float(strong[i, c]), label) for (i, c), label in cells.items())
     for over, divisor in {"all": 8, "decided": len(cells)}.items():
-        method = FedFixMatch(weight=0.5, every=every, over=over)  # type: ignore[arg-type]
+        method = FedFixMatch(strength=0.5, every=every, over=over)  # type: ignore[arg-type]
         found = method.loss(lambda x: x, batch_of(WEAK, strong), place([0]))  # type: ignore[arg-type]
         assert float(found) == pytest.approx(expected + pseudo / divisor, rel=1e-10)
 
@@ -90,4 +90,4 @@ def test_site_that_labels_everything_has_the_base_loss() -> None:
     assert torch.equal(
         FedFixMatch().loss(lambda x: x, batch_of(WEAK), loc), loc.objective(WEAK, batch_of(WEAK).y)
     )  # type: ignore[arg-type]
-    assert FedFixMatch(weight=0.0).loss(lambda x: x, batch_of(WEAK), place([0])).isfinite()  # type: ignore[arg-type]
+    assert FedFixMatch(strength=0.0).loss(lambda x: x, batch_of(WEAK), place([0])).isfinite()  # type: ignore[arg-type]

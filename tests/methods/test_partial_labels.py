@@ -115,19 +115,19 @@ def test_presets_name_options_that_exist_and_run(make_findings: Make, tmp_path: 
 
 OPTIONS: dict[type, list[dict[str, Any]]] = {
     RSCFed: [
-        {"weight": 0.0},
+        {"strength": 0.0},
         {"group": 0},
         {"groups": 1},
         {"beta": 1.0},
         {"decay": 0.5},
         {"centre": "uniform"},
     ],
-    FedFixMatch: [{"weight": 0.5}, {"low": 0.4}, {"high": 0.52}, {"low": 0.4, "over": "decided"}],
+    FedFixMatch: [{"strength": 0.5}, {"low": 0.4}, {"high": 0.52}, {"low": 0.4, "over": "decided"}],
     FedIRM: [
         *(
             {"warmup": 2},
             {"ramp": 9},
-            {"weight": 0.5},
+            {"strength": 0.5},
             {"decay": 0.5},
             {"temperature": 1.0},
             {"kl": "released"},

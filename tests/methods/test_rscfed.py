@@ -15,7 +15,7 @@ from torch import Tensor
 
 from equipoise.config import Config
 from equipoise.exchange import decode_upload
-from equipoise.methods.apart import blend, distance
+from equipoise.methods.parts.apart import blend, distance
 from equipoise.methods.rscfed import RSCFed
 from equipoise.running import run
 from equipoise.seeds import generator
@@ -98,7 +98,7 @@ def test_consistency_is_the_mean_over_missing_cells() -> None:
         annotated=own,
     )
     batch = Batch(views=(logits, second), y=y, index=torch.arange(4), mask=own)
-    found = RSCFed(weight=0.7).loss(lambda x: x, batch, loc)  # type: ignore[arg-type]
+    found = RSCFed(strength=0.7).loss(lambda x: x, batch, loc)  # type: ignore[arg-type]
     term = 0.0
     for i in range(4):
         for c in (1, 2):

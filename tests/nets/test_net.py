@@ -15,7 +15,7 @@ from equipoise.seeds import generator
 
 
 def make(**options) -> Net:
-    return Net("small-cnn", SmallCNN(), 64, {"fed": nn.Linear(64, 5), "own": nn.Linear(64, 5)}, **options)
+    return Net("small-cnn", SmallCNN(), 64, 5, {"fed": nn.Linear(64, 5), "own": nn.Linear(64, 5)}, **options)
 
 
 def images(count: int = 4) -> torch.Tensor:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from equipoise.methods.parts.bank import Bottleneck
 from equipoise.nets import Cosine, Net, NetOptions, ProjectorSpec, build, load, state
-from equipoise.nets.bank import Bottleneck
 
 
 def make(projector=None, make_head=None, seed: int = 1, **options) -> Net:

@@ -242,7 +242,7 @@ def test_a_question_says_who_is_asked(talk: Talk) -> None:
     )
     ask(train)
     ask(again)
-    assert [question.call(sites[0])["asked"] for question, sites in engine.asked] == [
-        ["a", "b", "c"],
-        ["a", "c"],
+    assert [question.call(sites[0]).asked for question, sites in engine.asked] == [
+        ("a", "b", "c"),
+        ("a", "c"),
     ]

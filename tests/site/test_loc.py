@@ -61,7 +61,7 @@ def make_loc(n: int = 7, round: int = 0, down: dict[str, Any] | None = None, **o
 
 
 def linear() -> Net:
-    net = Net("toy", nn.Flatten(), 4, {"fed": nn.Linear(4, 3)})
+    net = Net("toy", nn.Flatten(), 4, 3, {"fed": nn.Linear(4, 3)})
     draw = torch.Generator().manual_seed(1)
     for p in net.parameters():
         p.data.copy_(torch.randn(p.shape, generator=draw))
@@ -216,7 +216,7 @@ def test_no_epochs_change_nothing() -> None:
 
 
 def test_a_single_image_trains_without_batch_statistics() -> None:
-    net = Net("toy", nn.Sequential(nn.BatchNorm2d(1), nn.Flatten()), 4, {"fed": nn.Linear(4, 3)})
+    net = Net("toy", nn.Sequential(nn.BatchNorm2d(1), nn.Flatten()), 4, 3, {"fed": nn.Linear(4, 3)})
     make_loc(n=1).fit(net, loss)
     assert net.body[0].running_mean.tolist() == [0.0]
     assert torch.isfinite(net.head["fed"].weight).all()

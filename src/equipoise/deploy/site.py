@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,14 +39,14 @@ from equipoise.data.samples import Samples
 from equipoise.deploy import settings
 from equipoise.deploy.policy import Policy, Refused, read_policy
 from equipoise.engine import Host, probe
-from equipoise.engine.flower.wire import INVITATION
+from equipoise.engine.flower.wire import INVITATION, RUN, Request, SiteName
 from equipoise.errors import ConfigError, StorageError, WeightsError
 from equipoise.evaluate.metrics import from_statistics
 from equipoise.evaluate.observer import scalars
 from equipoise.exchange import Ledger, decode_upload
-from equipoise.exchange.reduction import MOST_SITES
 from equipoise.keeping import FIRST, append_line, as_hash, read_json, write_json
 from equipoise.locate import Allow
+from equipoise.methods.base import OWN, POOLED
 from equipoise.names import unknown
 from equipoise.opening import read_text
 from equipoise.options import Options
@@ -60,9 +60,6 @@ from equipoise.text import parse_toml
 from equipoise.version import __version__
 
 DIGEST = re.compile(r"[0-9a-fA-F]{64}")
-RUN = re.compile(r"[0-9a-f]{16}")
-NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
-VERSION = r"^[0-9]{1,9}\.[0-9]{1,9}$"
 OURS = ("base", "data", "partition", "engine")
 """sections of a config that are a site's own and never taken from the coordinator"""
 TICKET, DATA = "ticket.json", "data.json"
@@ -72,7 +69,7 @@ LEAVE = "restore it, or delete the run's folder to leave the run"
 class SiteOptions(Options):
     """What `site.toml` says."""
 
-    name: str = Field(pattern=NAME)
+    name: SiteName
     """this site's name, as the coordinator has it"""
     superlink: str = Field(default="", pattern=r"^([A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\]):\d{1,5}$|^$")
     """host:port of the coordinator; always reached over TLS"""
@@ -190,28 +187,6 @@ class Watched(dict[str, Any]):
         return super().__getitem__(split)
 
 
-Version = Annotated[str, Field(pattern=VERSION)]
-
-
-class Call(Options):
-    """A question as it may be asked; anything else is refused. Versions are file names here, so they must be
-    nothing more."""
-
-    run: str = Field(pattern=f"^{RUN.pattern}$")
-    ticket: int = Field(gt=0, strict=True)
-    site: str
-    round: int = Field(ge=0, strict=True)
-    question: str = Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,63}$")
-    read: Version | None
-    write: Version | None
-    keep: list[Version]
-    asked: list[Annotated[str, Field(pattern=NAME)]] = Field(max_length=MOST_SITES)
-    """the sites this question goes to, as the coordinator says"""
-    tuned: bool
-    journal: str = Field(default=FIRST, pattern=r"^[0-9a-f]{64}$")
-    """the head of the coordinator's journal"""
-
-
 @dataclass
 class Joined:
     """A run this site takes part in."""
@@ -248,7 +223,7 @@ class Joined:
     def keep_results(self, round: int, answer: bytes) -> None:
         """Write down what an evaluation says of this site, whether it is told to anyone or not."""
         upload = decode_upload(answer)[1]
-        if set(upload) != {"pooled", "own"}:
+        if set(upload) != {POOLED, OWN}:
             return
         results: dict[str, dict[str, Any]] = {}
         for tree in (leaf.value for leaf in upload.values() if isinstance(leaf.value, Mapping)):
@@ -439,7 +414,7 @@ class Desk:
 
     def _answer(self, kind: str, table: Mapping[str, Any], data: Mapping[str, bytes]) -> bytes:
         try:
-            call = Call.model_validate(dict(table))
+            call = Request.model_validate(dict(table))
         except ValidationError as error:
             place = str(error.errors(include_url=False)[0]["loc"][0])
             raise Refused(f"the question is not in order: '{place[:40]}'") from None
@@ -460,7 +435,7 @@ class Desk:
         joined.count(call.round, policy)
         joined.splits.read.clear()
         joined.host.least = max(LEAST, policy.small_cell)
-        answer = joined.host.answer(call.model_dump(), data["payload"], data.get("extra"))
+        answer = joined.host.answer(call, data["payload"], data.get("extra"))
         joined.keep_results(call.round, answer)
         policy.release(call.question, answer, **joined.facts, read=sorted(joined.splits.read))
         return answer

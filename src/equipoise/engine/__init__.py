@@ -4,7 +4,7 @@ from equipoise.engine.host import Host
 from equipoise.engine.options import EngineOptions
 from equipoise.engine.pool import Pool
 from equipoise.engine.probe import probe
-from equipoise.engine.question import Engine, Question
 from equipoise.engine.serial import Serial
+from equipoise.exchange.question import Call, Engine, Question
 
-__all__ = ["Engine", "EngineOptions", "Host", "Pool", "Question", "Serial", "probe"]
+__all__ = ["Call", "Engine", "EngineOptions", "Host", "Pool", "Question", "Serial", "probe"]

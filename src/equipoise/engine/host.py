@@ -17,7 +17,7 @@ from torch import Tensor
 from equipoise.blueprint import HERE, Blueprint, Built, Place
 from equipoise.errors import EquipoiseError, MethodError, SiteError
 from equipoise.exchange import encode_upload, unpack
-from equipoise.leaves import Mean
+from equipoise.exchange.question import Call
 from equipoise.losses import make_objective
 from equipoise.names import unknown
 from equipoise.nets import load, state
@@ -55,9 +55,9 @@ class Host:
         self._decoded: tuple[bytes, Tree] | None = None
         self._caches: dict[str, dict[str, Any]] = {}
 
-    def answer(self, call: Mapping[str, Any], payload: bytes, extra: bytes | None = None) -> bytes:
+    def answer(self, call: Call, payload: bytes, extra: bytes | None = None) -> bytes:
         """The bytes of one site's answer; errors name site, round and question."""
-        name, round, question = call["site"], call["round"], call["question"]
+        name, round, question = call.site, call.round, call.question
         if name not in self.sites:
             raise SiteError(unknown("site", name, self.sites))
         if question not in self.method.questions():
@@ -72,18 +72,18 @@ class Host:
                 f"site '{name}' failed in round {round} at '{question}': {type(error).__name__}: {error}"
             ) from error
 
-    def _answer(self, call: Mapping[str, Any], payload: bytes, extra: bytes | None) -> bytes:
-        data = self.sites[call["site"]]
+    def _answer(self, call: Call, payload: bytes, extra: bytes | None) -> bytes:
+        data = self.sites[call.site]
         down = self._decode(payload) | (unflatten(unpack(extra)[1]) if extra else {})
-        kept = unflatten(self.store.read(data.name, call["read"])) if call["read"] is not None else None
+        kept = unflatten(self.store.read(data.name, call.read)) if call.read is not None else None
         loc = Loc(
             data=data,
             options=self.options,
-            objective=self._objective(data, call["round"]),
+            objective=self._objective(data, call.round),
             views=self.views,
             wanted=self.options.views or self.method.views,
-            round=call["round"],
-            question=call["question"],
+            round=call.round,
+            question=call.question,
             down=down,
             private=self.private,
             frozen=self.frozen,
@@ -98,16 +98,11 @@ class Host:
         else:
             loc.mine, loc.tuned = kept.get("mine", {}), kept.get("tuned", {})
             loc.moments = kept.get("optimizer", {})
-        upload = getattr(self.method, call["question"])(self.net, loc)
-        wrote = call["write"] is not None and self._keep(call, loc)
-        delta = upload.get("delta")
-        if isinstance(delta, Mean) and not isinstance(delta.weight, Tensor):
-            loc.note(
-                "weight", delta.weight
-            )  # how much we count in the aggregate: no other place tells it site by site
+        upload = getattr(self.method, call.question)(self.net, loc)
+        wrote = self._keep(call, loc)
         if loc.notes:
-            self.store.note(data.name, {"round": call["round"], "question": call["question"], **loc.notes})
-        header = {key: call[key] for key in ("site", "round", "question")} | {"wrote": wrote}
+            self.store.note(data.name, {"round": call.round, "question": call.question, **loc.notes})
+        header = {"site": call.site, "round": call.round, "question": call.question, "wrote": wrote}
         return encode_upload(upload, header)
 
     def _objective(self, data: SiteData, round: int) -> Any:
@@ -127,17 +122,19 @@ class Host:
             self._decoded = (payload, unflatten(unpack(payload)[1]))
         return dict(self._decoded[1])
 
-    def _keep(self, call: Mapping[str, Any], loc: Loc) -> bool:
-        """Write what the site must remember, if there is anything."""
+    def _keep(self, call: Call, loc: Loc) -> bool:
+        """Write what the site must remember, if there is anything and the question may change it."""
+        if call.write is None:
+            return False
         live = state(self.net)
         mine: dict[str, Tensor] = {f"net/{name}": live[name] for name in self.private}
         mine |= flatten(loc.mine, "mine/") | flatten(loc.moments, "optimizer/")
-        if call["tuned"]:
+        if call.tuned:
             mine |= {f"tuned/{name}": live[name] for name in self.shared}
         if not mine:
             return False
-        keep = (*call["keep"], *([call["read"]] if call["read"] else []))
-        self.store.write(call["site"], call["write"], mine, keep)
+        keep = (*call.keep, *([call.read] if call.read else []))
+        self.store.write(call.site, call.write, mine, keep)
         return True
 
 

@@ -19,8 +19,8 @@ from typing import IO
 
 from equipoise import errors
 from equipoise.engine import frames
-from equipoise.engine.question import Question
 from equipoise.errors import EquipoiseError, SiteError
+from equipoise.exchange.question import Question
 
 SAME = b""
 """sent instead of a broadcast the worker has already"""
@@ -66,7 +66,7 @@ class Worker:
             self._process is not None and self._process.stdin is not None and self._process.stdout is not None
         )
         known = self._payload is question.payload
-        call = json.dumps(question.call(site) | {"same": known}).encode()
+        call = question.call(site).model_dump_json().encode()
         payload = SAME if known else question.payload
         frames.write(self._process.stdin, call, payload, question.each.get(site, b""))
         self._payload = question.payload

@@ -6,25 +6,25 @@ The made-up sites hold noise; they differ in size, so a length that depends on a
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from equipoise.blueprint import HERE, Blueprint, Built, Place
 from equipoise.data.samples import Samples, Task
 from equipoise.engine.host import Host
-from equipoise.engine.question import Question
 from equipoise.errors import MethodError
-from equipoise.exchange import Answers, Bounds, Ledger, Line, Reduction, decode_upload, pack
+from equipoise.exchange import Ask, Bounds, Ledger, Line, Question, decode_upload
 from equipoise.exchange.ledger import entries, merge
+from equipoise.leaves import Upload
 from equipoise.nets import load
 from equipoise.partition import Holding
-from equipoise.seeds import generator, numpy_generator
+from equipoise.seeds import numpy_generator
 from equipoise.site import SiteData, Store
-from equipoise.tree import Tree, flatten
+from equipoise.tree import Tree
 
 SIZES = {"probe-a": 4, "probe-b": 5}
 
@@ -54,8 +54,8 @@ def made_up(
     return sites
 
 
-class Trial:
-    """An `ask` that answers from made-up sites and writes down what it saw.
+class Trial(Ask):
+    """A conversation with made-up sites that writes down what it saw.
 
     It speaks of as many sites as the real round has, since shapes may depend on that; all but two of them
     drop out. Where the real round has one site, the second made-up one is looked at but not counted.
@@ -63,43 +63,35 @@ class Trial:
     """
 
     def __init__(self, host: Host, round: int, lines: list[Line], sites: int, everyone: int) -> None:
-        self.host, self.round, self.rounds = host, round, host.options.rounds
-        self._everyone = (*SIZES, *(f"absent-{i}" for i in range(everyone - len(SIZES))))[:everyone]
-        self.sites = self._everyone[:sites]
-        self._lines = lines
-        self._versions: dict[str, str] = {}
+        names = (*SIZES, *(f"absent-{i}" for i in range(everyone - len(SIZES))))[:everyone]
+        options = host.options
+        super().__init__(
+            sites=names[:sites], everyone=names, round=round, rounds=options.rounds, seed=options.seed
+        )
+        self._host, self._lines = host, lines
         classes = len(next(iter(host.sites.values())).classes)
         images = {site: dict.fromkeys(("train", "validation", "test"), n) for site, n in SIZES.items()}
-        self._bounds = Bounds(host.method.limits(classes, host.options.epochs), images)
+        self._bounds = Bounds(host.method.limits(classes, options.epochs), images)
 
-    def generator(self, *purpose: object) -> torch.Generator:
-        return generator(self.host.options.seed, self.round, "server", *purpose)
-
-    def __call__(
-        self, question: Any, *, each: Mapping[str, Tree] | None = None, everyone: bool = False, **down: Any
-    ) -> Answers:
-        extra = {site: pack({}, flatten(tree)) for site, tree in (each or {}).items()}
-        write, sites = (None, self._everyone) if everyone else (f"{self.round}.0", self.sites)
-        asked = Question(question.__name__, self.round, pack({}, flatten(down)), extra, self._versions, write)
-        reduction, found = Reduction(), []
+    def _answers(self, asked: Question, sent: Mapping[str, Tensor]) -> Iterator[tuple[str, bool, Upload]]:
+        found = []
         for site in SIZES:
-            given = extra.get(site if site in sites else sites[0])
-            header, upload = decode_upload(self.host.answer(asked.call(site), asked.payload, given))
+            extra = asked.each.get(site if site in asked.asked else asked.asked[0])
+            header, upload = decode_upload(self._host.answer(asked.call(site), asked.payload, extra))
             if problem := self._bounds.problem(site, asked.name, upload):
                 raise MethodError(
                     f"an honest answer to '{asked.name}' would be left out ({problem}): mend the method's "
                     f"limits()"
                 )
             found.append(entries(upload))
-            if site in sites:
-                reduction.add(site, upload)
-            if header["wrote"] and write is not None:
-                self._versions[site] = write
-        size = len(asked.payload) + max(map(len, extra.values()), default=0)
+            if site in asked.asked:
+                yield site, header["wrote"], upload
+            elif header["wrote"] and asked.write is not None:
+                self.versions[site] = asked.write
+        size = len(asked.payload) + max(map(len, asked.each.values()), default=0)
         line = Line(asked.name, self.round, merge(found), size)
         if not any(line.question == seen.question and line.up == seen.up for seen in self._lines):
             self._lines.append(line)
-        return reduction.result(sites)
 
 
 def probe(

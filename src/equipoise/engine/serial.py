@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from equipoise.engine.host import Host
-from equipoise.engine.question import Question
+from equipoise.exchange.question import Question
 
 
 class Serial:

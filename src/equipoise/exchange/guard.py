@@ -23,8 +23,6 @@ from equipoise.options import Options
 
 SLACK = 1e-6
 """a bound is exceeded by more than rounding"""
-CHANGE = "delta"
-"""the leaf that tells how a site has changed what it received; any other tells things as they are"""
 VARIANCE = "running_var"
 """what tensors are called that no network can work with below 0"""
 
@@ -97,7 +95,8 @@ def check(
 ) -> tuple[dict, Upload]:
     """The header and leaves of an answer that keeps every rule; `Rejected` otherwise.
 
-    `sent` are the tensors the site received, by the names they have in its answer.
+    `sent` are the tensors the site received, by the names they have in its answer (none: not known, so a
+    change cannot be judged).
     """
 
     def reject(reason: str) -> Rejected:
@@ -134,7 +133,7 @@ def check(
             raise reject(f"the weight of '{shown(name)}' {problem}")
         if problem := _bad_values(tensors, weight, options, leaf.kind != "sum"):
             raise reject(f"leaf '{shown(name)}' {problem}")
-    if problem := bounds.problem(site, line.question, upload) or _bad_variance(upload, sent or {}):
+    if problem := bounds.problem(site, line.question, upload) or _bad_variance(upload, sent):
         raise reject(problem)
     return header, upload
 
@@ -174,13 +173,18 @@ def _bad_weight(weight: Tensor, options: ExchangeOptions) -> str | None:
     return None
 
 
-def _bad_variance(upload: Upload, sent: Mapping[str, Tensor]) -> str | None:
-    """A variance below 0 makes every score of a network NaN, however small it is."""
+def _bad_variance(upload: Upload, sent: Mapping[str, Tensor] | None) -> str | None:
+    """A variance below 0 makes every score of a network NaN, however small it is.
+
+    A tensor with the name and shape of one that was sent tells how that has changed; any other tells things
+    as they are.
+    """
     for name, leaf in upload.items():
         for path, x in tensors_of(leaf).items():
-            if not path.endswith(VARIANCE) or (name == CHANGE and path not in sent):
+            if sent is None or not path.endswith(VARIANCE):
                 continue
-            received = sent[path] if name == CHANGE else torch.zeros(())
+            received = sent.get(path, torch.zeros(()))
+            received = received if received.shape == x.shape else torch.zeros(())
             if bool((received + x < -SLACK * (1 + received)).any()):
                 return f"tensor '{name}/{path}' makes a variance negative"
     return None

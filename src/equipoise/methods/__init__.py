@@ -9,9 +9,10 @@ import inspect
 from pathlib import Path
 
 from equipoise.errors import ConfigError
-from equipoise.locate import Allow, Parts, digest, named
+from equipoise.exchange import Ask
+from equipoise.locate import Allow, Code, Parts, named
 from equipoise.methods.balancefl import BalanceFL
-from equipoise.methods.base import Ask, Method
+from equipoise.methods.base import Method
 from equipoise.methods.cbafed import CBAFed
 from equipoise.methods.climb import CLIMB
 from equipoise.methods.creff import CReFF
@@ -104,10 +105,9 @@ def look_up(name: str, parts: Parts) -> type[Method]:
 
 
 def fingerprint(cls: type[Method]) -> str:
-    """sha256 over the files that define a method of Equipoise's: its own and those of the classes it builds
-    on."""
-    files = dict.fromkeys(inspect.getfile(base) for base in cls.__mro__ if issubclass(base, Method))
-    return digest(Path(file).read_bytes() for file in files)
+    """sha256 over the files that define a method of Equipoise's: its own and those of other methods and their
+    parts that it builds on."""
+    return Code(f"{inspect.getfile(cls)}:{cls.__name__}", Path(), "method.name").approval
 
 
 __all__ = ["METHODS", "Ask", "Method", "find", "fingerprint", "look_up"]

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from equipoise.losses import among
 from equipoise.methods.base import Method
-from equipoise.methods.teacher import still
+from equipoise.methods.parts.teacher import still
 from equipoise.nets import Net
 from equipoise.site import Batch, Loc
 

@@ -10,44 +10,25 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from equipoise.data.samples import Task
+from equipoise.errors import MethodError
+from equipoise.exchange import Ask
 from equipoise.leaves import Each, Limit, Mean, Sum, Upload
 from equipoise.losses import ObjectiveOptions
-from equipoise.methods import crt
-from equipoise.nets import Net, NetOptions, ProjectorSpec, state
+from equipoise.methods.parts import crt
+from equipoise.nets import FED, HEAD, Net, NetOptions, ProjectorSpec, state
 from equipoise.site import Batch, Loc, coarse, measure
 from equipoise.tree import Tree, plus
 
 SPLITS = ("validation", "test")
-
-
-class Answered(Protocol):
-    """What a question brings back: reduced leaves by name (see `exchange.Answers`)."""
-
-    weight: dict[str, Tensor]
-    sites: tuple[str, ...]
-
-    def __getitem__(self, name: str) -> Any: ...
-
-
-class Ask(Protocol):
-    """How a method's round speaks with the sites."""
-
-    round: int
-    rounds: int
-    sites: tuple[str, ...]
-
-    def __call__(
-        self, question: Any, *, each: Mapping[str, Tree] | None = None, everyone: bool = False, **down: Any
-    ) -> Answered: ...
-
-    def generator(self, *purpose: object) -> torch.Generator: ...
+SCORES, POOLED, OWN = "scores", "pooled", "own"
+"""leaves of evaluation: the logits of every image; or counts of all sites together, and of each by itself"""
 
 
 class Method(BaseModel):
@@ -57,9 +38,9 @@ class Method(BaseModel):
 
     paper: ClassVar[str] = ""
     tasks: ClassVar[tuple[Task, ...]] = ("single", "multi")
-    heads: ClassVar[tuple[str, ...]] = ("fed",)
+    heads: ClassVar[tuple[str, ...]] = (FED,)
     private: ClassVar[tuple[str, ...]] = ()
-    classifier: ClassVar[str] = "head.fed."
+    classifier: ClassVar[str] = HEAD
     views: ClassVar[tuple[str, ...]] = ("weak",)
     recommends: ClassVar[dict[str, Any]] = {}
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
@@ -142,12 +123,18 @@ class Method(BaseModel):
         """Local training; the mean loss."""
         return loc.fit(net, self.loss)
 
+    def weight(self, loc: Loc) -> float:
+        """How much the site's change counts in the mean over sites, asked after local training."""
+        return loc.samples
+
     def train(self, net: Net, loc: Loc) -> Upload:
-        """Question: train locally, answer with the change of the shared tensors, weighted by samples."""
+        """Question: train locally, answer with the change of the shared tensors, weighted as `weight`
+        says."""
         self.prepare(net, loc)
-        loss = self.fit(net, loc)
+        loss, weight = self.fit(net, loc), self.weight(loc)
+        loc.note("weight", weight)  # no other place tells site by site how much each counts
         return {
-            "delta": Mean(loc.delta(net), loc.samples),
+            "delta": Mean(loc.delta(net), weight),
             "loss": Mean(torch.tensor(loss, dtype=torch.float64), loc.samples),
         }
 
@@ -181,7 +168,7 @@ class Method(BaseModel):
                         parts.setdefault(f"{kind}.{name}", []).append(logits.float().cpu())
                 scores[split] |= {name: torch.cat(logits) for name, logits in parts.items()}
         if exact:
-            return {"scores": Each(scores)}
+            return {SCORES: Each(scores)}
         counted = {
             split: {
                 name: measure(logits, loc.data.splits[split].labels, task=loc.task)
@@ -196,8 +183,8 @@ class Method(BaseModel):
             split: {n: coarse(s, loc.least) for n, s in counted[split].items() if n.startswith("own.")}
             for split in SPLITS
         }
-        answer: Upload = {"pooled": Sum(pooled)}
-        return answer | {"own": Each(own)} if "own" in kinds else answer
+        answer: Upload = {POOLED: Sum(pooled)}
+        return answer | {OWN: Each(own)} if "own" in kinds else answer
 
     def personal(self, mine: Tree) -> Mapping[str, Tensor]:
         """Tensors of the net that a site's own predictor takes from its private tree, beside the net's
@@ -210,6 +197,16 @@ class Method(BaseModel):
         return {"fed": net(x)}
 
     # About the class ----------------------------------------------------------------------------------------
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuse a hyper-parameter that would take the place of a hook."""
+        for name in inspect.get_annotations(cls):
+            if inspect.isfunction(getattr(Method, name, None)):
+                raise MethodError(
+                    f"the method class '{cls.__name__}' has a hyper-parameter '{name}', which is the name of "
+                    f"a hook: give it another"
+                )
+        super().__init_subclass__(**kwargs)
 
     @classmethod
     @cache

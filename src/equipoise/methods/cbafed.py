@@ -29,9 +29,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from equipoise.leaves import SAMPLES, Limit, Mean, Sum, Upload
+from equipoise.exchange import Ask
+from equipoise.leaves import SAMPLES, Limit, Sum, Upload
 from equipoise.losses import bce_cells
-from equipoise.methods.base import Ask, Method
+from equipoise.methods.base import Method
 from equipoise.nets import Net
 from equipoise.site import Batch, Loc
 from equipoise.tree import Tree, combine, plus
@@ -76,8 +77,7 @@ class CBAFed(Method):
     """and after it"""
 
     def init(self, net: Net, shared: Mapping[str, Tensor]) -> Tree:
-        classes = shared["head.fed.weight"].shape[0]
-        return super().init(net, shared) | {"share": torch.zeros(classes, dtype=torch.float64)}
+        return super().init(net, shared) | {"share": torch.zeros(net.classes, dtype=torch.float64)}
 
     def round(self, server: Tree, ask: Ask) -> Tree:
         up = ask(self.train, model=server["model"], threshold=self.thresholds(server["share"]))
@@ -136,11 +136,16 @@ class CBAFed(Method):
             )
         return loc.objective(logits, torch.where(own, batch.y, positive.to(batch.y)), known)
 
+    def used(self, loc: Loc) -> Tensor:
+        """Labels and pseudo-labels of each class in an epoch of this round, u_k [C]."""
+        return loc.scratch["used"] / max(1, loc.options.epochs)
+
+    def weight(self, loc: Loc) -> float:
+        used = self.used(loc)
+        return float(used.sum()) / len(used) if self.late(loc.round) else loc.samples
+
     def train(self, net: Net, loc: Loc) -> Upload:
-        up = super().train(net, loc)
-        used = loc.scratch["used"] / max(1, loc.options.epochs)
-        weight = float(used.sum()) / len(used) if self.late(loc.round) else loc.samples
-        return up | {"delta": Mean(up["delta"].value, weight), "used": Sum(used)}
+        return super().train(net, loc) | {"used": Sum(self.used(loc))}
 
 
 def pseudo_loss(logits: Tensor, positive: Tensor, chosen: Tensor) -> Tensor:

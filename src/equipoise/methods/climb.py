@@ -21,8 +21,9 @@ from typing import Any, ClassVar
 import torch
 from pydantic import Field
 
-from equipoise.leaves import POSITIVE, Limit, Mean, Sum, Upload
-from equipoise.methods.base import Ask, Method
+from equipoise.exchange import Ask
+from equipoise.leaves import POSITIVE, Limit, Sum, Upload
+from equipoise.methods.base import Method
 from equipoise.nets import Net
 from equipoise.site import Loc
 from equipoise.tree import Tree, plus
@@ -86,9 +87,10 @@ class CLIMB(Method):
     def train(self, net: Net, loc: Loc) -> Upload:
         if "multiplier" in loc.down:
             self._dual_step(loc)
-        up = super().train(net, loc)
-        weight = float(loc.mine["weight"]) * (loc.samples if self.by_samples else 1)
-        return up | {"delta": Mean(up["delta"].value, weight)}
+        return super().train(net, loc)
+
+    def weight(self, loc: Loc) -> float:
+        return float(loc.mine["weight"]) * (loc.samples if self.by_samples else 1)
 
     def _dual_step(self, loc: Loc) -> None:
         """ω_k from the present multipliers, then the next λ_k."""

@@ -28,10 +28,11 @@ from pydantic import Field
 from torch import Tensor
 
 from equipoise.errors import MethodError
+from equipoise.exchange import Ask
 from equipoise.leaves import ONE, Limit, Mean, Upload
 from equipoise.losses.matching import class_gradient, match, train_head
-from equipoise.methods.base import Ask, Method
-from equipoise.methods.crt import BIAS, WEIGHT, fresh
+from equipoise.methods.base import Method
+from equipoise.methods.parts.crt import BIAS, WEIGHT, fresh
 from equipoise.nets import Net
 from equipoise.site import Loc
 from equipoise.tree import Tree, plus

@@ -23,8 +23,9 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from equipoise.leaves import SAMPLES, Limit, Mean, Sum, Upload
-from equipoise.methods.base import Ask, Method
+from equipoise.exchange import Ask
+from equipoise.leaves import SAMPLES, Limit, Sum, Upload
+from equipoise.methods.base import Method
 from equipoise.nets import Net
 from equipoise.site import Loc
 from equipoise.tree import Tree, plus
@@ -83,7 +84,3 @@ class FedDisco(Method):
         total = float(loc.down["samples"])
         share = float(self.distance(loc)) / max(float(loc.down["discrepancy"]), 1e-12)
         return max(0.0, loc.samples - total * self.a * share + total * self.b)
-
-    def train(self, net: Net, loc: Loc) -> Upload:
-        up = super().train(net, loc)
-        return up | {"delta": Mean(up["delta"].value, self.weight(loc))}

@@ -30,10 +30,11 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from equipoise.exchange import Ask
 from equipoise.leaves import Mean, Upload
 from equipoise.losses import kl
-from equipoise.methods.base import Ask, Method
-from equipoise.nets import Net
+from equipoise.methods.base import Method
+from equipoise.nets import HEAD, Net
 from equipoise.site import Batch, Loc
 from equipoise.tree import Tree, plus
 
@@ -85,7 +86,7 @@ class FCA(Method):
         server = super().finish(server, ask)
         if not self.crt or self.variant == "paper":
             return server
-        return server | {"own": {name: server["model"][f"head.fed.{name}"] for name in server["own"]}}
+        return server | {"own": {name: server["model"][HEAD + name] for name in server["own"]}}
 
     def serving(self, server: Tree) -> Tree:
         return server

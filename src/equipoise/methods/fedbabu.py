@@ -12,14 +12,16 @@ loss. Stays: the fine-tuned model.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from equipoise.exchange import Ask
 from equipoise.leaves import ONE, Limit, Mean, Upload
-from equipoise.methods.base import Ask, Method
+from equipoise.methods.base import Method
 from equipoise.methods.fedrep import of_head
 from equipoise.nets import Net, state
 from equipoise.site import Loc
@@ -53,7 +55,10 @@ class FedBABU(Method):
     def train(self, net: Net, loc: Loc) -> Upload:
         up = super().train(net, loc)
         body = {name: delta for name, delta in loc.delta(net).items() if not of_head(name)}
-        return up | {"delta": Mean(body, 1.0 if self.uniform else loc.samples)}
+        return up | {"delta": replace(up["delta"], value=body)}
+
+    def weight(self, loc: Loc) -> float:
+        return 1.0 if self.uniform else loc.samples
 
     def finish(self, server: Tree, ask: Ask) -> Tree:
         server = super().finish(server, ask)

@@ -26,10 +26,11 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from equipoise.exchange import Ask
 from equipoise.leaves import POSITIVE, SAMPLES, Limit, Sum, Upload
 from equipoise.losses.contrast import intra, spread_apart
-from equipoise.methods.base import Ask, Method
-from equipoise.nets import Net, ProjectorSpec
+from equipoise.methods.base import Method
+from equipoise.nets import HEAD, Net, ProjectorSpec
 from equipoise.site import Batch, Loc
 from equipoise.tree import Tree, plus
 
@@ -96,7 +97,7 @@ class FedIIC(Method):
     def prototypes(self, model: dict[str, Tensor]) -> Tensor:
         """Unit class vectors V_c [C, 1024]: classifier rows through the projector, spread apart (step 1 of
         the algorithm)."""
-        v = F.linear(model["head.fed.weight"], model["projector.0.weight"], model["projector.0.bias"])
+        v = F.linear(model[f"{HEAD}weight"], model["projector.0.weight"], model["projector.0.bias"])
         last = "projector.2" if self.relu else "projector.1"
         v = F.linear(F.relu(v) if self.relu else v, model[f"{last}.weight"], model[f"{last}.bias"])
         if self.spread != "none":

@@ -7,9 +7,9 @@ with the base loss, summed over both views. From the last of them on, sites answ
 classes they label, and row c of R* is the mean over those sites, weighted by samples. After it:
     L = Σ_views base loss + λ(r) [ 1/B Σ (σ(z) − σ(z_teacher))² + 1/C Σ_c ½ (KL(R*_c ‖ R^u_c) + KL(R^u_c ‖
     R*_c)) ]
-with a mean teacher on the second view and all classes, λ(r) = weight · exp(−5 (1 − min(r, ramp)/ramp)²), and
-R^u from the pseudo-labels 1[p > ½] of those images of the batch whose classes are all decided (p < low or p >
-high) and whose entropy is small. The teacher starts as the model a site receives when warm-up ends.
+with a mean teacher on the second view and all classes, λ(r) = strength · exp(−5 (1 − min(r, ramp)/ramp)²),
+and R^u from the pseudo-labels 1[p > ½] of those images of the batch whose classes are all decided (p < low
+or p > high) and whose entropy is small. The teacher starts as the model a site receives when warm-up ends.
 Choices: the KL is that of Bernoulli variables, summed along a row (`kl = "released"`: of rows of sigmoids as
 if they summed to 1); a row without pseudo-positives, or unknown in R*, adds 0 (the released code adds a
 constant, so the gradients are the same); a site's rows are measured on plain images after training (released:
@@ -30,10 +30,11 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from equipoise.exchange import Ask
 from equipoise.leaves import Mean, Upload
 from equipoise.losses import bce_cells, class_means
-from equipoise.methods.base import Ask, Method
-from equipoise.methods.teacher import Teacher, rise
+from equipoise.methods.base import Method
+from equipoise.methods.parts.teacher import Teacher, rise
 from equipoise.nets import Net
 from equipoise.site import Batch, Loc
 from equipoise.tree import Tree, plus
@@ -53,7 +54,7 @@ class FedIRM(Method):
         "fedmlp": {
             "warmup": 20,
             "ramp": 30,
-            "weight": 1.0,
+            "strength": 1.0,
             "decay": 0.99,
             "temperature": 2.0,
             "kl": "released",
@@ -64,7 +65,7 @@ class FedIRM(Method):
     """rounds of the base loss alone"""
     ramp: int = Field(30, ge=0)
     """rounds, from the start of the run, over which λ rises"""
-    weight: float = Field(1.0, ge=0)
+    strength: float = Field(1.0, ge=0)
     """λ once it has risen (15 in the original)"""
     decay: float = Field(0.99, ge=0, le=1)
     """how much of itself the teacher keeps at each step"""
@@ -80,8 +81,7 @@ class FedIRM(Method):
     """divergence of relations: of Bernoulli variables, or as the published code applies it"""
 
     def init(self, net: Net, shared: Mapping[str, Tensor]) -> Tree:
-        classes = shared["head.fed.weight"].shape[0]
-        return super().init(net, shared) | {"relation": torch.zeros(classes, classes)}
+        return super().init(net, shared) | {"relation": torch.zeros(net.classes, net.classes)}
 
     def phases(self, rounds: int) -> Sequence[int]:
         return (0, self.warmup - 1) if 1 < self.warmup <= rounds else (0,)
@@ -95,7 +95,7 @@ class FedIRM(Method):
         return {"model": model, "relation": torch.where(seen, up["relation"], server["relation"])}
 
     def prepare(self, net: Net, loc: Loc) -> None:
-        if loc.round >= self.warmup and self.weight > 0:
+        if loc.round >= self.warmup and self.strength > 0:
             loc.scratch["teacher"] = Teacher(net, loc, self.decay)
 
     def fit(self, net: Net, loc: Loc) -> float:
@@ -109,13 +109,13 @@ class FedIRM(Method):
     def loss(self, net: Net, batch: Batch, loc: Loc) -> Tensor:
         logits = [net(x) for x in batch.views]
         total = torch.stack([loc.objective(z, batch.y) for z in logits]).sum()
-        if loc.round < self.warmup or self.weight == 0:
+        if loc.round < self.warmup or self.strength == 0:
             return total
         guide = loc.scratch["teacher"](batch.views[-1]).sigmoid()
         apart = ((logits[0].sigmoid() - guide) ** 2).sum(1).mean() + self.mismatch(
             logits[0], loc.down["relation"].to(logits[0])
         )
-        return total + self.weight * rise(loc.round, self.ramp) * apart
+        return total + self.strength * rise(loc.round, self.ramp) * apart
 
     def mismatch(self, logits: Tensor, known: Tensor) -> Tensor:
         """½ (KL(R* ‖ R^u) + KL(R^u ‖ R*)), the mean over all rows; 0 for a row that one of them lacks."""

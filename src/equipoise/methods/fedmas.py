@@ -28,8 +28,9 @@ from pydantic import Field
 from torch import Tensor
 
 from equipoise.errors import MethodError
-from equipoise.leaves import ONE, SAMPLES, Limit, Mean, Sum, Upload
-from equipoise.methods.base import Ask, Method
+from equipoise.exchange import Ask
+from equipoise.leaves import ONE, SAMPLES, Limit, Sum, Upload
+from equipoise.methods.base import Method
 from equipoise.nets import NETS, Net, NetOptions, ProjectorSpec
 from equipoise.nets.registry import NetName
 from equipoise.site import Batch, Loc
@@ -106,15 +107,18 @@ class FedMAS(Method):
         byte = torch.tensor(list(hashlib.sha256(text.encode()).digest()), dtype=torch.int64)
         return {"byte": Sum(byte), "square": Sum(byte**2), "count": Sum(torch.tensor(1))}
 
-    def train(self, net: Net, loc: Loc) -> Upload:
-        before = self._divergence(net, loc) if self.mas else None
+    def prepare(self, net: Net, loc: Loc) -> None:
         loc.scratch["during"] = torch.zeros(len(loc.classes), dtype=torch.float64)
-        up = super().train(net, loc)
-        if before is not None:
-            factor = rescue_factor(before, loc.scratch["during"], normalised=self.variant == "released")
-            loc.note("rescue_factor", factor)
-            up["delta"] = Mean(up["delta"].value, factor)
-        return up
+        if self.mas:
+            loc.scratch["before"] = self._divergence(net, loc)
+
+    def weight(self, loc: Loc) -> float:
+        if not self.mas:
+            return loc.samples
+        before, during = loc.scratch["before"], loc.scratch["during"]
+        factor = rescue_factor(before, during, normalised=self.variant == "released")
+        loc.note("rescue_factor", factor)
+        return factor
 
     def fit(self, net: Net, loc: Loc) -> float:
         return loc.fit(net, self.loss, clip_norm=self.clip_norm)

@@ -23,7 +23,6 @@ by class). Stays: tags.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -32,11 +31,13 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from equipoise.exchange import Ask
 from equipoise.leaves import ONE, Limit, Mean, Upload
 from equipoise.losses import class_means, masked_mean
 from equipoise.losses.multilabel import Over
 from equipoise.losses.tagging import NONE, known_odds, tag_nearest
-from equipoise.methods.base import Ask, Method
+from equipoise.methods.base import Method
+from equipoise.methods.parts.teacher import still
 from equipoise.nets import Net
 from equipoise.site import Batch, Loc
 from equipoise.tree import Tree, plus
@@ -100,8 +101,7 @@ class FedMLP(Method):
     """tag one image where the share is less than one; none = at small sites"""
 
     def init(self, net: Net, shared: Mapping[str, Tensor]) -> Tree:
-        classes = shared["head.fed.weight"].shape[0]
-        state = {"prototypes": torch.zeros(classes, 2, net.width), "degree": torch.ones(classes)}
+        state = {"prototypes": torch.zeros(net.classes, 2, net.width), "degree": torch.ones(net.classes)}
         return super().init(net, shared) | state
 
     def phases(self, rounds: int) -> Sequence[int]:
@@ -126,20 +126,20 @@ class FedMLP(Method):
     def init_site(self, net: Net, loc: Loc) -> Tree:
         return {"tags": torch.full((loc.samples, len(loc.classes)), NONE, dtype=torch.int8)}
 
-    def train(self, net: Net, loc: Loc) -> Upload:
+    def prepare(self, net: Net, loc: Loc) -> None:
         late = loc.round >= self.warmup
         if late and self.mld:
             self._tag(net, loc)
         loc.scratch["shift"] = self.shift(loc)
         if self.cr if late else self.warmup_cr:
-            loc.scratch["received"] = copy.deepcopy(net).eval().requires_grad_(False)
-        loss = loc.fit(
-            net,
-            self.late_loss if late else self.loss,
-            views=(loc.options.views or self.views)[: 1 if late else 2],
-        )
-        mean_loss = torch.tensor(loss, dtype=torch.float64)
-        up: Upload = {"delta": Mean(loc.delta(net), loc.samples), "loss": Mean(mean_loss, loc.samples)}
+            loc.scratch["received"] = still(net)
+
+    def fit(self, net: Net, loc: Loc) -> float:
+        late, views = loc.round >= self.warmup, loc.options.views or self.views
+        return loc.fit(net, self.late_loss if late else self.loss, views=views[: 1 if late else 2])
+
+    def train(self, net: Net, loc: Loc) -> Upload:
+        up = super().train(net, loc)
         return up | self._describe(net, loc) if loc.round >= self.warmup - 1 else up
 
     def loss(self, net: Net, batch: Batch, loc: Loc) -> Tensor:

@@ -31,13 +31,14 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from equipoise.exchange import Ask
 from equipoise.leaves import Each, Limit, Upload
 from equipoise.losses import ObjectiveOptions, masked_mean, objectives, prior_of
 from equipoise.losses.shaping import prior_shift
-from equipoise.methods.apart import COUNTED, Change, blend, distance, shown
-from equipoise.methods.base import Ask, Method
-from equipoise.methods.mixture import two_groups
-from equipoise.methods.teacher import rise, still
+from equipoise.methods.base import Method
+from equipoise.methods.parts.apart import COUNTED, Change, blend, distance, shown
+from equipoise.methods.parts.mixture import two_groups
+from equipoise.methods.parts.teacher import rise, still
 from equipoise.nets import Net
 from equipoise.site import Batch, Loc
 from equipoise.tree import Tree, plus

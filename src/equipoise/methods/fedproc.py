@@ -25,11 +25,12 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from equipoise.exchange import Ask
 from equipoise.leaves import SAMPLES, Limit, Sum, Upload
 from equipoise.losses import masked_bce
-from equipoise.methods.base import Ask, Method
+from equipoise.methods.base import Method
 from equipoise.methods.moon import project
-from equipoise.nets import Net, ProjectorSpec
+from equipoise.nets import HEAD, Net, ProjectorSpec
 from equipoise.site import Batch, Loc
 from equipoise.tree import Tree, plus
 
@@ -45,7 +46,7 @@ class FedProc(Method):
     """Features learn from shared class prototypes before the classifier takes over."""
 
     paper: ClassVar[str] = "Mu et al. 2023"
-    classifier: ClassVar[str] = "head.fed.4."
+    classifier: ClassVar[str] = f"{HEAD}4."
 
     ramp: int | None = Field(None, ge=1)
     """rounds until the base loss counts alone; none = 100, or all rounds of a shorter run"""

@@ -21,8 +21,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from pydantic import Field
 
+from equipoise.exchange import Ask
 from equipoise.leaves import Each, Mean, Upload
-from equipoise.methods.base import Ask, Method
+from equipoise.methods.base import Method
 from equipoise.nets import Net, state
 from equipoise.site import Loc
 from equipoise.tree import Tree

@@ -29,12 +29,13 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from equipoise.errors import MethodError
+from equipoise.exchange import Ask
 from equipoise.leaves import Each, Limit, Sum, Upload
-from equipoise.methods.base import Ask, Method
-from equipoise.methods.crt import fresh
+from equipoise.methods.base import Method
 from equipoise.methods.opt import heavy_ball, parameters
-from equipoise.nets import Net, load, state
-from equipoise.nets.bank import HEAD, Bottleneck, bank_logits, draw_bank, draw_linear, vote
+from equipoise.methods.parts.bank import Bottleneck, bank_logits, draw_bank, draw_linear, vote
+from equipoise.methods.parts.crt import fresh
+from equipoise.nets import HEAD, Net, load, state
 from equipoise.site import Loc
 from equipoise.tree import Tree, plus, zeros_like
 
@@ -77,8 +78,7 @@ class FedSDC(Method):
     def init(self, net: Net, shared: Mapping[str, Tensor]) -> Tree:
         server = super().init(net, {name: t for name, t in shared.items() if not name.startswith(HEAD)})
         momentum = zeros_like(parameters(net, server["model"]))
-        classes = shared[HEAD + ("up.bias" if self.diversity else "bias")].shape[0]
-        return server | {"momentum": momentum, "shape": torch.tensor([net.width, classes])}
+        return server | {"momentum": momentum, "shape": torch.tensor([net.width, net.classes])}
 
     def round(self, server: Tree, ask: Ask) -> Tree:
         if not self.shuffle:

@@ -32,12 +32,12 @@ class FedFixMatch(Method):
     tasks = ("multi",)
     views = ("weak", "rand")
     recommends: ClassVar[dict[str, Any]] = {"objective": {"name": "bce", "pos_weight": True}}
-    neutral: ClassVar[dict[str, Any] | None] = {"weight": 0.0}
+    neutral: ClassVar[dict[str, Any] | None] = {"strength": 0.0}
     presets: ClassVar[dict[str, dict[str, Any]]] = {
-        "fedmlp": {"weight": 1.0, "low": 0.2, "high": 0.8, "every": True, "over": "decided"},
+        "fedmlp": {"strength": 1.0, "low": 0.2, "high": 0.8, "every": True, "over": "decided"},
     }
 
-    weight: float = Field(1.0, ge=0)
+    strength: float = Field(1.0, ge=0)
     """λ: weight of the pseudo-labels"""
     low: float = Field(0.2, ge=0, le=0.5)
     """a prediction below this is a sure negative"""
@@ -52,11 +52,11 @@ class FedFixMatch(Method):
         weak = net(batch.x)
         total = loc.objective(weak, batch.y)
         missing = (~loc.annotated).to(weak.device)
-        if self.weight == 0 or not missing.any():
+        if self.strength == 0 or not missing.any():
             return total
         p = weak.detach().sigmoid()
         sure = (p < self.low) | (p > self.high)
         if self.every:
             sure = (sure | ~missing).all(1, keepdim=True)
         cells = bce_cells(net(batch.views[1]), p > 0.5).masked_fill(~sure, 0.0)
-        return total + self.weight * masked_mean(cells, missing if self.over == "all" else missing & sure)
+        return total + self.strength * masked_mean(cells, missing if self.over == "all" else missing & sure)

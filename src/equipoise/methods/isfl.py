@@ -28,8 +28,9 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from equipoise.exchange import Ask
 from equipoise.leaves import ONE, SAMPLES, Limit, Mean, Sum, Upload
-from equipoise.methods.base import Ask, Method
+from equipoise.methods.base import Method
 from equipoise.nets import Net
 from equipoise.site import Loc
 from equipoise.tree import Tree, plus
@@ -69,7 +70,10 @@ class ISFL(Method):
         up = super().train(net, loc)
         smoothness, held = self.smoothness(net, received, loc), (loc.counts > 0).double()
         loc.mine = {"shares": self.shares(smoothness, loc)}
-        return up | {"delta": Mean(up["delta"].value, 1), "smoothness": Mean(smoothness, held)}
+        return up | {"smoothness": Mean(smoothness, held)}
+
+    def weight(self, loc: Loc) -> float:
+        return 1
 
     def limits(self, classes: int, epochs: int) -> Mapping[str, Limit]:
         return {"count.counts": SAMPLES, "train.delta": ONE, "train.smoothness": ONE}

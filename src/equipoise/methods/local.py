@@ -15,8 +15,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from equipoise.exchange import Ask
 from equipoise.leaves import Each, Mean, Upload
-from equipoise.methods.base import Ask, Method
+from equipoise.methods.base import Method
 from equipoise.nets import Net, state
 from equipoise.site import Loc
 from equipoise.tree import Tree

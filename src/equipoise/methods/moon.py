@@ -14,7 +14,6 @@ its μ. Leaves the site: delta (mean), loss (mean). Stays: the previous local mo
 
 from __future__ import annotations
 
-import copy
 from typing import Any, ClassVar
 
 import torch
@@ -24,7 +23,8 @@ from torch import Tensor, nn
 
 from equipoise.leaves import Upload
 from equipoise.methods.base import Method
-from equipoise.nets import Net, ProjectorSpec, load, state
+from equipoise.methods.parts.teacher import still
+from equipoise.nets import HEAD, Net, ProjectorSpec, load, state
 from equipoise.site import Batch, Loc
 
 
@@ -32,7 +32,7 @@ class MOON(Method):
     """FedAvg with features held near the received model's and away from the site's previous ones."""
 
     paper: ClassVar[str] = "Li et al. 2021"
-    classifier: ClassVar[str] = "head.fed.3."
+    classifier: ClassVar[str] = f"{HEAD}3."
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "fediic": {"mu": 10.0},
         "fca": {"hidden": 256},
@@ -54,7 +54,7 @@ class MOON(Method):
 
     def prepare(self, net: Net, loc: Loc) -> None:
         if self.mu > 0 and "previous" in loc.mine:
-            received, previous = (copy.deepcopy(net).eval().requires_grad_(False) for _ in range(2))
+            received, previous = still(net), still(net)
             load(previous, loc.mine["previous"])
             loc.scratch["others"] = received, previous
 

@@ -26,7 +26,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from equipoise.methods.base import Ask, Method
+from equipoise.exchange import Ask
+from equipoise.methods.base import Method
 from equipoise.nets import Net
 from equipoise.tree import Tree, plus, zeros_like
 

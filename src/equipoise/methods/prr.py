@@ -33,11 +33,12 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from equipoise.exchange import Answers, Ask
 from equipoise.leaves import ONE, SAMPLES, Each, Limit, Mean, Sum, Upload
 from equipoise.losses import kl
 from equipoise.losses.seesaw import refinement, seesaw
-from equipoise.methods.apart import COUNTED, blend
-from equipoise.methods.base import Answered, Ask, Method
+from equipoise.methods.base import Method
+from equipoise.methods.parts.apart import COUNTED, blend
 from equipoise.nets import Net, load, state
 from equipoise.nets.fourier import mix_nets
 from equipoise.site import Batch, Loc
@@ -97,7 +98,7 @@ class PRRImb(Method):
             "train.samples": COUNTED,
         }
 
-    def shared_prototypes(self, about: Answered, ask: Ask) -> Tensor:
+    def shared_prototypes(self, about: Answers, ask: Ask) -> Tensor:
         """[C, d] from the moments over the sites that have a class."""
         mean = about["prototype"]
         if self.prototype == "mean":

@@ -24,11 +24,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from equipoise.exchange import Ask
 from equipoise.leaves import Limit, Upload
 from equipoise.losses import masked_mean
-from equipoise.methods.apart import COUNTED, Change, blend, distance, shown
-from equipoise.methods.base import Ask, Method
-from equipoise.methods.teacher import Teacher
+from equipoise.methods.base import Method
+from equipoise.methods.parts.apart import COUNTED, Change, blend, distance, shown
+from equipoise.methods.parts.teacher import Teacher
 from equipoise.nets import Net
 from equipoise.site import Batch, Loc
 from equipoise.tree import Tree, plus
@@ -40,14 +41,14 @@ class RSCFed(Method):
     paper: ClassVar[str] = "Liang et al. 2022"
     views = ("weak", "weak")
     recommends: ClassVar[dict[str, Any]] = {"objective": {"name": "bce", "pos_weight": True}}
-    neutral: ClassVar[dict[str, Any] | None] = {"groups": 1, "group": 0, "beta": 0.0, "weight": 0.0}
+    neutral: ClassVar[dict[str, Any] | None] = {"groups": 1, "group": 0, "beta": 0.0, "strength": 0.0}
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "fedmlp": {
             "groups": 10,
             "group": 6,
             "beta": 0.01,
             "centre": "uniform",
-            "weight": 1.0,
+            "strength": 1.0,
             "decay": 0.999,
         },
     }
@@ -60,7 +61,7 @@ class RSCFed(Method):
     """how strongly distance from the group's mean counts against a site"""
     centre: Literal["samples", "uniform"] = "samples"
     """how a group's mean model weighs its sites"""
-    weight: float = Field(1.0, ge=0)
+    strength: float = Field(1.0, ge=0)
     """λ: consistency with the teacher where labels are missing"""
     decay: float = Field(0.999, ge=0, le=1)
     """α: how much of itself the teacher keeps at each step"""
@@ -96,7 +97,7 @@ class RSCFed(Method):
         return total / self.groups
 
     def prepare(self, net: Net, loc: Loc) -> None:
-        if self.weight > 0 and not loc.annotated.all():
+        if self.strength > 0 and not loc.annotated.all():
             loc.scratch["teacher"] = Teacher(net, loc, self.decay)
 
     def fit(self, net: Net, loc: Loc) -> float:
@@ -113,4 +114,4 @@ class RSCFed(Method):
         if "teacher" not in loc.scratch:
             return total
         guide = loc.scratch["teacher"](batch.views[-1]).sigmoid()
-        return total + self.weight * masked_mean((logits.sigmoid() - guide) ** 2, ~loc.annotated)
+        return total + self.strength * masked_mean((logits.sigmoid() - guide) ** 2, ~loc.annotated)

@@ -1,12 +1,14 @@
 """Backbones, heads and projectors."""
 
 from equipoise.nets.assemble import NetOptions, build
-from equipoise.nets.net import Cosine, Net, ProjectorSpec, load, state
+from equipoise.nets.net import FED, HEAD, Cosine, Net, ProjectorSpec, load, state
 from equipoise.nets.norm import batch_norm_names
 from equipoise.nets.registry import NETS
 from equipoise.nets.weights import KNOWN, load_weights
 
 __all__ = [
+    "FED",
+    "HEAD",
     "KNOWN",
     "NETS",
     "Cosine",

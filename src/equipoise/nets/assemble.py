@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import nn
 
 from equipoise.errors import ConfigError
-from equipoise.nets.net import Cosine, Net, ProjectorSpec
+from equipoise.nets.net import FED, Cosine, Net, ProjectorSpec
 from equipoise.nets.norm import BatchNormPolicy, to_group_norm
 from equipoise.nets.registry import NETS, NetName
 from equipoise.nets.weights import load_weights
@@ -47,7 +47,7 @@ def build(
     options: NetOptions,
     *,
     classes: int,
-    heads: Sequence[str] = ("fed",),
+    heads: Sequence[str] = (FED,),
     projector: ProjectorSpec | None = None,
     make_head: Callable[[int, int], nn.Module | None] | None = None,
     channels: int = 3,
@@ -80,6 +80,7 @@ def build(
         options.name,
         _seeded(lambda: arch.make(channels, image_size), seed, "body"),
         arch.width,
+        classes,
         {name: _seeded(lambda: new_head(arch.width, classes), seed, "head", name) for name in heads},
         projector=_seeded(lambda: projector.make(arch.width), seed, "projector") if projector else None,
         free=_seeded(lambda: plain_head(projector.sizes[-1] or arch.width, classes), seed, "free")

@@ -13,6 +13,11 @@ from equipoise.errors import WeightsError
 from equipoise.names import nearest
 from equipoise.nets.norm import batch_norms
 
+FED = "fed"
+"""the head that is shared"""
+HEAD = f"head.{FED}."
+"""how the names of its tensors begin"""
+
 
 @dataclass(frozen=True)
 class ProjectorSpec:
@@ -60,6 +65,7 @@ class Net(nn.Module):
         name: str,
         body: nn.Module,
         width: int,
+        classes: int,
         head: Mapping[str, nn.Module],
         *,
         projector: nn.Module | None = None,
@@ -69,7 +75,7 @@ class Net(nn.Module):
     ):
         super().__init__()
         self.name = name
-        self.width = width
+        self.width, self.classes = width, classes
         self.frozen = frozen
         self.body = body
         self.dropout = nn.Dropout(dropout)
@@ -85,7 +91,7 @@ class Net(nn.Module):
         """Pooled features [N, width], after dropout: what a head reads."""
         return self.dropout(self.body(x))
 
-    def forward(self, x: Tensor, head: str = "fed") -> Tensor:
+    def forward(self, x: Tensor, head: str = FED) -> Tensor:
         """Logits of one head."""
         return self.head[head](self.features(x))
 

@@ -1,35 +1,30 @@
-"""`ask`: how a method's round reaches the sites. Guarding, reducing, journalling and private versions happen
-here, once."""
+"""`ask` of a run: its questions go through an engine, and every answer past the guard and into the
+journal."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from equipoise.engine import Engine, Question
 from equipoise.errors import MethodError, Rejected, SiteError
 from equipoise.exchange import (
-    Answers,
+    Ask,
     Bounds,
     ExchangeOptions,
     Ledger,
     Line,
-    Reduction,
     Sizes,
     check,
     decode_upload,
-    pack,
     rejected,
     smaller,
 )
 from equipoise.leaves import Upload
-from equipoise.seeds import generator
 from equipoise.server.journal import Journal
-from equipoise.tree import Tree, flatten
 
 Objection = Callable[[str, str, Upload], str | None]
 """objection(question, site, upload): what is wrong with an answer that keeps the guard's rules, in words"""
@@ -37,9 +32,9 @@ IN_MEMORY = 2**26
 """bytes of waiting answers that are kept in memory; more of them wait on disk"""
 
 
-class Exchange:
-    """One round's (or one evaluation's) conversation. `sites` shrinks when an answer is bad or missing: a
-    site that fell out of a round stays out until the next."""
+class Exchange(Ask):
+    """A conversation with real sites. `sites` shrinks when an answer is bad or missing: a site that fell out
+    of a round stays out until the next."""
 
     def __init__(
         self,
@@ -48,114 +43,53 @@ class Exchange:
         ledger: Ledger,
         limits: ExchangeOptions,
         journal: Journal,
-        sites: tuple[str, ...],
-        round: int,
-        rounds: int,
-        seed: int,
-        versions: Mapping[str, str],
-        everyone: tuple[str, ...] = (),
-        step: int | None = None,
-        durable: Mapping[str, str] | None = None,
-        pinned: Sequence[Mapping[str, str]] = (),
-        writes: bool = True,
-        tuned: bool = False,
         bounds: Bounds = Bounds(),
         norms: Mapping[str, float] | None = None,
         objection: Objection | None = None,
         progress: Callable[[str, str], None] | None = None,
         told: Callable[[str], None] | None = None,
+        **conversation: Any,
     ) -> None:
-        self.sites, self.round, self.rounds = sites, round, rounds
-        self.versions = dict(versions)
-        """private versions as they will be if this conversation is committed"""
+        super().__init__(**conversation, least=limits.min_sites)
         self.bytes_up = self.bytes_down = 0
-        self.numbers: dict[str, float] = {}
-        """every single number the sites' answers came to, train.loss for one"""
         self.norms = dict(norms or {})
         """by question.leaf: how large answers usually are, as far as earlier rounds have shown"""
-        self.durable = versions if durable is None else durable
-        """private versions of the newest checkpoint known to be on disk, if it is not the one this
-        conversation starts from"""
-        self._start, self._pinned = versions, pinned
         self._engine, self._ledger, self._limits, self._journal = engine, ledger, limits, journal
-        self._seed, self._writes, self._tuned, self._progress = seed, writes, tuned, progress
-        self._bounds, self._objection, self._told = bounds, objection, told
-        self._everyone, self._fallen = everyone or sites, set[str]()
-        # Private versions are named by it; the endings of several rounds are conversations of the same round.
-        self._step, self._count = round if step is None else step, 0
+        self._bounds, self._objection, self._progress, self._told = bounds, objection, progress, told
+        self._fallen = set[str]()
 
-    def generator(self, *purpose: object) -> torch.Generator:
-        """Draws of the coordinator for one purpose in this round."""
-        return generator(self._seed, self.round, "server", *purpose)
+    def _present(self) -> tuple[str, ...]:
+        return tuple(site for site in self._everyone if site not in self._fallen)
 
-    def _kept(self, site: str) -> tuple[str, ...]:
-        """The private versions a site must not drop in this conversation."""
-        return tuple(sorted({one[site] for one in (self._start, self.durable, *self._pinned) if site in one}))
-
-    def __call__(
-        self, question: Any, *, each: Mapping[str, Tree] | None = None, everyone: bool = False, **down: Any
-    ) -> Answers:
-        """Ask all sites still in the conversation; their reduced leaves.
-
-        `everyone` asks the whole federation but the sites that fell out, also sites that were not drawn for
-        this round. Such a question only looks: nothing is kept at the sites, and who answers it does not join
-        the round.
-        """
-        name, writes = question.__name__, self._writes and not everyone
-        sites = tuple(site for site in self._everyone if site not in self._fallen) if everyone else self.sites
-        line = self._ledger.line(name, self.round)
+    def _answers(self, asked: Question, sent: Mapping[str, Tensor]) -> Iterator[tuple[str, bool, Upload]]:
+        line, good = self._ledger.line(asked.name, self.round), set[str]()
         if line is None:
             raise MethodError(
-                f"the question '{name}' of round {self.round} is not in the ledger: say so in the method's "
-                f"phases()"
+                f"the question '{asked.name}' of round {self.round} is not in the ledger: say so in the "
+                f"method's phases()"
             )
-        asked = Question(
-            name=name,
-            round=self.round,
-            payload=pack({}, flatten(down)),
-            each={site: pack({}, flatten(each[site])) for site in sites if each and site in each},
-            read={site: version for site, version in self.versions.items() if site in sites},
-            write=f"{self._step}.{self._count}" if writes else None,
-            # The checkpoint of the round before may or may not have reached the disk: a crash resumes from it
-            # or from the one before that. Pinned are the private versions of rounds that may be selected.
-            keep={site: kept for site in sites if (kept := self._kept(site))},
-            asked=sites,
-            tuned=self._tuned and writes,
-        )
-        self._count += 1
-        reduction, good = Reduction(self._limits.min_sites), set[str]()
-        sent = flatten(down) | flatten(next(iter((each or {}).values()), {}))
-        received = {name.partition("/")[2]: x for name, x in sent.items() if "/" in name}
-        for site, header, upload in self._answers(asked, line, received):
-            reduction.add(site, upload)
+        for site, header, upload in self._usable(asked, line, sent):
             good.add(site)
-            if header.get("wrote") is True and asked.write is not None:
-                self.versions[site] = asked.write
+            yield site, header.get("wrote") is True, upload
             if self._progress:
-                self._progress(name, site)
-        missing = [site for site in sites if site not in good]
+                self._progress(asked.name, site)
+        missing = [site for site in asked.asked if site not in good]
         if missing:
-            self._journal.write("missing", round=self.round, question=name, sites=missing)
+            self._journal.write("missing", round=self.round, question=asked.name, sites=missing)
         self._fallen.update(missing)
         self.sites = tuple(site for site in self.sites if site not in self._fallen)
         if len(good) < self._limits.min_sites or not good:
             raise SiteError(
-                f"round {self.round}: only {len(good)} of {len(sites)} sites gave a usable answer to "
-                f"'{name}', "
+                f"round {self.round}: only {len(good)} of {len(asked.asked)} sites gave a usable answer to "
+                f"'{asked.name}', "
                 f"{self._limits.min_sites} are needed; the journal names the others and why"
             )
-        answers = reduction.result(sites)
-        self.numbers |= {
-            f"{name}.{leaf}": float(answers[leaf])
-            for leaf in answers
-            if isinstance(answers[leaf], torch.Tensor) and answers[leaf].dim() == 0
-        }
-        return answers
 
-    def _answers(
+    def _usable(
         self, asked: Question, line: Line, sent: Mapping[str, Tensor]
     ) -> Iterator[tuple[str, dict, Upload]]:
-        """The answers that count. Those that are larger than usual wait until the others are known."""
+        """The answers that keep the rules. Those that are larger than usual wait until the others are
+        known."""
         sizes = Sizes(line, self._bounds, self._limits.max_ratio, self.norms, sent)
         waiting, good = list[tuple[str, int]](), set[str]()
         with tempfile.SpooledTemporaryFile(IN_MEMORY) as large:

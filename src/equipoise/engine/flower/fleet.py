@@ -18,9 +18,9 @@ from typing import Any, Protocol
 from flwr.app import Message, RecordDict
 
 from equipoise.engine.flower.wire import INVITATION, array, message_type, unwrap, wrap
-from equipoise.engine.question import Question
 from equipoise.errors import SiteError
 from equipoise.exchange.codec import CodecError, shown
+from equipoise.exchange.question import Question
 from equipoise.keeping import FIRST, as_hash, read_json, write_json
 
 Tell = Callable[..., None]
@@ -153,7 +153,11 @@ class Fleet:
         payload = array(question.payload)
 
         def letter(site: str, ticket: int) -> tuple[dict[str, Any], RecordDict]:
-            call = question.call(site) | {"run": self.run, "ticket": ticket, "journal": self._head()}
+            call = question.call(site).model_dump(mode="json") | {
+                "run": self.run,
+                "ticket": ticket,
+                "journal": self._head(),
+            }
             extra = {"extra": array(question.each[site])} if site in question.each else {}
             return call, wrap(call, {"payload": payload, **extra})
 

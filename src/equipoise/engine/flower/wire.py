@@ -8,18 +8,36 @@ not, and plain `query` for an invitation to a run.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from pydantic import Field
 
-from equipoise.engine.question import Question
 from equipoise.exchange.codec import CodecError, read_json
+from equipoise.exchange.question import Call, Question
+from equipoise.exchange.reduction import MOST_SITES
+from equipoise.keeping import FIRST
 
 TABLE, BYTES, FORMAT = "table", "bytes", "safetensors"
 INVITATION = "query"
 MOST = 2**22
 """bytes of the longest table: a config, or what a site tells of itself"""
+RUN = re.compile(r"[0-9a-f]{16}")
+SiteName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+
+
+class Request(Call):
+    """A call as a site may receive it from a coordinator; anything else is refused."""
+
+    run: str = Field(pattern=f"^{RUN.pattern}$")
+    ticket: int = Field(gt=0, strict=True)
+    question: str = Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,63}$")
+    asked: tuple[SiteName, ...] = Field(max_length=MOST_SITES)
+    """the sites this question goes to, as the coordinator says"""
+    journal: str = Field(default=FIRST, pattern=r"^[0-9a-f]{64}$")
+    """the head of the coordinator's journal"""
 
 
 def message_type(question: Question) -> str:

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from equipoise.tree import Tree
 
-HEAD = "head.fed."
-
 
 class Bottleneck(nn.Module):
     """Two linear layers and dropout between them; `units` switches off the hidden units beyond the head's

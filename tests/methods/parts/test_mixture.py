@@ -12,7 +12,7 @@ from sklearn.cluster import KMeans
 from sklearn.mixture import GaussianMixture
 from torch import Tensor
 
-from equipoise.methods.mixture import FLOOR, Mixture, two_groups, two_means
+from equipoise.methods.parts.mixture import FLOOR, Mixture, two_groups, two_means
 
 
 def points(seed: int, gap: float, n: int = 12, d: int = 3) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from equipoise.methods.teacher import Teacher, rise, still
+from equipoise.methods.parts.teacher import Teacher, rise, still
 from equipoise.nets import Net, state
 
 

@@ -19,8 +19,8 @@ from torch import Tensor
 from equipoise.errors import MethodError
 from equipoise.exchange import decode_upload, unpack
 from equipoise.methods import METHODS
-from equipoise.methods.crt import BIAS, WEIGHT, balanced_loss, fresh
 from equipoise.methods.fedavg import FedAvg
+from equipoise.methods.parts.crt import BIAS, WEIGHT, balanced_loss, fresh
 from equipoise.nets import load, state
 from equipoise.running import Result, prepare, run
 from equipoise.seeds import generator

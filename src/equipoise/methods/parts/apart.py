@@ -20,7 +20,8 @@ Change = Mapping[str, Tensor]
 
 def shown(up: Upload, loc: Loc) -> Upload:
     """The same answer with the site's change and its number of samples to be seen by themselves, not in a
-    mean."""
+    mean: the coordinator decides how much each counts."""
+    loc.notes.pop("weight", None)
     return up | {"delta": Each(up["delta"].value), "samples": Each(torch.tensor(loc.samples))}
 
 

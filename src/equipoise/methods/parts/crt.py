@@ -25,17 +25,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from equipoise.errors import MethodError
+from equipoise.exchange import Ask
 from equipoise.leaves import Mean, Upload
 from equipoise.losses import among, bce_cells, masked_mean
-from equipoise.nets import Net, load, state
+from equipoise.nets import HEAD, Net, load, state
 from equipoise.seeds import generator
 from equipoise.site import Batch, Loc
 from equipoise.tree import Tree, plus
 
 if TYPE_CHECKING:
-    from equipoise.methods.base import Ask, Method
+    from equipoise.methods.base import Method
 
-WEIGHT, BIAS = "head.fed.weight", "head.fed.bias"
+WEIGHT, BIAS = f"{HEAD}weight", f"{HEAD}bias"
 
 
 def stage(method: Method, server: Tree, ask: Ask) -> Tree:
@@ -87,7 +88,10 @@ def answer(method: Method, net: Net, loc: Loc) -> Upload:
     up: Upload = {"loss": Mean(torch.tensor(mean, dtype=torch.float64), loc.samples)}
     received = loc.down.get("model", {})
     change = {name: state(net)[name].detach().cpu() - received[name] for name in names if name in received}
-    return up | {"delta": Mean(change, loc.samples)} if change else up
+    if not change:
+        return up
+    loc.note("weight", loc.samples)
+    return up | {"delta": Mean(change, loc.samples)}
 
 
 def balanced_loss(logits: Tensor, y: Tensor, loc: Any) -> Tensor:
