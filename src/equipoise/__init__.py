@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from equipoise.data.storing import frame, store
     from equipoise.methods import Method
     from equipoise.running import Result, resume, run
     from equipoise.use import load
 
 __version__ = "0.1.0"
-__all__ = ["Method", "Result", "__version__", "load", "resume", "run"]
+__all__ = ["Method", "Result", "__version__", "frame", "load", "resume", "run", "store"]
 
 
 def __getattr__(name: str) -> Any:
@@ -19,6 +20,10 @@ def __getattr__(name: str) -> Any:
         import importlib
 
         return getattr(importlib.import_module("equipoise.running"), name)
+    if name in ("store", "frame"):
+        import importlib
+
+        return getattr(importlib.import_module("equipoise.data.storing"), name)
     if name == "load":
         from equipoise.use import load
 

@@ -29,6 +29,7 @@ from equipoise.data.options import DataOptions, Progress
 from equipoise.data.phantom import PhantomData
 from equipoise.data.samples import Samples, fingerprint
 from equipoise.data.sets import SETS
+from equipoise.data.stored import StoredData
 from equipoise.errors import DataError
 from equipoise.names import unknown
 from equipoise.options import Options
@@ -37,6 +38,7 @@ READERS: dict[str, type[DataOptions]] = {
     "csv": CsvData,
     "folder": FolderData,
     "npz": NpzData,
+    "stored": StoredData,
     "phantom": PhantomData,
     **SETS,
 }
