@@ -114,6 +114,12 @@ class JoinedData(DataOptions):
         held = [
             (part, self._reader(part).load(cache=cache, base=base, progress=progress)) for part in self.parts
         ]
+        for part, one in held:
+            if one.task == "multi":  # some readers know only now
+                raise DataError(
+                    f"data.parts '{part.title}' is multi-label data, and joined data has one label per "
+                    f"image: leave the part out"
+                )
         classes = self.classes or tuple(
             dict.fromkeys(ours for part, one in held for ours in _taken(part, one).values())
         )

@@ -70,7 +70,7 @@ class Notes:
 
     def _checked(self, label: int | str | list[int]) -> int | str | list[int]:
         """A label that is of the same form as the first, and of a class that there is."""
-        first: Any = self.labels[0] if self.labels else label
+        first = (self.labels or [label])[0]
         if type(label) is not type(first):
             raise ValueError(f"the label is {FORMS[type(label)]} and the first is {FORMS[type(first)]}")
         if isinstance(label, list):

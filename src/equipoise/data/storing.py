@@ -141,8 +141,8 @@ def frame(
         for place, fields in rows:
             with _at(place):
                 target = fields[label] if isinstance(label, str) else [_flag(n, fields[n]) for n in targets]
-                notes.add(place, target, {name: fields[column] for name, column in columns.items()})
                 names.append((place, _file(files, text_of(fields[image]), home)))
+                notes.add(place, target, {name: fields[column] for name, column in columns.items()})
         pictures = _pictures(files, names, image_size, channels)
         shape = _Shape(image_size, channels, resize)
         return _keep(Path(folder), pictures, len(names), notes, shape, overwrite, progress)
