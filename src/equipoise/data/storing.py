@@ -78,7 +78,7 @@ def store(
     columns = {"site": sites, "group": groups, "split": splits, "id": ids}
     columns |= {f"attribute {name}": values for name, values in named.items()}
     given = {name: _listed(values) for name, values in columns.items() if values is not None}
-    total = len(dataset) if hasattr(dataset, "__len__") else None
+    total = _length(dataset)
     if total is not None:
         _check_lengths(given, total)
     notes = Notes(
@@ -87,7 +87,7 @@ def store(
 
     def pictures() -> Iterator[Placed]:
         count = 0
-        for number, entry in enumerate(_entries(dataset)):
+        for number, entry in enumerate(_entries(dataset, total)):
             place, count = f"row {number}", number + 1
             with _at(place):
                 picture, target = _pair(entry, image, label)
@@ -151,19 +151,23 @@ def frame(
 # What a dataset yields --------------------------------------------------------------------------------------
 
 
-def _entries(dataset: Any) -> Iterator[Any]:
-    """What a dataset holds, one after another; a failure of its own is told with the row."""
-    indexed = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
-    if isinstance(dataset, Mapping | str | bytes):
-        raise DataError(f"the dataset is a {type(dataset).__name__}: give a Dataset or (image, label) pairs")
+def _length(dataset: Any) -> int | None:
+    """How many entries a dataset has, if it knows."""
     try:
-        if indexed and not isinstance(dataset, IterableDataset):
-            source = (dataset[i] for i in range(len(dataset)))
-        else:
-            source = iter(dataset)
-    except TypeError as error:
+        return len(dataset)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def _entries(dataset: Any, total: int | None) -> Iterator[Any]:
+    """What a dataset holds, one after another; a failure of its own is told with the row."""
+    indexed = hasattr(dataset, "__getitem__") and not isinstance(dataset, IterableDataset)
+    iterable = indexed or hasattr(dataset, "__iter__")
+    if isinstance(dataset, Mapping | str | bytes) or not iterable:
         kind = type(dataset).__name__
-        raise DataError(f"the dataset is a {kind}: give a Dataset or (image, label) pairs") from error
+        raise DataError(f"the dataset is of type {kind}: give a Dataset or (image, label) pairs")
+    known = indexed and total is not None
+    source = (dataset[i] for i in range(total or 0)) if known else iter(dataset)
     for number in range(sys.maxsize):
         with _at(f"row {number}", "the dataset fails: "):
             entry = next(source, _END)
@@ -296,7 +300,9 @@ def _table(table: Any, wanted: Sequence[str]) -> tuple[Path, list[tuple[str, Map
                     _key(row, name)
     else:
         kind = type(table).__name__
-        raise DataError(f"the table is a {kind}: give a DataFrame, a dict of columns, dicts or a CSV file")
+        raise DataError(
+            f"the table is of type {kind}: give a DataFrame, a dict of columns, dicts or a CSV file"
+        )
     return Path(), [(f"row {number}", row) for number, row in enumerate(rows)]
 
 
