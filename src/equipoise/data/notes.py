@@ -70,11 +70,11 @@ class Notes:
 
     def _checked(self, label: int | str | list[int]) -> int | str | list[int]:
         """A label that is of the same form as the first, and of a class that there is."""
-        first = (self.labels or [label])[0]
+        first: Any = self.labels[0] if self.labels else label
         if type(label) is not type(first):
             raise ValueError(f"the label is {FORMS[type(label)]} and the first is {FORMS[type(first)]}")
         if isinstance(label, list):
-            count = len(first if self.classes is None else self.classes)
+            count = len(self.classes or (self.labels or [label])[0])
             if len(label) != count:
                 raise ValueError(f"the label has {len(label)} values and there are {count} classes")
         elif isinstance(label, str):
