@@ -189,7 +189,7 @@ def test_a_dataset_of_dicts(clinic: Path, store: Store) -> None:
         {"picture": PIXELS[i], "finding": LABELS[i], "where": f"h{i % 2}", "who": i // 3, "sex": "f"}
         for i in range(COUNT)
     ]
-    keys = {"image": "picture", "label": "finding", "sites": "where", "groups": "who", "attributes": ["sex"]}
+    keys = {"image": "picture", "label": "finding", "sites": "where", "groups": "who", "attributes": "sex"}
     found = store(rows, classes=NAMES, **keys)
     assert found.site is not None and found.site.tolist() == column(clinic, "hospital")
     assert found.group is not None and found.group.tolist() == column(clinic, "patient")
@@ -375,6 +375,13 @@ def test_a_table_gives_what_the_csv_reader_gives(form: str, clinic: Path) -> Non
     several = ["effusion", "nodule"]
     equipoise.frame(FORMS[form](clinic), clinic / "set", label=several, **shared)
     same(read_back(clinic), from_csv(clinic, label=None, labels=several, classes=None, **options))
+
+
+def test_one_column_of_0_and_1_in_a_list_is_one_of_several_labels(clinic: Path) -> None:
+    shared = {"image": "file", "root": clinic / "images"}
+    equipoise.frame(clinic / "labels.csv", clinic / "set", label=["nodule"], attributes="sex", **shared)
+    csv = from_csv(clinic, label=None, labels=["nodule"], classes=None, attributes=["sex"])
+    same(read_back(clinic), csv)
 
 
 def test_a_table_of_large_photographs_gives_the_same_bits(clinic: Path) -> None:

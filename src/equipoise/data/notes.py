@@ -20,15 +20,17 @@ FORMS = {int: "a number", str: "a name", list: "a list of 0 and 1"}
 class Notes:
     """Labels and columns of the images so far; a ValueError says what is wrong with a row's."""
 
-    def __init__(self, classes: tuple[str, ...] | None) -> None:
+    def __init__(self, classes: tuple[str, ...] | None, several: bool = False) -> None:
         self.classes = classes
+        self.several = several
+        """whether a list of one value is a list of 0 and 1 too"""
         self.labels: list[Any] = []
         self.columns: dict[str, list[str]] = {}
         self._places: dict[str, str] = {}
 
     def add(self, place: str, label: Any, cells: Mapping[str, Any]) -> None:
         """The label and the cells (id, site, group, split, 'attribute …') of one more image."""
-        label = self._checked(_plain(label))
+        label = self._checked(_plain(label, self.several))
         texts = {name: _cell(name, value) for name, value in cells.items()}
         if texts["id"] in self._places:
             raise ValueError(f"id '{texts['id']}' is also that of {self._places[texts['id']]}")
@@ -88,7 +90,7 @@ class Notes:
         return label
 
 
-def _plain(label: Any) -> int | str | list[int]:
+def _plain(label: Any, several: bool) -> int | str | list[int]:
     """The number of a class, its name, or zeros and ones; one value in a list is a number, as MedMNIST has
     it."""
     label = label.tolist() if hasattr(label, "tolist") else label
@@ -98,7 +100,7 @@ def _plain(label: Any) -> int | str | list[int]:
             f"the label is missing ({', '.join(map(str, values))}): leave the image out, a set holds only "
             f"labelled images"
         )
-    if len(values) == 1:
+    if len(values) == 1 and not several:
         return _name_or_number(values[0])
     if not values or any(isinstance(value, str) or value not in (0, 1) for value in values):
         shown = ", ".join(map(str, values[:20]))

@@ -56,7 +56,7 @@ def store(
     groups: Column | None = None,
     splits: Column | None = None,
     ids: Column | None = None,
-    attributes: Mapping[str, Column] | Sequence[str] = (),
+    attributes: Mapping[str, Column] | Sequence[str] | str = (),
     image: str = "image",
     label: str = "label",
     image_size: int | None = None,
@@ -74,7 +74,7 @@ def store(
     `ids` and `attributes` have a value per image, or name keys of the dataset's dicts, as `image` and `label`
     do.
     """
-    named = attributes if isinstance(attributes, Mapping) else {name: name for name in attributes}
+    named = attributes if isinstance(attributes, Mapping) else {name: name for name in _names(attributes)}
     columns = {"site": sites, "group": groups, "split": splits, "id": ids}
     columns |= {f"attribute {name}": values for name, values in named.items()}
     given = {name: _listed(values) for name, values in columns.items() if values is not None}
@@ -112,7 +112,7 @@ def frame(
     group: str | None = None,
     split: str | None = None,
     id: str | None = None,
-    attributes: Sequence[str] = (),
+    attributes: Sequence[str] | str = (),
     classes: Sequence[str] | None = None,
     root: str | os.PathLike[str] | None = None,
     image_size: int | None = None,
@@ -131,11 +131,11 @@ def frame(
         raise ConfigError("with several columns in label, the columns are the classes: remove classes")
     one = {"site": site, "group": group, "split": split, "id": id or image}
     columns = {name: column for name, column in one.items() if column is not None}
-    columns |= {f"attribute {name}": name for name in attributes}
-    targets = [label] if isinstance(label, str) else list(label)
+    columns |= {f"attribute {name}": name for name in _names(attributes)}
+    targets = _names(label)
     home, rows = _table(table, list(dict.fromkeys([image, *targets, *columns.values()])))
     home = home if root is None else Path(root).expanduser()
-    notes = Notes(_classes(classes if isinstance(label, str) else targets))
+    notes = Notes(_classes(classes if isinstance(label, str) else targets), not isinstance(label, str))
     names: list[tuple[str, str]] = []
     with open_files(home) as files:
         for place, fields in rows:
@@ -207,6 +207,10 @@ def _value(name: str, values: list[Any] | str, number: int, entry: Any) -> Any:
     if number >= len(values):
         raise ValueError(f"{name} has only {len(values)} values: give one per image")
     return values[number]
+
+
+def _names(given: Sequence[str] | str) -> list[str]:
+    return [given] if isinstance(given, str) else list(given)
 
 
 def _listed(values: Column) -> list[Any] | str:
