@@ -494,7 +494,7 @@ def told(option: click.Option) -> str:
 # Python -----------------------------------------------------------------------------------------------------
 
 PUBLIC: dict[str, tuple[str, ...]] = {
-    "equipoise": ("run", "resume", "load", "Method", "Result"),
+    "equipoise": ("run", "resume", "load", "store", "frame", "Method", "Result"),
     "equipoise.config": ("read", "resolve"),
     "equipoise.compare": ("make_plan", "compare"),
     "equipoise.reproduce": ("find", "prepare", "reproduce"),

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 from equipoise.version import __version__
 
 if TYPE_CHECKING:
+    from equipoise.data.storing import frame, store
     from equipoise.methods import Method
     from equipoise.running import Result, resume, run
     from equipoise.use import load
 
-__all__ = ["Method", "Result", "__version__", "load", "resume", "run"]
+__all__ = ["Method", "Result", "__version__", "frame", "load", "resume", "run", "store"]
 
 
 def __getattr__(name: str) -> Any:
@@ -20,6 +21,10 @@ def __getattr__(name: str) -> Any:
         import importlib
 
         return getattr(importlib.import_module("equipoise.running"), name)
+    if name in ("store", "frame"):
+        import importlib
+
+        return getattr(importlib.import_module("equipoise.data.storing"), name)
     if name == "load":
         from equipoise.use import load
 

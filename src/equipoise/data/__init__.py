@@ -11,6 +11,7 @@ from equipoise.data.options import DataOptions, Progress, Split
 from equipoise.data.phantom import PhantomData
 from equipoise.data.samples import Samples, Task
 from equipoise.data.sets import SETS
+from equipoise.data.stored import StoredData
 
 KINDS: dict[str, type[DataOptions]] = {**READERS, "joined": JoinedData}
 """`data.kind` → its options, which know how to load."""
@@ -27,5 +28,6 @@ __all__ = [
     "Progress",
     "Samples",
     "Split",
+    "StoredData",
     "Task",
 ]

@@ -9,6 +9,8 @@ which would cost as much as a fifth of decoding: a build that goes on first hold
 digest in the record, and begins again where the two differ. So does every process that opens a finished
 cache, once: where pixels are not those that were decoded, it is made anew and says so. A lock lets one
 process build while the others wait.
+
+A stored set (`stored`) is the same two files under a name of its own: nothing can make it anew.
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +43,11 @@ STEP, CHUNK_BYTES = 32, 2**26
 FORMAT = 1
 """Part of every key: raised when decoding or the layout changes, so old caches are not mistaken for new
 ones."""
+
+STORED = "images"
+"""Name and key of the two files of a stored set."""
+
+RESTORE = "restore it from a copy, or store the set again"
 
 Make = Callable[[int, int], Sequence[np.ndarray | str]]
 """make(start, stop): for each entry its pixels, or a sentence saying why there are none."""
@@ -87,6 +95,29 @@ def decoded(
     return found
 
 
+def write_images(folder: Path, shape: tuple[int, int, int], images: Iterable[np.ndarray]) -> str:
+    """Write the images of a stored set as they come, a chunk in memory at a time; the digest of all."""
+    place, chunk, rest = folder / STORED, _chunk(shape), iter(images)
+    record = _begun(STORED, shape)
+    with place.with_suffix(".raw").open("wb") as file:
+        while batch := [_checked(image, shape) for image in islice(rest, chunk)]:
+            pixels = np.stack(batch).data
+            file.write(pixels)
+            record = _after(record, len(batch), pixels)
+        file.flush()
+        os.fsync(file.fileno())
+    _write(place.with_suffix(".json"), record, sync=True)
+    return str(record["digest"])
+
+
+def read_images(folder: Path, shape: tuple[int, int, int]) -> Decoded:
+    """The images of a stored set; refused where they are not those that were written."""
+    found = _open(folder / STORED, STORED, shape)
+    if found is None:
+        raise StorageError(f"{folder / STORED}.raw is damaged or was changed: {RESTORE}")
+    return found
+
+
 def _open(place: Path, key: str, shape: tuple[int, int, int]) -> Decoded | None:
     """The finished cache, or None when it is absent, damaged or not readable as one."""
     record = _record(place.with_suffix(".json"), key)
@@ -113,7 +144,7 @@ def whole(raw: Path, record: dict[str, Any]) -> bool:
 
 def check_cache(raw: Path) -> None:
     """Refuse a cache whose pixels are not those that were decoded."""
-    fix = "delete it, it is made anew when it is needed"
+    fix = RESTORE if raw.stem == STORED else "delete it, it is made anew when it is needed"
     try:
         record = read_json(raw.with_suffix(".json"), fix)
         same = (
@@ -138,6 +169,25 @@ def _chunk(shape: tuple[int, ...]) -> int:
     return max(STEP, min(CHUNK, CHUNK_BYTES // int(np.prod(shape)) // STEP * STEP))
 
 
+def _begun(key: str, shape: tuple[int, ...]) -> dict[str, Any]:
+    """The record of no entries yet."""
+    return {"key": key, "shape": list(shape), "done": 0, "rows": 0, "digest": _first(shape), "broken": {}}
+
+
+def _after(
+    record: Mapping[str, Any], entries: int, pixels: memoryview, broken: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """The record after a chunk of so many entries, of which some may be broken."""
+    return {
+        "key": record["key"],
+        "shape": record["shape"],
+        "done": record["done"] + entries,
+        "rows": record["rows"] + len(pixels),
+        "digest": _next(record["digest"], pixels),
+        "broken": record["broken"] | (broken or {}),
+    }
+
+
 def _build(
     place: Path,
     key: str,
@@ -152,14 +202,7 @@ def _build(
     row_bytes, chunk = int(np.prod(shape)), _chunk(shape)
     record = _record(state, key)
     if record is None or _digest(part, record, shape) != record["digest"]:
-        record = {
-            "key": key,
-            "shape": list(shape),
-            "done": 0,
-            "rows": 0,
-            "digest": _first(shape),
-            "broken": {},
-        }
+        record = _begun(key, shape)
     with _writing(place, record, count), part.open("ab") as file:
         file.truncate(record["rows"] * row_bytes)  # what came after the last record may be half a chunk
     block = np.empty((chunk, *shape), np.uint8)
@@ -173,14 +216,7 @@ def _build(
             block[row] = _checked(image, shape)
         pixels = block[: len(images)].data
         broken = {str(start + i): why for i, why in enumerate(made) if isinstance(why, str)}
-        after = {
-            "key": key,
-            "shape": list(shape),
-            "done": stop,
-            "rows": record["rows"] + len(images),
-            "digest": _next(record["digest"], pixels),
-            "broken": record["broken"] | broken,
-        }
+        after = _after(record, stop - start, pixels, broken)
         with _writing(place, record, count):
             with part.open("ab") as file:
                 file.write(pixels)

@@ -146,12 +146,13 @@ class CsvData(DataOptions):
     def _label(self, fields: dict[str, str]) -> str | list[str]:
         """The class, or those of several that an image has."""
         if self.labels is not None:
-            return [name for name in self.labels if _zero_or_one(name, fields[name])]
+            return [name for name in self.labels if zero_or_one(name, fields[name])]
         cell = fields[str(self.label)]
         return cell if self.label_separator is None else self._words(cell)
 
 
-def _zero_or_one(name: str, text: str) -> bool:
+def zero_or_one(name: str, text: str) -> bool:
+    """What a cell of a column of 0 and 1 says."""
     values = {"0": False, "0.0": False, "1": True, "1.0": True}
     if text not in values:
         raise ValueError(f"'{text}' in column '{name}' is neither 0 nor 1")

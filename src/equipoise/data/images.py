@@ -29,14 +29,21 @@ chunk of the cache."""
 
 def decode(data: bytes, size: int, channels: int, resize: str, look: Look = PLAIN) -> np.ndarray:
     """Decode one encoded image; raises whatever PIL or pydicom raises when it is broken."""
+    return fit(opened(data, size, channels), size, channels, resize, look)
+
+
+def opened(data: bytes, size: int | None, channels: int) -> Image.Image:
+    """The picture in an encoded image, the right way up; for a `size` no larger than that needs."""
     if is_dicom(data):
-        return fit(picture(data, channels), size, channels, resize, look)
+        return picture(data, channels)
     with Image.open(BytesIO(data)) as image:
         # A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size; twice what is wanted keeps the resampling
         # good.
-        image.draft("L" if channels == 1 else "RGB", (2 * size, 2 * size))
+        if size is not None:
+            image.draft("L" if channels == 1 else "RGB", (2 * size, 2 * size))
         ImageOps.exif_transpose(image, in_place=True)
-        return fit(image, size, channels, resize, look)
+        image.load()
+        return image
 
 
 def fit(image: Image.Image, size: int, channels: int, resize: str, look: Look = PLAIN) -> np.ndarray:

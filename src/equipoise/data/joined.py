@@ -29,6 +29,7 @@ from equipoise.data.options import DataOptions, Progress
 from equipoise.data.phantom import PhantomData
 from equipoise.data.samples import Samples, fingerprint
 from equipoise.data.sets import SETS
+from equipoise.data.stored import StoredData
 from equipoise.errors import DataError
 from equipoise.names import unknown
 from equipoise.options import Options
@@ -37,6 +38,7 @@ READERS: dict[str, type[DataOptions]] = {
     "csv": CsvData,
     "folder": FolderData,
     "npz": NpzData,
+    "stored": StoredData,
     "phantom": PhantomData,
     **SETS,
 }
@@ -112,6 +114,12 @@ class JoinedData(DataOptions):
         held = [
             (part, self._reader(part).load(cache=cache, base=base, progress=progress)) for part in self.parts
         ]
+        for part, one in held:
+            if one.task == "multi":  # some readers know only now
+                raise DataError(
+                    f"data.parts '{part.title}' is multi-label data, and joined data has one label per "
+                    f"image: leave the part out"
+                )
         classes = self.classes or tuple(
             dict.fromkeys(ours for part, one in held for ours in _taken(part, one).values())
         )

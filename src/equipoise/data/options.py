@@ -65,7 +65,7 @@ class DataOptions(Options):
     """What every kind of data set can be told."""
 
     kind: str
-    """Which reader: csv, folder, npz, phantom, or a data set by name (`equipoise data list`)."""
+    """Which reader: csv, folder, npz, stored, phantom, or a data set by name (`equipoise data list`)."""
     name: str | None = None
     """What tables and reports call this data set."""
     image_size: int = Field(default=64, ge=8, le=2048)
