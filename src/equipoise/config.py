@@ -34,6 +34,7 @@ from equipoise.partition import PartitionOptions
 from equipoise.site import TrainOptions
 from equipoise.site.views import VIEWS
 from equipoise.text import parse_toml
+from equipoise.trackers import check_name
 from equipoise.trust import of_folder, remember
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -72,6 +73,8 @@ class Config:
     """the folder relative paths start from"""
     code: Code | None = field(default=None, compare=False)
     """the method's code, where that is a file or module of the user's own"""
+    allow: Allow = field(default=remember, compare=False, repr=False)
+    """asked before code that it names is run later on: its trackers"""
     weights: Mapping[str, str] | None = None
     """where files of weights are, by the name or sha256 they are asked for by; none: the name is a path"""
 
@@ -95,7 +98,7 @@ class Config:
     def digest(self) -> str:
         """Hash of all that can change the result; where sites run, and what is written beside it, cannot."""
         table = {key: value for key, value in self.table().items() if key not in ("base", "engine")}
-        del table["evaluate"]["tensorboard"]
+        del table["evaluate"]["trackers"]
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -238,6 +241,9 @@ def resolve(
     objective = objective_of(options.objective, given.multi)
     if objective.scale is not None and net.head != "cosine":
         raise ConfigError("train.objective: 'ldam' needs cosines: set net.head = \"cosine\"")
+    evaluate = validate(EvaluateOptions, sections["evaluate"], "evaluate")
+    for tracker in evaluate.trackers:
+        check_name(tracker if isinstance(tracker, str) else tracker["name"])
     return Config(
         data=given,
         partition=validate(
@@ -249,10 +255,11 @@ def resolve(
         train=options,
         objective=objective,
         engine=validate(EngineOptions, sections["engine"], "engine"),
-        evaluate=validate(EvaluateOptions, sections["evaluate"], "evaluate"),
+        evaluate=evaluate,
         exchange=validate(ExchangeOptions, sections["exchange"], "exchange"),
         base=base,
         code=code,
+        allow=allow,
     )
 
 

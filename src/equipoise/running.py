@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,13 @@ import torch
 from equipoise.config import KEPT, Config, departures, read, read_folder, resolve
 from equipoise.engine import Engine, Host, Pool, Serial, frames, probe
 from equipoise.errors import StorageError
-from equipoise.evaluate import ENDING, Board, Evaluation
+from equipoise.evaluate import ENDING, Evaluation
 from equipoise.exchange import Bounds, Ledger
 from equipoise.keeping import FIRST, read_json, write_json, write_text
 from equipoise.server import Checkpoints, Federation, Header, Journal, check_same, drawn
 from equipoise.server.folders import private_folder
 from equipoise.setup import SIGHT, Material, keep_memory, make_host, make_sight, material
+from equipoise.trackers import Tracker, Tracking, describe, make
 from equipoise.tree import Tree, digest
 from equipoise.trust import CODE, recorded
 
@@ -133,13 +135,11 @@ def train(
     begun = found[1] if found else None
     if begun:
         check_same(begun, folder, config.digest, stuff.samples.fingerprint, journal)
-    board: Board | None = None
     for text in departures(config):
         watch("note", {"text": text})
 
     def tell(row: dict[str, Any]) -> None:
-        if board is not None:
-            board.write(row)
+        tracking.row(row)
         watch("round", row)
 
     held = stuff.held()
@@ -159,8 +159,7 @@ def train(
     evaluation.resume(_done(begun), begun.metrics if begun else FIRST)
     write_json(folder / SIGHT, sight.model_dump(mode="json"))
     write_json(folder / LEDGER, {"leaves": [*joining, *ledger.rows()]})
-    if config.evaluate.tensorboard and not (begun and begun.finished):
-        board = Board(folder, stuff.samples.classes, begun.round if begun else 0)
+    tracking = make_tracking(config, stuff, folder, evaluation.history)
     journal.write(
         "resumed" if begun else "started",
         config=config.digest,
@@ -191,9 +190,9 @@ def train(
     )
     try:
         server = federation.run(host.init)
-    finally:
-        if board is not None:
-            board.close()
+    except BaseException:
+        tracking.end(None)
+        raise
     rounds, metrics = evaluation.selected() if config.train.rounds else ([], {})
     ending_of = [row[ENDING] for row in evaluation.history if row["round"] in rounds and ENDING in row]
     result = Result(
@@ -201,6 +200,7 @@ def train(
     )
     marks = {"metrics_hash": evaluation.mark(), "journal_hash": journal.head}
     write_json(folder / RESULT, result.summary() | marks)
+    tracking.end(result.summary())
     return result
 
 
@@ -232,6 +232,27 @@ def make_ledger(config: Config, host: Host, stuff: Material) -> Ledger:
     return probe(host, drawn(config.train.participation, len(stuff.holdings)), config.evaluate.exact)
 
 
+def make_tracking(
+    config: Config, stuff: Material, folder: Path, history: Sequence[Mapping[str, Any]]
+) -> Tracking:
+    """The trackers of the config, told that the run begins; none for a run that has its result."""
+    tags = {
+        "method": config.method_name,
+        "version": version("equipoise"),
+        "code": code_hash(),
+        "config": config.digest,
+        "data": stuff.samples.fingerprint,
+    }
+    run = describe(folder, config.table(), stuff.samples.classes, tags, history)
+    return Tracking(_trackers(config, folder), run)
+
+
+def _trackers(config: Config, folder: Path) -> dict[str, Tracker]:
+    if (folder / RESULT).exists():
+        return {}
+    return make(config.evaluate.trackers, config.base, config.allow)
+
+
 def make_engine(config: Config, host: Host, stuff: Material, folder: Path) -> Engine:
     """The engine the config asks for."""
     if config.engine.kind == "serial":
@@ -244,7 +265,9 @@ def make_engine(config: Config, host: Host, stuff: Material, folder: Path) -> En
 
 
 def claim(folder: Path, config: Config) -> None:
-    """Make the run folder, or check that the one there is of this very run."""
+    """Make the run folder, or check that the one there is of this very run; refuse trackers that cannot be
+    had."""
+    _trackers(config, folder)
     try:
         private_folder(folder)
     except OSError as error:

@@ -40,7 +40,7 @@ from equipoise.running import Result, Watch, claim, make_ledger, one_thread, tra
 from equipoise.server import Journal, countable, drawn
 from equipoise.setup import Material, fits, make_host
 from equipoise.text import parse_toml
-from equipoise.trust import only, recorded
+from equipoise.trust import of_folder, only, recorded
 
 ROSTER = "roster.json"
 
@@ -132,6 +132,7 @@ def coordinate(grid: Grid, folder: Path, watch: Watch | None = None) -> Result:
 
 def _coordinate(grid: Grid, folder: Path, watch: Watch) -> Result:
     config = resolve(parse_toml(text_of_run(folder)), allow=only(recorded(folder)))
+    config = replace(config, allow=of_folder(folder))  # for trackers: `plan` has noted them as trusted
     run, keys = read_plan(folder)
     journal = Journal(folder / "journal.jsonl")
     options = config.engine
@@ -216,6 +217,7 @@ def roster(config: Config, folder: Path, fleet: Fleet, sites: tuple[str, ...]) -
         given = read_roster(path)
     else:
         table = {key: value for key, value in config.table().items() if key not in OURS}
+        del table["evaluate"]["trackers"]
         given = fleet.invite({"config": table, "version": __version__}, sites, config.engine.patience)
     cards = _usable({site: given[site] for site in sites if site in given}, fleet.tell)
     given = {site: given[site] for site in cards}
