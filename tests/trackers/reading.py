@@ -38,8 +38,10 @@ def twice(config: Config, folder: Path) -> tuple[Result, list[dict[str, Any]]]:
 
 def wandb_records(path: Path) -> Iterator[Any]:
     """The records of a .wandb file: protobuf messages in the format of LevelDB's log."""
+    import wandb
     from wandb.proto.wandb_internal_pb2 import Record
 
+    wandb.teardown()  # waits until its process has written all
     data, at, parts = path.read_bytes(), HEADER, b""
     assert data.startswith(b":W&B")
     while at + HEADER <= len(data):

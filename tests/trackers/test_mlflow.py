@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.trackers.reading import interrupted, twice
 
 from equipoise.config import Config
 from equipoise.running import run
 from equipoise.trackers.base import Run, numbers
 from equipoise.trackers.mlflow import MLflow
-from tests.trackers.reading import interrupted, twice
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -55,7 +55,10 @@ def test_an_interrupted_run_is_one_run_with_every_round_once(
     assert set(one.data.metrics) == set(wanted) | {n for n in one.data.metrics if n.startswith("result/")}
 
 
-def test_config_tags_and_result_are_there(tiny: Callable[..., Config], tmp_path: Path) -> None:
+def test_config_tags_and_result_are_there(
+    tiny: Callable[..., Config], tmp_path: Path, with_store: Callable[[Path], Path]
+) -> None:
+    with_store(tmp_path)
     config = tiny(evaluate={"trackers": [{"name": "mlflow", "experiment": "skin"}]})
     done = run(config, tmp_path)
     client, (one,) = kept(local(tmp_path))
@@ -73,14 +76,19 @@ def test_config_tags_and_result_are_there(tiny: Callable[..., Config], tmp_path:
     assert one.data.metrics["result/test/generalisation/balanced_accuracy"] == pytest.approx(wanted)
 
 
-def test_it_says_that_it_was_interrupted(tiny: Callable[..., Config], tmp_path: Path) -> None:
+def test_it_says_that_it_was_interrupted(
+    tiny: Callable[..., Config], tmp_path: Path, with_store: Callable[[Path], Path]
+) -> None:
+    with_store(tmp_path)
     interrupted(tiny(evaluate={"trackers": ["mlflow"]}), tmp_path, 1)
     _, (one,) = kept(local(tmp_path))
     assert one.info.status == "KILLED"
 
 
-def test_runs_in_one_store_stay_apart(tiny: Callable[..., Config], tmp_path: Path) -> None:
-    uri = f"sqlite:///{tmp_path / 'all.db'}"
+def test_runs_in_one_store_stay_apart(
+    tiny: Callable[..., Config], tmp_path: Path, with_store: Callable[[Path], Path]
+) -> None:
+    uri = local(with_store(tmp_path / "all"))
     for name in ("a", "b"):
         run(tiny(evaluate={"trackers": [{"name": "mlflow", "uri": uri}]}), tmp_path / name)
         assert not (tmp_path / name / "mlflow" / "mlflow.db").exists()
@@ -94,7 +102,10 @@ def begun(tracker: MLflow, folder: Path, history: tuple[tuple[int, dict[str, flo
     tracker.begin(Run("run", folder, {"train": {"rounds": 3}}, ("x",), {"method": "fedavg"}, history))
 
 
-def test_a_round_that_comes_out_otherwise_the_second_time_is_added(tmp_path: Path) -> None:
+def test_a_round_that_comes_out_otherwise_the_second_time_is_added(
+    tmp_path: Path, with_store: Callable[[Path], Path]
+) -> None:
+    with_store(tmp_path)
     first, second = MLflow(), MLflow()
     begun(first, tmp_path)
     for round in (1, 2):
@@ -108,7 +119,10 @@ def test_a_round_that_comes_out_otherwise_the_second_time_is_added(tmp_path: Pat
     assert len(client.get_metric_history(one.info.run_id, "odd")) == 2
 
 
-def test_a_run_that_was_deleted_there_is_begun_anew(tmp_path: Path) -> None:
+def test_a_run_that_was_deleted_there_is_begun_anew(
+    tmp_path: Path, with_store: Callable[[Path], Path]
+) -> None:
+    with_store(tmp_path)
     first, second = MLflow(), MLflow()
     begun(first, tmp_path)
     client, (one,) = kept(local(tmp_path))
@@ -119,7 +133,8 @@ def test_a_run_that_was_deleted_there_is_begun_anew(tmp_path: Path) -> None:
     assert steps(client, other.info.run_id, "loss") == [(1, 0.5), (2, 0.25)]
 
 
-def test_any_class_name_is_taken(tmp_path: Path) -> None:
+def test_any_class_name_is_taken(tmp_path: Path, with_store: Callable[[Path], Path]) -> None:
+    with_store(tmp_path)
     names = ["Bowen's disease", "a+b", "a*b", "../up", "naïve", "x" * 300, "/", "a//b", "."]
     tracker = MLflow()
     begun(tracker, tmp_path)

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.trackers.reading import interrupted, twice
 
 from equipoise.config import Config
 from equipoise.running import run
 from equipoise.trackers.base import numbers
-from tests.trackers.reading import interrupted, twice
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

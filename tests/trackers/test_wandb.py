@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.trackers.reading import twice, wandb_records, wandb_rows
 
 from equipoise.config import Config
 from equipoise.running import run
 from equipoise.trackers.base import numbers
-from tests.trackers.reading import twice, wandb_records, wandb_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 

@@ -17,6 +17,7 @@ LONGEST_TAG = 64
 SETTINGS = {
     "mode": "offline",
     "console": "off",
+    "host": "equipoise",
     "silent": True,
     "symlink": False,
     "disable_code": True,
