@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,9 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     path = tmp_path_factory.mktemp("store") / "mlflow.db"
     engine = create_engine(f"sqlite:///{path}")
-    _initialize_tables(engine)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _initialize_tables(engine)
     engine.dispose()
     return path
 

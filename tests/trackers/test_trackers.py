@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +30,8 @@ from pathlib import Path
 
 from equipoise.trackers import Tracker
 
-Path(__file__).with_name("ran").touch()
+with Path(__file__).with_name("ran").open("a") as file:
+    file.write(f"{os.getpid()}\\n")
 
 
 class Mine(Tracker):
@@ -136,7 +138,7 @@ def test_a_resumed_run_knows_its_rounds_before(tiny: MakeConfig, mine: Path) -> 
 
 
 def test_the_rounds_of_a_methods_ending_are_told(tiny: MakeConfig, mine: Path) -> None:
-    run(tiny(base=mine, method={"crt": 1}, evaluate={"trackers": ["mine.py:Mine"]}), mine / "run")
+    run(tiny("fedbabu", base=mine, evaluate={"trackers": ["mine.py:Mine"]}), mine / "run")
     (last,) = [row for row in told(mine / "run") if row[0] == "row" and row[2] == 3]
     assert "ending/test/generalisation/balanced_accuracy" in last[3]
 
@@ -176,16 +178,16 @@ def test_it_changes_nothing_but_the_folder(tiny: MakeConfig, mine: Path) -> None
     assert tiny(evaluate={"every": 2}).digest != tiny().digest
     plain, tracked = run(tiny(), mine / "plain"), run(with_them, mine / "tracked")
     assert tracked.state_hash == plain.state_hash and tracked.metrics == plain.metrics
-    assert (mine / "tracked" / "metrics.jsonl").read_bytes() == (
-        mine / "plain" / "metrics.jsonl"
-    ).read_bytes()
+    texts = [(mine / name / "metrics.jsonl").read_bytes() for name in ("plain", "tracked")]
+    assert texts[0] == texts[1]
 
 
 def test_only_the_process_that_leads_the_run_knows_of_it(tiny: MakeConfig, mine: Path) -> None:
     pooled = {"kind": "pool", "workers": 2, "device": "cpu"}
     config = tiny(base=mine, engine=pooled, evaluate={"trackers": ["mine.py:Mine"]})
     done = run(config, mine / "run")
-    assert len({row[1] for row in told(mine / "run")}) == 1
+    assert {row[1] for row in told(mine / "run")} == {os.getpid()}
+    assert (mine / "ran").read_text() == f"{os.getpid()}\n"
     assert done.state_hash == run(tiny(), mine / "plain").state_hash
 
 
@@ -259,9 +261,8 @@ def test_without_the_package_the_fix_is_told(
     name: str, tiny: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(
-        ConfigError, match=rf'needs the package {name}: run pip install "equipoise\[{name}\]"'
-    ):
+    sentence = rf'needs the package {name}: run pip install "equipoise\[{name}\]"'
+    with pytest.raises(ConfigError, match=sentence):
         run(tiny(evaluate={"trackers": [name]}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -272,7 +273,7 @@ def test_a_folder_of_that_name_is_no_package(
     """Runs leave a folder `wandb` where they ran; Python takes it for a package if it finds no other."""
     (tmp_path / "wandb").mkdir()
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    monkeypatch.setattr("sys.modules", {name: one for name, one in sys.modules.items() if name != "wandb"})
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
     with pytest.raises(ConfigError, match="needs the package wandb"):
         run(tiny(evaluate={"trackers": ["wandb"]}), tmp_path / "run")
 

@@ -55,5 +55,5 @@ def test_config_tags_and_result_are_there(tiny: Callable[..., Config], tmp_path:
     assert summary["state_hash"] == done.state_hash
     wanted = done.metrics["test"]["generalisation"]["balanced_accuracy"]
     assert summary["result/test/generalisation/balanced_accuracy"] == pytest.approx(wanted)
-    assert not begun.host and not begun.git.remote_url
+    assert begun.host == "equipoise" and not begun.git.remote_url  # not this machine's name
     assert not [one for one in records if one.WhichOneof("record_type") in ("stats", "output_raw")]
