@@ -81,7 +81,7 @@ def kind_of(annotation: Any) -> str:
         if inside[-1] is Ellipsis:
             return f"list of {kind_of(inside[0])}"
         return f"list of {len(inside)}: {', '.join(dict.fromkeys(map(kind_of, inside)))}"
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+    if origin is dict or (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
         return "table"
     words = {int: "int", float: "number", bool: "true or false", str: "text", Any: "text, table or list"}
     return words[annotation]
@@ -502,6 +502,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "equipoise.report": ("write_report",),
     "equipoise.testing": ("check_method", "method_checks"),
     "equipoise.leaves": ("Sum", "Mean", "Each"),
+    "equipoise.trackers": ("Tracker", "Run", "Summary"),
 }
 
 

@@ -28,7 +28,10 @@ MakeConfig = Callable[..., Config]
 @pytest.fixture(scope="module")
 def done(tiny: MakeConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("verify") / "run"
-    run(tiny("fca", evaluate={"tensorboard": True}), folder)
+    run(tiny("fca", evaluate={"trackers": ["tensorboard"]}), folder)
+    for name in ("mlflow", "wandb"):
+        (folder / name).mkdir()
+        (folder / name / "theirs.json").write_text("{}")
     write_report(folder)
     export(load(folder), folder / "model.safetensors", "safetensors")
     return folder
@@ -57,7 +60,7 @@ def test_a_whole_run_is_said_to_be_and_left_as_it_is(done: Path) -> None:
     before = state(done)
     found = verify(done)
     assert found.problems == [] and state(done) == before
-    assert all(name.startswith("tensorboard/") for name in found.without_digest)
+    assert {name.split("/")[0] for name in found.without_digest} == {"tensorboard", "mlflow", "wandb"}
     assert {Path(name).name for name in found.checked} >= {
         *(
             "config.toml",

@@ -34,6 +34,7 @@ from equipoise.run_folder import CONFIG, RunFolder
 from equipoise.site import TrainOptions
 from equipoise.site.views import VIEWS
 from equipoise.text import parse_toml
+from equipoise.trackers import check_name
 from equipoise.trust import of_folder, remember
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -48,7 +49,7 @@ SECTIONS = ("data", "partition", "net", "method", "train", "engine", "evaluate",
 DEFINING = ("objective",)
 """keys of [train] that are part of a method which recommends them: a comparison keeps them, whatever its file
 says for all"""
-BESIDE_RESULT = ("tensorboard",)
+BESIDE_RESULT = ("trackers",)
 """keys of [evaluate] that change nothing but what is written beside the result"""
 BESIDE = ("base", "reproduce")
 """what a file may hold beside the sections: where its paths start, and what `equipoise reproduce` reads"""
@@ -72,6 +73,8 @@ class Config:
     """the folder relative paths start from"""
     codes: Mapping[str, Code] = field(default_factory=dict, compare=False)
     """by name: the code of one's own that the config names"""
+    allow: Allow = field(default=remember, compare=False, repr=False)
+    """asked before code that it names is run later on: its trackers"""
     weights: Mapping[str, str] | None = None
     """where files of weights are, by the name or sha256 they are asked for by; none: the name is a path"""
 
@@ -246,6 +249,9 @@ def resolve(
     objective = objective_of(options.objective, given.multi)
     if objective.scale is not None and net.head != "cosine":
         raise ConfigError("train.objective: 'ldam' needs cosines: set net.head = \"cosine\"")
+    evaluate = validate(EvaluateOptions, sections["evaluate"], "evaluate", parts)
+    for tracker in evaluate.trackers:
+        check_name(tracker if isinstance(tracker, str) else tracker["name"])
     return Config(
         data=given,
         partition=_kind(partition.KINDS, PartitionOptions, sections["partition"], "partition", parts),
@@ -255,10 +261,11 @@ def resolve(
         train=options,
         objective=objective,
         engine=validate(EngineOptions, sections["engine"], "engine", parts),
-        evaluate=validate(EvaluateOptions, sections["evaluate"], "evaluate", parts),
+        evaluate=evaluate,
         exchange=validate(ExchangeOptions, sections["exchange"], "exchange", parts),
         base=base,
         codes=parts.codes,
+        allow=allow,
     )
 
 

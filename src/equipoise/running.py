@@ -20,9 +20,10 @@ from equipoise.blueprint import Blueprint, Built
 from equipoise.config import Config, departures, digest_in, read, read_folder, resolve
 from equipoise.engine import Engine, Host, Pool, Serial, frames, probe
 from equipoise.errors import StorageError
-from equipoise.evaluate import ENDING, Board, Evaluation
+from equipoise.evaluate import ENDING, Evaluation
 from equipoise.exchange import Bounds, Ledger
 from equipoise.keeping import FIRST
+from equipoise.locate import Parts
 from equipoise.partition import Facts
 from equipoise.predict import Origin, assemble, class_maps
 from equipoise.run_folder import (
@@ -41,6 +42,7 @@ from equipoise.run_folder import (
 from equipoise.server import Checkpoints, Federation, Header, Journal, check_same, drawn
 from equipoise.setup import Material, draw, keep_memory, material, place_of
 from equipoise.site import Store
+from equipoise.trackers import Tracker, Tracking, describe, make
 from equipoise.tree import Tree, digest
 from equipoise.trust import recorded
 
@@ -165,11 +167,9 @@ def train(
     watch("begin", {"sites": census.sizes, "classes": blueprint.classes, "rounds": config.train.rounds})
     for text in departures(config):
         watch("note", {"text": text})
-    board: Board | None = None
 
     def tell(row: dict[str, Any]) -> None:
-        if board is not None:
-            board.write(row)
+        tracking.row(row)
         watch("round", row)
 
     evaluation = Evaluation(
@@ -185,8 +185,7 @@ def train(
     folder.write(BLUEPRINT, blueprint.model_dump(mode="json"))
     folder.write(CENSUS, census.model_dump(mode="json"))
     folder.write(LEDGER, {"leaves": [*joining, *plan.ledger.rows()]})
-    if config.evaluate.tensorboard and not (begun and begun.finished):
-        board = Board(folder.path, blueprint.classes, begun.round if begun else 0)
+    tracking = make_tracking(plan, folder, evaluation.history)
     event = "resumed" if begun else "started"
     journal.write(event, config=blueprint.config, data=blueprint.data, code=code_hash())
     federation = Federation(
@@ -210,9 +209,9 @@ def train(
     )
     try:
         server = federation.run(lambda: plan.first)
-    finally:
-        if board is not None:
-            board.close()
+    except BaseException:
+        tracking.end(None)
+        raise
     rounds, metrics = evaluation.selected() if config.train.rounds else ([], {})
     ending_of = [row[ENDING] for row in evaluation.history if row["round"] in rounds and ENDING in row]
     state = digest(server)
@@ -223,6 +222,7 @@ def train(
         measure_features(folder, plan, stuff, checkpoints, rounds)
     marks = {"metrics_hash": evaluation.mark(), "journal_hash": journal.head}
     folder.write(RESULT, result.summary() | marks)
+    tracking.end(result.summary())
     return result
 
 
@@ -259,6 +259,24 @@ def code_hash() -> str:
     return sha.hexdigest()
 
 
+def make_tracking(plan: Plan, folder: RunFolder, history: Sequence[Mapping[str, Any]]) -> Tracking:
+    """The trackers of the config, told that the run begins; none for a run that has its result."""
+    config, blueprint = plan.config, plan.blueprint
+    tags = {
+        "method": blueprint.method_name,
+        "version": blueprint.version,
+        "code": code_hash(),
+        "config": blueprint.config,
+        "data": blueprint.data,
+    }
+    run = describe(folder.path, config.table(), blueprint.classes, tags, history)
+    return Tracking(_trackers(config, folder), run)
+
+
+def _trackers(config: Config, folder: RunFolder) -> dict[str, Tracker]:
+    return {} if folder.has(RESULT) else make(config.evaluate.trackers, Parts(config.base, config.allow))
+
+
 def make_engine(plan: Plan, stuff: Material, folder: RunFolder) -> Engine:
     """The engine the config asks for."""
     config = plan.config
@@ -278,7 +296,9 @@ def make_engine(plan: Plan, stuff: Material, folder: RunFolder) -> Engine:
 
 
 def claim(folder: RunFolder, config: Config) -> None:
-    """Make the run folder, or check that the one there is of this very run."""
+    """Make the run folder, or check that the one there is of this very run; refuse trackers that cannot be
+    had."""
+    _trackers(config, folder)
     folder.make()
     if not (folder / CONFIG).exists():
         if config.codes:

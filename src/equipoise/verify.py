@@ -25,7 +25,7 @@ from equipoise.site import Store
 TICKET = "ticket.json"
 KEEPING = (PRIVATE, "private")
 """folders that hold a folder of private state per site"""
-FOREIGN = ("flower", "keys", "tensorboard")
+FOREIGN = ("flower", "keys", "tensorboard", "mlflow", "wandb")
 """folders of files that are not ours to check"""
 FIX = "restore it from a copy"
 NAME = "name a run folder, a site's folder or the image cache"

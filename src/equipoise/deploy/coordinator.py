@@ -32,7 +32,7 @@ from equipoise.running import Result, Watch, claim, one_thread, prepare, train
 from equipoise.server import Journal, countable, drawn
 from equipoise.setup import fits
 from equipoise.text import parse_toml
-from equipoise.trust import only, recorded
+from equipoise.trust import of_folder, only, recorded
 from equipoise.version import __version__
 
 
@@ -85,6 +85,7 @@ def coordinate(grid: Grid, folder: Path, watch: Watch | None = None) -> Result:
 
 def _coordinate(grid: Grid, folder: RunFolder, journal: Journal, watch: Watch) -> Result:
     config = resolve(parse_toml(folder.text(CONFIG)), allow=only(recorded(folder)))
+    config = replace(config, allow=of_folder(folder))  # for trackers: `plan` has noted them as trusted
     run, keys = read_plan(folder)
     options = config.engine
     fleet = Fleet(
@@ -135,6 +136,7 @@ def roster(config: Config, folder: RunFolder, fleet: Fleet, sites: tuple[str, ..
         given = read_roster(folder)
     else:
         table = {key: value for key, value in config.table().items() if key not in OURS}
+        del table["evaluate"]["trackers"]
         given = fleet.invite({"config": table, "version": __version__}, sites, config.engine.patience)
     cards = _usable({site: given[site] for site in sites if site in given}, fleet.tell)
     if len(cards) < max(1, config.exchange.min_sites):

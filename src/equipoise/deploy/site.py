@@ -140,6 +140,7 @@ def own_config(options: SiteOptions, folder: Path, table: Mapping[str, Any], all
     made = resolve({key: value for key, value in table.items() if key not in OURS} | own, folder, allow=allow)
     made = replace(
         made,
+        evaluate=made.evaluate.model_copy(update={"trackers": ()}),  # the coordinator's, and not for here
         weights={
             name.lower() if DIGEST.fullmatch(name) else name: path for name, path in options.weights.items()
         },

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from equipoise.evaluate.board import Board
 from equipoise.evaluate.metrics import by_attribute, from_scores, from_statistics, shot_groups
 from equipoise.evaluate.observer import Evaluation
 from equipoise.evaluate.options import EvaluateOptions
@@ -10,7 +9,6 @@ from equipoise.evaluate.protocol import ENDING, blend, select, summarise
 
 __all__ = [
     "ENDING",
-    "Board",
     "EvaluateOptions",
     "Evaluation",
     "blend",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from equipoise.options import Options
 
@@ -30,8 +30,19 @@ class EvaluateOptions(Options):
     """with `shots = "absolute"`: a class of fewer training images than this is a tail class"""
     attributes: bool = True
     """also report the metrics per value of each attribute column"""
-    tensorboard: bool = False
-    """also write every round's metrics as TensorBoard events, into the run folder's `tensorboard/`"""
+    trackers: tuple[str | dict[str, Any], ...] = ()
+    """who else is told of every round: `"tensorboard"`, `"mlflow"`, `"wandb"`, `"FILE.py:Class"`, or a table
+    of such a `name` and options"""
+
+    @field_validator("trackers")
+    @classmethod
+    def _are_named(cls, trackers: tuple[str | dict[str, Any], ...]) -> tuple[str | dict[str, Any], ...]:
+        names = [one if isinstance(one, str) else one.get("name") for one in trackers]
+        if not all(isinstance(name, str) for name in names):
+            raise ValueError('a table needs a name, as in { name = "mlflow", uri = "…" }')
+        if len(set(names)) < len(names):
+            raise ValueError("one is named twice")
+        return trackers
 
     @model_validator(mode="after")
     def _groups_are_apart(self) -> EvaluateOptions:
