@@ -53,7 +53,7 @@ def test_four_workers_give_what_one_process_gives(method: str) -> None:
 
 
 BOTH = [name for name, cls in METHODS.items() if {"single", "multi"} <= set(cls.tasks)]
-TASK_MATTERS = ("ledger", "missing_class", "one_sample", "neutral", "overfits")
+TASK_MATTERS = ("ledger", "odd_sites", "neutral", "overfits")
 
 
 @pytest.mark.slow
