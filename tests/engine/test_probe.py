@@ -14,6 +14,7 @@ from equipoise.exchange.ledger import entries
 from equipoise.running import make_ledger, run
 from equipoise.setup import make_host, material
 
+pytestmark = pytest.mark.real_probe
 MakeConfig = Callable[..., Config]
 
 

@@ -27,7 +27,6 @@ from equipoise.exchange import Ledger
 from equipoise.locate import OF_FILE, Code
 from equipoise.methods import METHODS, Method, find
 from equipoise.names import unknown
-from equipoise.running import make_ledger
 from equipoise.server import Checkpoints
 from equipoise.site import Store
 from equipoise.testing.federations import ORDINARY, Home, home, tables
@@ -103,7 +102,7 @@ class Bench:
             return taps[0]
 
         try:
-            with mock.patch.object(running, "make_ledger", self._ledger):
+            with mock.patch.object(running, "probe", self._probe(config.digest)):
                 result = running.run(config, folder, watch=watch, wrap=wrap)
         except SiteError as error:
             raise AssertionError("; ".join([str(error), *rejected(folder)])) from error
@@ -121,11 +120,16 @@ class Bench:
         self._count += 1
         return self._home.folder / f"run-{self._count}"
 
-    def _ledger(self, config: Config, *rest: Any) -> Ledger:
+    def _probe(self, config: str) -> Callable[..., Ledger]:
         """What a run will exchange, found out once for runs of the same config."""
-        if config.digest not in self._ledgers:
-            self._ledgers[config.digest] = make_ledger(config, *rest)
-        return self._ledgers[config.digest]
+        usual = running.probe
+
+        def probe(*given: Any) -> Ledger:
+            if config not in self._ledgers:
+                self._ledgers[config] = usual(*given)
+            return self._ledgers[config]
+
+        return probe
 
     @property
     def ordinary(self) -> Trace:
