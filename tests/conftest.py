@@ -14,10 +14,14 @@ from typing import Any
 import pytest
 import torch
 
+from equipoise import running
 from equipoise.config import Config, resolve
-from equipoise.engine import frames
+from equipoise.engine import Host, frames
+from equipoise.exchange import Ledger
 from equipoise.keeping import bare, read_lines
+from equipoise.tree import flat_digest
 
+PROBE = running.probe
 NURSERY, USUAL = Path(__file__).with_name("nursery.py"), frames.command
 
 
@@ -62,6 +66,33 @@ def _real_workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     """But not in tests that are about processes."""
     if request.node.get_closest_marker("real_workers"):
         monkeypatch.setattr(frames, "command", USUAL)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _ledgers() -> Iterator[None]:
+    """What a run will exchange is found out once for all runs of the same method, net and settings."""
+    known: dict[tuple[Any, ...], Ledger] = {}
+
+    def probe(host: Host, participants: int, exact: bool) -> Ledger:
+        site = next(iter(host.sites.values()))
+        data = (site.classes, site.task, site.splits["train"].images.shape[1:], site.labelled is None)
+        net = (flat_digest(host.initial), host.private, tuple(host.frozen))
+        settings = (repr(host.options), repr(host.objective), len(host.sites), participants, exact)
+        key = (type(host.method), repr(host.method), *data, *net, *settings)
+        if key not in known:
+            known[key] = PROBE(host, participants, exact)
+        return known[key]
+
+    running.probe = probe
+    yield
+    running.probe = PROBE
+
+
+@pytest.fixture(autouse=True)
+def _real_probe(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But not in tests that are about that."""
+    if request.node.get_closest_marker("real_probe"):
+        monkeypatch.setattr(running, "probe", PROBE)
 
 
 @pytest.fixture(scope="session")

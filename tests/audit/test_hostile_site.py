@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import Array, ConfigRecord, Error, Message, RecordDict
-from tests.golden.test_golden import LIGHT
 from tests.hostile import COUNTED, SCORED, TRAIN, Bad
+from tests.light import LIGHT
 from tests.spoiled import Change, Spoil, delta
 from torch import Tensor
 
@@ -180,7 +180,7 @@ from pathlib import Path
 from equipoise.config import resolve
 from equipoise.errors import Rejected
 from tests.audit.test_hostile_site import honest
-from tests.golden.test_golden import LIGHT
+from tests.light import LIGHT
 from tests.hostile import TRAIN
 
 data, check = honest(resolve(json.loads(sys.argv[1])), Path(sys.argv[2]))("train")

@@ -145,6 +145,7 @@ def test_a_real_process_ends_cleanly_with_its_workers(tiny) -> None:
         str(tiny),
         "train.rounds=500",
         "engine.kind=pool",
+        "engine.workers=1",
         "--out",
         "out",
     ]

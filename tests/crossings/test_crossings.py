@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from tests.crossings.pairs import Cell, covering, pairs_of
+from tests.light import LIGHTEST
 
 from equipoise.config import resolve
 from equipoise.errors import ConfigError, EquipoiseError, MethodError
@@ -32,18 +33,6 @@ from equipoise.use import load
 from equipoise.use.judge import logits
 
 ROUNDS = 2
-FAST: dict[str, dict[str, Any]] = {
-    "fediic": {"spread_steps": 20},
-    "fedmas": {"target": "small-cnn"},
-    "fedmlp": {"warmup": 1},
-    "fedirm": {"warmup": 1},
-    "cbafed": {"warmup": 1, "every": 1},
-    "fednoro": {"warmup": 1},
-    "creff": {"features": 10, "match_steps": 10, "head_epochs": 10, "draws": 2},
-    "prr-imb": {"warmup": 1},
-    "moon": {"size": 16},
-}
-"""Settings under which two rounds take every path of a method, quickly."""
 
 COMMON: dict[str, list[Any]] = {
     "select": ["last", "best_validation", "mean_last_5"],
@@ -134,7 +123,7 @@ def table(cell: Cell, **method: Any) -> dict[str, Any]:
     return {
         "data": {"kind": "phantom", "scale": 0.004, "image_size": 16, "task": cell["task"]},
         "partition": {"kind": "iid", "sites": 4} | ({"missing": cell["missing"]} if cell["missing"] else {}),
-        "method": {"name": name, "crt": cell["crt"], **(method or FAST.get(name, {}))},
+        "method": {"name": name, "crt": cell["crt"], **(method or LIGHTEST.get(name, {}))},
         "net": {"name": "small-cnn", "head": cell["head"]},
         "train": train | {option: value for option, value in given.items() if value is not None},
         "evaluate": {"select": cell["select"], "own": cell["own"]},

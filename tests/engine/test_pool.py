@@ -231,35 +231,27 @@ def private(folder: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("order", [Reversed, Shuffled])
-@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fca", "local"])
+@pytest.mark.parametrize(
+    "method",
+    ["fedavg", "fca", *(pytest.param(name, marks=pytest.mark.sweep) for name in ("fedprox", "local"))],
+)
 def test_the_order_of_answers_does_not_matter(
-    method: str, order: type[Around], tiny: MakeConfig, rows: Rows, tmp_path: Path
+    method: str, tiny: MakeConfig, rows: Rows, tmp_path: Path
 ) -> None:
-    straight = run(tiny(method), tmp_path / "a")
-    other = run(tiny(method), tmp_path / "b", wrap=order)
-    assert other.state_hash == straight.state_hash
-    assert rows(tmp_path / "b") == rows(tmp_path / "a")
-    assert private(tmp_path / "b") == private(tmp_path / "a")
-
-
-@pytest.mark.slow
-@pytest.mark.real_workers
-def test_serial_and_pool_give_the_same_bits(tiny: MakeConfig, rows: Rows, tmp_path: Path) -> None:
-    """As `tests/methods/test_conformance.py` has it for every method, with workers started as a user's run
-    starts them."""
-    serial = run(tiny("fca"), tmp_path / "serial")
-    folder = tmp_path / "pool"
-    pooled = run(tiny("fca", engine={"kind": "pool", "workers": 2}), folder)
-    assert pooled.state_hash == serial.state_hash
-    assert rows(folder) == rows(tmp_path / "serial")
-    assert private(folder) == private(tmp_path / "serial")
-    assert private(folder)
+    straight = run(tiny(method), tmp_path / "straight")
+    for order in (Reversed, Shuffled):
+        folder = tmp_path / order.__name__
+        other = run(tiny(method), folder, wrap=order)
+        assert other.state_hash == straight.state_hash
+        assert rows(folder) == rows(tmp_path / "straight")
+        assert private(folder) == private(tmp_path / "straight")
 
 
 @pytest.mark.slow
 @pytest.mark.real_workers
 def test_killed_workers_change_nothing_and_none_is_left(tiny: MakeConfig, rows: Rows, tmp_path: Path) -> None:
+    """As `tests/methods/test_conformance.py` has it for every method, with workers started as a user's run
+    starts them, some of which are killed."""
     serial = run(tiny("fca"), tmp_path / "serial")
     killers: list[Killer] = []
     engines: list[Engine] = []
@@ -281,6 +273,8 @@ def test_killed_workers_change_nothing_and_none_is_left(tiny: MakeConfig, rows: 
     assert not any(alive(pid) for pid in ids)
     assert pooled.state_hash == serial.state_hash
     assert rows(tmp_path / "pool") == rows(tmp_path / "serial")
+    assert private(tmp_path / "pool") == private(tmp_path / "serial")
+    assert private(tmp_path / "pool")
 
 
 SLEEPER = """

@@ -16,6 +16,7 @@ from equipoise.nets import state
 from equipoise.running import prepare, run
 from equipoise.setup import draw, material
 
+pytestmark = pytest.mark.real_probe
 MakeConfig = Callable[..., Config]
 
 

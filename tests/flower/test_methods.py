@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests import doctored
-from tests.methods.test_conformance import OPTIONS
+from tests.light import LIGHTEST
 
 from equipoise.config import Config
 from equipoise.methods import METHODS
@@ -24,7 +24,7 @@ def tiny_for(tiny: MakeConfig, name: str) -> Config:
     task = METHODS[name].tasks[0]
     sections: dict[str, dict[str, Any]] = {"data": {"task": task}, "evaluate": {"every": 2}}
     config = tiny(name, **sections, partition={"missing": 2} if task == "multi" else {})
-    return replace(config, method=METHODS[name](**OPTIONS.get(name, {})))
+    return replace(config, method=METHODS[name](**LIGHTEST.get(name, {})))
 
 
 QUICK = ("fca", "fediic", "fedsdc")

@@ -76,20 +76,20 @@ def events(folder: Path, event: str) -> list[dict[str, Any]]:
     return [line for line in read_journal(folder / "journal.jsonl")[0] if line["event"] == event]
 
 
-def test_three_methods_give_the_bits_of_the_simulation(tiny: MakeConfig, rows: Rows, tmp_path: Path) -> None:
-    """Private state, two questions, leaves that are read site by site: one federation for all three, on every
-    run of the tests."""
+@pytest.mark.parametrize("methods", [("fca", "fedsdc"), pytest.param(("fediic",), marks=pytest.mark.sweep)])
+def test_methods_give_the_bits_of_the_simulation(
+    methods: tuple[str, ...], tiny: MakeConfig, rows: Rows, tmp_path: Path
+) -> None:
+    """Private state; several questions a round, and leaves that are read site by site: one federation for
+    both, on every run of the tests."""
     small: dict[str, Any] = {
         "partition": {"sites": 2},
         "evaluate": {"every": 2},
         "exchange": {"min_sites": 2},
     }
-    plays = {
-        method: federated(tiny(method, **small)).with_engine(**PATIENT)
-        for method in ("fca", "fediic", "fedsdc")
-    }
+    plays = {method: federated(tiny(method, **small)).with_engine(**PATIENT) for method in methods}
     each = sorted({leaf for config in plays.values() for leaf in allowed(config)})
-    with stage(plays["fca"], tmp_path / "town", {"each": each, "methods": approved()}) as made:
+    with stage(plays[methods[0]], tmp_path / "town", {"each": each, "methods": approved()}) as made:
         made.open()
         made.join_all()
         for method, config in plays.items():

@@ -3,7 +3,7 @@
 A change that should not alter results leaves them alone; one that should says why in its commit and brings
 new numbers:
 
-    python tests/golden/test_golden.py
+    python -m tests.golden.test_golden
 
 One machine gives the same bits every time. Another processor rounds differently, and training lets that grow:
 with the oldest instruction set, losses moved by up to 0.0005 of their value and metrics by up to 0.03. What
@@ -19,22 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.light import LIGHT
 
 from equipoise.methods import METHODS
 from equipoise.running import run
 
 FILE = Path(__file__).with_name("methods.json")
-LIGHT: dict[str, dict[str, Any]] = {
-    "fediic": {"spread_steps": 50},
-    "fedmas": {"target": "small-cnn"},
-    "fedmlp": {"warmup": 1},
-    "fedirm": {"warmup": 1},
-    "cbafed": {"warmup": 1, "every": 1},
-    "fednoro": {"warmup": 1},
-    "creff": {"features": 10, "match_steps": 50, "head_epochs": 100, "draws": 2},
-    "prr-imb": {"warmup": 1},
-}
-"""The heavy parts of a method are made light where its arithmetic stays the same."""
 RUNS: dict[str, dict[str, Any]] = {
     f"{name} {preset}".strip(): {
         "name": name,
@@ -79,7 +69,7 @@ def measured(method: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("name", RUNS)
 def test_numbers_are_those_on_file(name: str) -> None:
     golden = json.loads(FILE.read_text())
-    assert name in golden, f"{FILE.name} has no numbers of '{name}': run `python tests/golden/test_golden.py`"
+    assert name in golden, f"{FILE.name} has no numbers of '{name}': run `python -m tests.golden.test_golden`"
     found, expected = measured(RUNS[name]), golden[name]
     assert found["loss"] == pytest.approx(expected["loss"], rel=LOSS_TOLERANCE)
     for view in ("generalisation", "specialisation"):

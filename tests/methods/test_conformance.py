@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
+from tests.light import LEARNING
 
 from equipoise.methods import METHODS
 from equipoise.testing import Bench, method_checks
@@ -14,27 +14,9 @@ SLOW = {"pool"}
 """starts worker processes"""
 
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "fediic": {"spread_steps": 50},
-    "fedmas": {"target": "small-cnn"},
-    "fedmlp": {"warmup": 1},
-    "fedirm": {"warmup": 1},
-    "cbafed": {"warmup": 0, "every": 1},
-    "fednoro": {"warmup": 1},
-    "creff": {"features": 10, "match_steps": 50, "head_epochs": 100, "draws": 2},
-    "prr-imb": {"warmup": 1},
-    # Settings under which a few rounds are enough to learn 64 images by heart; the published ones need more.
-    "fedavgm": {"beta": 0.3},
-    "fedadagrad": {"lr": 0.03},
-    "moon": {"size": 16},
-    "isfl": {"sigma": 0.5},
-}
-"""Settings under which two rounds take every path of a method, quickly."""
-
-
 def cases() -> Iterator[object]:
     for method in METHODS:
-        for name, check in method_checks(method, OPTIONS.get(method)):
+        for name, check in method_checks(method, LEARNING.get(method)):
             yield pytest.param(check, id=f"{method}-{name}", marks=[pytest.mark.slow] if name in SLOW else [])
 
 
@@ -48,16 +30,16 @@ def test_method(check: Callable[[], None]) -> None:
 def test_four_workers_give_what_one_process_gives(method: str) -> None:
     """More workers than sites, for methods with everything that could differ; the rule 'pool' has two workers
     for all."""
-    bench = Bench(method, OPTIONS.get(method))
+    bench = Bench(method, LEARNING.get(method))
     assert bench.ordinary.difference(bench.run(bench.config().with_engine(kind="pool", workers=4))) is None
 
 
 BOTH = [name for name, cls in METHODS.items() if {"single", "multi"} <= set(cls.tasks)]
-TASK_MATTERS = ("ledger", "missing_class", "one_sample", "neutral", "overfits")
+TASK_MATTERS = ("ledger", "odd_sites", "neutral", "overfits")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", BOTH)
 def test_method_for_several_labels(method: str) -> None:
-    for _, check in method_checks(method, OPTIONS.get(method), task="multi", only=TASK_MATTERS):
+    for _, check in method_checks(method, LEARNING.get(method), task="multi", only=TASK_MATTERS):
         check()

@@ -18,7 +18,7 @@ from equipoise.methods.isfl import ISFL, water_filling
 from equipoise.nets import Net, state
 from equipoise.running import run
 from equipoise.seeds import generator
-from equipoise.testing import MISSING_CLASS, Bench
+from equipoise.testing import Bench
 
 NAME = "equipoise.methods.isfl:ISFL"
 
@@ -194,8 +194,9 @@ def test_what_others_say_stands_in_for_absent_classes() -> None:
 
 def test_uniform_mean_smoothness_by_class_and_shares_kept() -> None:
     bench = Bench(NAME)
+    sites = {"whole": (0, 0, 0, 1, 1, 1, 2, 2), "without": (0, 0, 0, 0, 1, 1, 1, 1)}
     with bench.own_cache():
-        trace = bench.run(bench.config(MISSING_CLASS, rounds=1))
+        trace = bench.run(bench.config(sites, rounds=1))
     up = {a.site: decode_upload(a.data)[1] for a in trace.answers if a.question.name == "train"}
     assert {float(leaves["delta"].weight) for leaves in up.values()} == {1.0}
     assert up["without"]["smoothness"].weight.tolist() == [1, 1, 0]

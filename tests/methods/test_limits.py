@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.golden.test_golden import LIGHT
+from tests.light import LIGHT
 
 from equipoise.config import resolve
 from equipoise.errors import MethodError

@@ -82,10 +82,13 @@ def _no_number(text: str) -> None:
 
 def _deeper(value: Any, levels: int) -> bool:
     """Whether a value of JSON has more levels than that; it is not followed any further."""
-    if not isinstance(value, dict | list):
-        return False
-    inner = value.values() if isinstance(value, dict) else value
-    return levels == 0 or any(_deeper(one, levels - 1) for one in inner)
+    level = [value]
+    for _ in range(levels + 1):
+        holders = [one for one in level if isinstance(one, (dict, list))]
+        if not holders:
+            return False
+        level = [inner for one in holders for inner in (one.values() if isinstance(one, dict) else one)]
+    return True
 
 
 def shown(name: str, most: int = 80) -> str:

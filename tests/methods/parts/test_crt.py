@@ -394,8 +394,8 @@ def test_labels_a_site_may_not_see_do_not_enter(make_findings: Callable[..., Any
     [
         ("fca", "single", None),
         ("fedavg", "multi", ("resume", "ledger", "dropout")),
-        ("fedrep", "single", ("resume", "ledger", "dropout", "one_sample")),
-        ("fedsdc", "single", ("resume", "ledger", "dropout", "one_sample")),
+        ("fedrep", "single", ("resume", "ledger", "dropout", "odd_sites")),
+        ("fedsdc", "single", ("resume", "ledger", "dropout", "odd_sites")),
     ],
 )
 def test_every_rule_holds_with_the_stage(method: str, task: Any, only: tuple[str, ...] | None) -> None:
