@@ -15,10 +15,12 @@ import pytest
 import torch
 
 from equipoise import running
+from equipoise.blueprint import Blueprint, Built
 from equipoise.config import Config, resolve
-from equipoise.engine import Host, frames
+from equipoise.engine import frames
 from equipoise.exchange import Ledger
 from equipoise.keeping import bare, read_lines
+from equipoise.nets import state
 from equipoise.tree import flat_digest
 
 PROBE = running.probe
@@ -73,14 +75,11 @@ def _ledgers() -> Iterator[None]:
     """What a run will exchange is found out once for all runs of the same method, net and settings."""
     known: dict[tuple[Any, ...], Ledger] = {}
 
-    def probe(host: Host, participants: int, exact: bool) -> Ledger:
-        site = next(iter(host.sites.values()))
-        data = (site.classes, site.task, site.splits["train"].images.shape[1:], site.labelled is None)
-        net = (flat_digest(host.initial), host.private, tuple(host.frozen))
-        settings = (repr(host.options), repr(host.objective), len(host.sites), participants, exact)
-        key = (type(host.method), repr(host.method), *data, *net, *settings)
+    def probe(blueprint: Blueprint, built: Built, everyone: int, *rest: Any) -> Ledger:
+        net = flat_digest({name: tensor.detach().cpu() for name, tensor in state(built.net).items()})
+        key = (blueprint.digest, blueprint.partial, id(blueprint.method.__class__), net, everyone, *rest[:2])
         if key not in known:
-            known[key] = PROBE(host, participants, exact)
+            known[key] = PROBE(blueprint, built, everyone, *rest)
         return known[key]
 
     running.probe = probe

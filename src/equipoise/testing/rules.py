@@ -159,7 +159,7 @@ def check_dropout(bench: Bench) -> None:
     lost = {asked[-1]: "west"} | {asked[0]: "south"}  # one site, where there is one question
 
     def lose(question: Question, site: str) -> bool:
-        return lost.get(question.write) == site
+        return question.write is not None and lost.get(question.write) == site
 
     trace = bench.run(bench.config(), lose=lose)
     finite(trace)
