@@ -14,6 +14,7 @@ from equipoise.exchange import unseal
 from equipoise.exchange.codec import CodecError
 from equipoise.keeping import read_json
 from equipoise.methods import METHODS
+from equipoise.methods.base import PERSONAL
 from equipoise.names import unknown
 from equipoise.opening import read_regular
 from equipoise.running import RESULT, read_result
@@ -51,7 +52,7 @@ def _from_run(folder: Path, site: str | None, trust: bool) -> Predictor:
     if site is not None:
         kept = _private(folder, site, sites, header)
         mine = kept.get("mine", {})
-        net |= kept.get("net", {}) | kept.get("tuned", {}) | dict(config.method.personal(mine))
+        net |= kept.get("net", {}) | kept.get("tuned", {}) | dict(mine.get(PERSONAL, {}))
     sight, data = _sight(folder, config), config.data
     facts = Facts(
         task=sight.task,
