@@ -550,6 +550,30 @@ def members(cls: type) -> str:
     return table(("", ""), rows)
 
 
+def hooks() -> str:
+    """The hooks of a method: where each runs (the section of the file it stands in), and what it does where
+    it is left out."""
+    source, lines = inspect.getsource(Method), list[tuple[str, str, str, str]]()
+    sections = [
+        (source[: found.start()].count("\n") + 1, found[1])
+        for found in re.finditer(r"^    # (\S.*?) -{9,}$", source, re.MULTILINE)
+    ]
+    (tree,) = ast.parse(source).body
+    assert isinstance(tree, ast.ClassDef)
+    for node in tree.body:
+        if not isinstance(node, ast.FunctionDef) or not inspect.isfunction(vars(Method)[node.name]):
+            continue
+        where = [name for line, name in sections if line < node.lineno][-1]
+        rest = node.body[1:]
+        default = "as FedAvg" if rest else "nothing"
+        if len(rest) == 1 and isinstance(rest[0], ast.Return) and rest[0].value is not None:
+            text = ast.unparse(rest[0].value)
+            default = f"`{text}`" if len(text) < 40 and "self, " not in text else default
+        thing = vars(Method)[node.name]
+        lines.append((f"`{node.name}{signature(thing)}`", where.lower(), first_line(thing), default))
+    return table(("hook", "where", "what it gives", "left out"), lines)
+
+
 # Pages ------------------------------------------------------------------------------------------------------
 
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
@@ -569,7 +593,8 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
     },
     "cli.md": {"verbs": verbs},
     "exit-codes.md": {"exit-codes": exit_codes},
-    "python.md": {"api": api, "hooks": lambda: members(Method), "loc": lambda: members(Loc)},
+    "own-method.md": {"hooks": hooks},
+    "python.md": {"api": api, "loc": lambda: members(Loc)},
     "data.md": {"sets": sets, "layouts": layouts},
     "methods.md": {
         "overview": overview,

@@ -4,6 +4,7 @@ neither a method nor a leaf by name."""
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from pathlib import Path
 
@@ -116,6 +117,13 @@ def test_a_room_knows_no_leaf(room: str) -> None:
         nodes = ast.walk(ast.parse(path.read_text()))
         texts = {node.value for node in nodes if isinstance(node, ast.Constant)}
         assert not texts & (names - EVERYDAY), path
+
+
+def test_a_method_has_few_hooks() -> None:
+    """Whoever writes a method must be able to hold them all in mind."""
+    questions = {"retrain", "evaluate"}
+    hooks = {name for name, thing in vars(Method).items() if inspect.isfunction(thing) and name[0] != "_"}
+    assert len(hooks - questions) <= 18
 
 
 # Names that come from elsewhere -----------------------------------------------------------------------------

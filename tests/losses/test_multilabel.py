@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from tests.losses import composed
 
 from equipoise.losses import multilabel
 from equipoise.losses.shaping import positive_prior
@@ -78,30 +79,30 @@ def test_adjusted_bce_equals_the_ratio_of_the_paper():
     p = torch.sigmoid(Z)
     adjusted = p * prior / (p * prior + (1 - p) * (1 - prior))
     expected = torch.nn.functional.binary_cross_entropy(adjusted, Y.double(), reduction="none")
-    torch.testing.assert_close(multilabel.adjusted_bce(Z, Y, prior), expected.mean(), atol=1e-12, rtol=0)
+    torch.testing.assert_close(composed.adjusted_bce(Z, Y, prior), expected.mean(), atol=1e-12, rtol=0)
     masked = expected[:, LABELLED].sum() / 6
     torch.testing.assert_close(
-        multilabel.adjusted_bce(Z, Y, prior, LABELLED, "all"), masked, atol=1e-12, rtol=0
+        composed.adjusted_bce(Z, Y, prior, LABELLED, "all"), masked, atol=1e-12, rtol=0
     )
 
 
 def test_adjusted_bce_with_even_prior_is_bce():
     even = torch.full((3,), 0.5)
     torch.testing.assert_close(
-        multilabel.adjusted_bce(Z, Y, even), multilabel.masked_bce(Z, Y), atol=1e-12, rtol=0
+        composed.adjusted_bce(Z, Y, even), multilabel.masked_bce(Z, Y), atol=1e-12, rtol=0
     )
 
 
 def test_masked_focal_by_hand():
     rows = [[(1 - math.exp(-v)) ** 2 * v for v in row] for row in cells()]
-    assert multilabel.masked_focal(Z, Y, 2.0).item() == pytest.approx(sum(map(sum, rows)) / 6, abs=1e-12)
+    assert composed.masked_focal(Z, Y, 2.0).item() == pytest.approx(sum(map(sum, rows)) / 6, abs=1e-12)
     known = sum(row[0] + row[2] for row in rows)
-    assert multilabel.masked_focal(Z, Y, 2.0, LABELLED).item() == pytest.approx(known / 4, abs=1e-12)
+    assert composed.masked_focal(Z, Y, 2.0, LABELLED).item() == pytest.approx(known / 4, abs=1e-12)
 
 
 def test_masked_focal_without_focus_is_bce():
     torch.testing.assert_close(
-        multilabel.masked_focal(Z, Y, 0.0), multilabel.masked_bce(Z, Y), atol=1e-12, rtol=0
+        composed.masked_focal(Z, Y, 0.0), multilabel.masked_bce(Z, Y), atol=1e-12, rtol=0
     )
 
 
@@ -112,9 +113,9 @@ def test_fedlc_bce_by_hand():
     expected = (
         sum(bce(z, y) for z, y in zip(shifted.flatten().tolist(), Y.flatten().tolist(), strict=True)) / 6
     )
-    assert multilabel.fedlc_bce(Z, Y, positives, negatives).item() == pytest.approx(expected, abs=1e-12)
+    assert composed.fedlc_bce(Z, Y, positives, negatives).item() == pytest.approx(expected, abs=1e-12)
     torch.testing.assert_close(
-        multilabel.fedlc_bce(Z, Y, positives, negatives, 0.0), multilabel.masked_bce(Z, Y)
+        composed.fedlc_bce(Z, Y, positives, negatives, 0.0), multilabel.masked_bce(Z, Y)
     )
 
 
@@ -134,9 +135,9 @@ def test_finite_whatever_is_absent(z, y, mask, positives):
     counts = torch.from_numpy(positives)
     loss = (
         multilabel.masked_bce(logits, labels, cells_that_count, multilabel.positive_weight(counts, 9))
-        + multilabel.adjusted_bce(logits, labels, positive_prior(counts, 9), cells_that_count)
-        + multilabel.masked_focal(logits, labels, 0.5, cells_that_count)
-        + multilabel.fedlc_bce(logits, labels, counts, 9 - counts, mask=cells_that_count)
+        + composed.adjusted_bce(logits, labels, positive_prior(counts, 9), cells_that_count)
+        + composed.masked_focal(logits, labels, 0.5, cells_that_count)
+        + composed.fedlc_bce(logits, labels, counts, 9 - counts, mask=cells_that_count)
     )
     loss.backward()
     assert loss.isfinite()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.losses import composed
 
 from equipoise.errors import ConfigError
 from equipoise.losses import OBJECTIVES, ObjectiveOptions, make_objective, multilabel, parse_objective, single
@@ -32,13 +33,13 @@ def many(value, **kwargs):
     ("value", "expected"),
     [
         ("cross_entropy", lambda: F.cross_entropy(Z, Y)),
-        ("balanced_softmax", lambda: single.balanced_softmax(Z, Y, PRIOR)),
-        ({"name": "logit_adjustment", "tau": 0.5}, lambda: single.logit_adjustment(Z, Y, PRIOR, 0.5)),
+        ("balanced_softmax", lambda: composed.balanced_softmax(Z, Y, PRIOR)),
+        ({"name": "logit_adjustment", "tau": 0.5}, lambda: composed.logit_adjustment(Z, Y, PRIOR, 0.5)),
         ({"name": "focal", "gamma": 1.0}, lambda: single.focal(Z, Y, 1.0)),
         ({"name": "class_balanced", "beta": 0.9}, lambda: single.class_balanced(Z, Y, COUNTS, 0.9)),
-        ({"name": "fedlc", "tau": 0.5}, lambda: single.fedlc(Z, Y, COUNTS, 0.5)),
-        ({"name": "fedlc", "strict": True}, lambda: single.fedlc(Z, Y, COUNTS, 1.0, strict=True)),
-        ({"name": "fedrs", "alpha": 0.1}, lambda: single.fedrs(Z, Y, COUNTS, 0.1)),
+        ({"name": "fedlc", "tau": 0.5}, lambda: composed.fedlc(Z, Y, COUNTS, 0.5)),
+        ({"name": "fedlc", "strict": True}, lambda: composed.fedlc(Z, Y, COUNTS, 1.0, strict=True)),
+        ({"name": "fedrs", "alpha": 0.1}, lambda: composed.fedrs(Z, Y, COUNTS, 0.1)),
         ({"name": "ldam", "scale": 5}, lambda: single.ldam(Z, Y, COUNTS, scale=5.0)),
         (["fedrs", "focal"], lambda: single.focal(Z * torch.tensor([1.0, 1.0, 0.5]), Y, 2.0)),
     ],
@@ -137,17 +138,17 @@ def test_ldam_by_hand_with_a_shift_beside_it():
             {"name": "bce", "pos_weight": True},
             lambda: multilabel.masked_bce(Z, MANY, LABELLED, torch.tensor([1.25, 5.0, 1.0])),
         ),
-        ("focal", lambda: multilabel.masked_focal(Z, MANY, 2.0, LABELLED)),
-        ("fedlc", lambda: multilabel.fedlc_bce(Z, MANY, COUNTS, 10 - COUNTS, 1.0, LABELLED)),
-        ("adjusted_bce", lambda: multilabel.adjusted_bce(Z, MANY, positive_prior(COUNTS, 10), LABELLED)),
-        ("logit_adjustment", lambda: multilabel.adjusted_bce(Z, MANY, positive_prior(COUNTS, 10), LABELLED)),
+        ("focal", lambda: composed.masked_focal(Z, MANY, 2.0, LABELLED)),
+        ("fedlc", lambda: composed.fedlc_bce(Z, MANY, COUNTS, 10 - COUNTS, 1.0, LABELLED)),
+        ("adjusted_bce", lambda: composed.adjusted_bce(Z, MANY, positive_prior(COUNTS, 10), LABELLED)),
+        ("logit_adjustment", lambda: composed.adjusted_bce(Z, MANY, positive_prior(COUNTS, 10), LABELLED)),
         (
             {"name": "logit_adjustment", "tau": 0.5},
             lambda: multilabel.masked_bce(Z + 0.5 * torch.logit(positive_prior(COUNTS, 10)), MANY, LABELLED),
         ),
         (
             ["adjusted_bce", {"name": "focal", "over": "all"}],
-            lambda: multilabel.masked_focal(
+            lambda: composed.masked_focal(
                 Z + torch.logit(positive_prior(COUNTS, 10)), MANY, 2.0, LABELLED, over="all"
             ),
         ),

@@ -180,7 +180,7 @@ def test_site_predicts_with_its_personal_model(
     net, loc = visit(config, "north")
     x = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
     union = config.method.predict(net, x, None, {})
-    load(net, config.method.personal(loc.mine))
+    load(net, loc.mine["personal"])
     own = config.method.predict(net, x, loc.mine, {})
     assert list(union) == ["fed"] and list(own) == ["personal"]
     assert not torch.allclose(union["fed"], own["personal"])

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from equipoise.losses.shaping import SIDE_FLOOR, binary_margin_shift, odds_shift
-from equipoise.losses.single import effective_weight, focus, ldam_margin
+from equipoise.losses.shaping import SIDE_FLOOR
+from equipoise.losses.single import effective_weight, ldam_margin
 
 Over = Literal["labelled", "all"]
 
@@ -90,34 +90,6 @@ def masked_bce(
 ) -> Tensor:
     """Binary cross-entropy over the cells that count."""
     return masked_mean(bce_cells(logits, y, pos_weight), mask, over)
-
-
-def adjusted_bce(
-    logits: Tensor, y: Tensor, prior: Tensor, mask: Tensor | None = None, over: Over = "labelled"
-) -> Tensor:
-    """Binary cross-entropy of `z + log(p1 / p0)`, `prior` being p1 per label (FedMLP Eq. 3-4); see
-    `positive_prior`."""
-    return masked_bce(odds_shift(prior)(logits), y, mask, over=over)
-
-
-def masked_focal(
-    logits: Tensor, y: Tensor, gamma: float = 2.0, mask: Tensor | None = None, over: Over = "labelled"
-) -> Tensor:
-    """Sigmoid focal loss over the cells that count."""
-    return masked_mean(focus(bce_cells(logits, y), gamma), mask, over)
-
-
-def fedlc_bce(
-    logits: Tensor,
-    y: Tensor,
-    positives: Tensor,
-    negatives: Tensor,
-    tau: float = 1.0,
-    mask: Tensor | None = None,
-    over: Over = "labelled",
-) -> Tensor:
-    """Binary cross-entropy with FedLC's margin between the two sides of each label."""
-    return masked_bce(binary_margin_shift(positives, negatives, tau)(logits), y, mask, over=over)
 
 
 def class_means(features: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -155,8 +155,7 @@ class ClassBalanced(Part):
 
 
 class LDAM(Part):
-    """Margins by class frequency on a cosine head, re-weighted late (LDAM-DRW); multi-label: by each label's
-    two sides."""
+    """Margins by class frequency on a cosine head, re-weighted late; multi-label: by each label's sides."""
 
     name: Literal["ldam"] = "ldam"
     tasks: ClassVar[tuple[Task, ...]] = ("single", "multi")

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from equipoise.losses.shaping import margin_shift, prior_shift, quarter, restriction
+from equipoise.losses.shaping import quarter
 
 Reduction = Literal["mean", "none"]
 
@@ -20,24 +20,10 @@ ABSENT = -1e9
 """logit of a class that is left out: its softmax is exactly 0, and unlike -inf it can be scaled and
 shifted"""
 
-cross_entropy = F.cross_entropy
-
 
 def among(logits: Tensor, present: Tensor) -> Tensor:
     """Logits whose softmax is over the present classes (bool [C]) alone."""
     return logits.masked_fill(~present.to(logits.device), ABSENT)
-
-
-def balanced_softmax(logits: Tensor, y: Tensor, prior: Tensor, reduction: Reduction = "mean") -> Tensor:
-    """Cross-entropy of `z + log prior` (Ren et al. 2020); counts and frequencies give the same loss."""
-    return F.cross_entropy(prior_shift(prior)(logits), y, reduction=reduction)
-
-
-def logit_adjustment(
-    logits: Tensor, y: Tensor, prior: Tensor, tau: float = 1.0, reduction: Reduction = "mean"
-) -> Tensor:
-    """Cross-entropy of `z + tau * log prior` (Menon et al. 2021)."""
-    return F.cross_entropy(prior_shift(prior, tau)(logits), y, reduction=reduction)
 
 
 def focus(loss: Tensor, gamma: float) -> Tensor:
@@ -119,35 +105,6 @@ def strict_cross_entropy(logits: Tensor, y: Tensor, reduction: Reduction = "mean
     others = logits.masked_fill(true, -torch.inf).logsumexp(1)
     loss = others - logits.gather(1, y[:, None])[:, 0]
     return loss if reduction == "none" else loss.mean()
-
-
-def fedlc(
-    logits: Tensor,
-    y: Tensor,
-    counts: Tensor,
-    tau: float = 1.0,
-    strict: bool = False,
-    reduction: Reduction = "mean",
-) -> Tensor:
-    """Cross-entropy of `z - tau * n^(-1/4)` (FedLC, Zhang et al. 2022)."""
-    shaped = margin_shift(counts, tau)(logits)
-    return (
-        strict_cross_entropy(shaped, y, reduction)
-        if strict
-        else F.cross_entropy(shaped, y, reduction=reduction)
-    )
-
-
-def fedrs(
-    logits: Tensor,
-    y: Tensor,
-    counts: Tensor,
-    alpha: float = 0.5,
-    mode: Literal["binary", "proportional"] = "binary",
-    reduction: Reduction = "mean",
-) -> Tensor:
-    """Cross-entropy with the logits of absent classes times `alpha` (FedRS, Li & Zhan 2021)."""
-    return F.cross_entropy(restriction(counts, alpha, mode)(logits), y, reduction=reduction)
 
 
 def kl(teacher: Tensor, student: Tensor) -> Tensor:

@@ -29,6 +29,8 @@ from equipoise.tree import Tree, plus
 SPLITS = ("validation", "test")
 SCORES, POOLED, OWN = "scores", "pooled", "own"
 """leaves of evaluation: the logits of every image; or counts of all sites together, and of each by itself"""
+PERSONAL = "personal"
+"""in `loc.mine`: tensors of the net, by name, that a site's own predictor has instead of the shared ones"""
 
 
 class Method(BaseModel):
@@ -51,7 +53,7 @@ class Method(BaseModel):
     crt: int = Field(0, ge=0)
     """rounds of classifier re-training after the last round (Kang et al. 2020); 0 = none"""
 
-    # What the net must have ---------------------------------------------------------------------------------
+    # When the run is set up ---------------------------------------------------------------------------------
 
     def projection(self) -> ProjectorSpec | None:
         """A projector on the pooled features, if the method needs one."""
@@ -142,10 +144,6 @@ class Method(BaseModel):
         """Question: one round of classifier re-training, answered with the change, weighted by samples."""
         return crt.answer(self, net, loc)
 
-    def logits(self, net: Net, x: Tensor) -> Tensor:
-        """What the net's own classifier says, as the global predictor scales it: what `retrain` trains."""
-        return next(iter(self.predict(net, x, None, {}).values()))
-
     @torch.no_grad()
     def evaluate(self, net: Net, loc: Loc) -> Upload:
         """Question: score the validation and test rows with the global predictor and with the site's own.
@@ -159,7 +157,7 @@ class Method(BaseModel):
         scores: Tree = {split: {} for split in SPLITS}
         private = {name: tensor.clone() for name, tensor in state(net).items() if name in loc.private}
         for kind, mine in kinds.items():
-            theirs = {} if mine is None else {**private, **loc.tuned, **self.personal(mine)}
+            theirs = {} if mine is None else {**private, **loc.tuned, **mine.get(PERSONAL, {})}
             loc.receive(net, {**server["model"], **theirs})
             for split in SPLITS:
                 parts: dict[str, list[Tensor]] = {}
@@ -185,11 +183,6 @@ class Method(BaseModel):
         }
         answer: Upload = {POOLED: Sum(pooled)}
         return answer | {OWN: Each(own)} if "own" in kinds else answer
-
-    def personal(self, mine: Tree) -> Mapping[str, Tensor]:
-        """Tensors of the net that a site's own predictor takes from its private tree, beside the net's
-        private ones."""
-        return {}
 
     def predict(self, net: Net, x: Tensor, mine: Tree | None, server: Tree) -> dict[str, Tensor]:
         """Logits by predictor, the one that counts first; changes nothing. `mine` is None for the global

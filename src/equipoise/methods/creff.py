@@ -94,9 +94,6 @@ class CReFF(Method):
             return server
         return server | {"head": {"weight": server["model"][WEIGHT], "bias": server["model"][BIAS]}}
 
-    def logits(self, net: Net, x: Tensor) -> Tensor:
-        return net(x)
-
     def train(self, net: Net, loc: Loc) -> Upload:
         gradient = self._class_gradients(net, loc)
         return super().train(net, loc) | {"gradient": Mean(gradient, (loc.counts > 0).double())}

@@ -17,11 +17,10 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from equipoise.exchange import Ask
 from equipoise.leaves import ONE, Limit, Mean, Upload
-from equipoise.methods.base import Method
+from equipoise.methods.base import PERSONAL, Method
 from equipoise.methods.fedrep import of_head
 from equipoise.nets import Net, state
 from equipoise.site import Loc
@@ -70,8 +69,5 @@ class FedBABU(Method):
         """Question: fine-tune for the site's own patients; only the loss leaves."""
         only = None if self.tune_part == "all" else lambda name: of_head(name) == (self.tune_part == "head")
         loss = loc.fit(net, self.loss, epochs=self.tune_epochs, only=only, rate=loc.last_rate)
-        loc.mine = {"fine": {name: state(net)[name].detach().cpu().clone() for name in loc.down["model"]}}
+        loc.mine = {PERSONAL: {name: state(net)[name].detach().cpu().clone() for name in loc.down["model"]}}
         return {"loss": Mean(torch.tensor(loss, dtype=torch.float64), loc.samples)}
-
-    def personal(self, mine: Tree) -> Mapping[str, Tensor]:
-        return mine.get("fine", {})

@@ -146,9 +146,6 @@ class FedSDC(Method):
         load(net, {HEAD + name: tensor for name, tensor in loc.down["head"].items()})
         return super().retrain(net, loc) | {"head": Each(head_of(net))}
 
-    def logits(self, net: Net, x: Tensor) -> Tensor:
-        return net(x)
-
     def best(self, server: Tree, ask: Ask) -> Tensor:
         """The slots that vote: all of them, or the ⌈γH⌉ that rank highest over all sites' images, best
         first."""

@@ -37,7 +37,7 @@ from equipoise.exchange import Answers, Ask
 from equipoise.leaves import ONE, SAMPLES, Each, Limit, Mean, Sum, Upload
 from equipoise.losses import kl
 from equipoise.losses.seesaw import refinement, seesaw
-from equipoise.methods.base import Method
+from equipoise.methods.base import PERSONAL, Method
 from equipoise.methods.parts.apart import COUNTED, blend
 from equipoise.nets import Net, load, state
 from equipoise.nets.fourier import mix_nets
@@ -111,7 +111,7 @@ class PRRImb(Method):
         for name, tensor in personal.items():
             if name.startswith("head."):
                 personal[name] = (torch.rand(tensor.shape, generator=draw) * 2 - 1) * net.width**-0.5
-        return {"personal": personal}
+        return {PERSONAL: personal}
 
     def describe(self, net: Net, loc: Loc) -> Upload:
         """Question: how many images of each class, and after warm-up how the personal model sees them."""
@@ -133,7 +133,7 @@ class PRRImb(Method):
             self.pair_loss,
             order=lambda e: self.turn(e, loc),
         )
-        loc.mine["personal"], deputy = copied(personal), copied(net)
+        loc.mine[PERSONAL], deputy = copied(personal), copied(net)
         return {
             "deputy": Each({name: deputy[name] for name in loc.down["model"]}),
             "samples": Each(torch.tensor(loc.samples)),
@@ -168,9 +168,6 @@ class PRRImb(Method):
             loc.scratch["confusion"][name].index_put_(cells, torch.ones(()), accumulate=True)
         return total
 
-    def personal(self, mine: Tree) -> Mapping[str, Tensor]:
-        return mine["personal"]
-
     def predict(self, net: Net, x: Tensor, mine: Tree | None, server: Tree) -> dict[str, Tensor]:
         return {"fed" if mine is None else "personal": net(x)}
 
@@ -183,7 +180,7 @@ def copied(net: Net) -> dict[str, Tensor]:
 def personal_of(net: Net, loc: Loc) -> Net:
     """The site's personal model, beside the deputy."""
     personal = copy.deepcopy(net)
-    load(personal, loc.mine["personal"])
+    load(personal, loc.mine[PERSONAL])
     return personal
 
 

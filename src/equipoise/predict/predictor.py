@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from equipoise.blueprint import Blueprint
 from equipoise.data.images import reason
 from equipoise.errors import DataError
+from equipoise.methods.base import PERSONAL
 from equipoise.nets import Net, load, state
 from equipoise.options import Options
 from equipoise.predict.images import find_images
@@ -161,11 +162,11 @@ def assemble(
     blueprint: Blueprint, server: Tree, origin: Origin, kept: Tree | None = None, net: Net | None = None
 ) -> Predictor:
     """The predictor of a coordinator's state; `kept` is what the site keeps whose own predictor it is."""
-    method, tree = blueprint.method, blueprint.method.serving(server)
+    tree = blueprint.method.serving(server)
     tensors, mine = dict(tree["model"]), dict[str, Any]()
     if kept is not None:
         mine = kept.get("mine", {})
-        tensors |= kept.get("net", {}) | kept.get("tuned", {}) | dict(method.personal(mine))
+        tensors |= kept.get("net", {}) | kept.get("tuned", {}) | dict(mine.get(PERSONAL, {}))
     rest = {name: branch for name, branch in tree.items() if name != "model"}
     return Predictor(blueprint, {"net": tensors, "server": rest, "mine": mine}, origin, net)
 

@@ -4,7 +4,7 @@ Kang et al., "Decoupling representation and classifier for long-tailed recogniti
 federated form: after the last round the classifier (the tensors that the method's `classifier` names) is
 drawn anew, once for all sites, and for `crt` rounds every site trains it alone, on a body that stays in eval
 mode. Images are drawn so that the site's classes come equally often, logits of classes it lacks are left out,
-and the changes are averaged by samples. The loss is cross-entropy of the logits the method predicts with,
+and the changes are averaged by samples. The loss is cross-entropy of the net's logits,
 whatever the base loss: sampling does the balancing. With several labels per image no sampler can do that;
 there, the positives and the negatives of each label weigh the same, and a label of which the site knows only
 one kind is left out. The rate falls from `train.lr` to 0 along a cosine, as published.
@@ -74,7 +74,7 @@ def answer(method: Method, net: Net, loc: Loc) -> Upload:
         load(net, fresh(own, generator(loc.options.seed, loc.round, "crt")))
 
     def loss(net: Net, batch: Batch, loc: Loc) -> Tensor:
-        return balanced_loss(method.logits(net, batch.x), batch.y, loc)
+        return balanced_loss(net(batch.x), batch.y, loc)
 
     mean = loc.fit(
         net,
