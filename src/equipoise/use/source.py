@@ -59,7 +59,9 @@ def _from_run(folder: Path, site: str | None, trust: bool) -> Predictor:
         classes=sight.classes,
         input=Input(
             **sight.model_dump(include={"image_size", "channels", "mean", "std"}),
-            **data.model_dump(include={"resize", "crop_keep", "colour_constancy", "brightness"}),
+            **data.model_dump(
+                include={"resize", "crop_keep", "colour_constancy", "brightness", "window", "bits"}
+            ),
         ),
         net=config.net.model_copy(update={"weights": None, "sha256": None}),
         method=config.table()["method"],
