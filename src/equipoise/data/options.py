@@ -33,7 +33,7 @@ class Split(Options):
     validation: float = Field(default=0.1, ge=0, lt=1)
     """Share of the samples kept for validation, where the data does not bring its own."""
     column: str | None = None
-    """A column of train / validation / test (csv only); a missing validation part is cut from train."""
+    """A column of train / validation / test (csv only); a part that is missing is cut from train."""
     folds: int | None = Field(default=None, ge=2)
     """Cross-validation: how many folds; a fold takes the place of `test` and of any test set the data
     brings."""
