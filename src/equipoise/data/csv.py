@@ -67,6 +67,10 @@ class CsvData(DataOptions):
             return gather(str(path), rows, files, images.name, classes, self, cache, progress)
 
     @property
+    def declared(self) -> bool:
+        return self.labels is not None or self.classes is not None
+
+    @property
     def multi(self) -> bool:
         return self.labels is not None or self.label_separator is not None
 

@@ -140,6 +140,11 @@ class DataOptions(Options):
         return Look(self.crop_keep, self.colour_constancy, self.brightness, self.window, self.bits)
 
     @property
+    def declared(self) -> bool:
+        """Whether the classes are listed, and not merely those found."""
+        return getattr(self, "classes", None) is not None
+
+    @property
     def multi(self) -> bool:
         """Whether an image may have several classes, as far as the options tell."""
         return False
