@@ -272,7 +272,7 @@ def test_inspect_shows_the_range_and_a_contact_sheet(cli, messy) -> None:
     done = cli("data", "inspect", messy, "--contact-sheet", "sheet.png")
     assert done.code == 0 and "pictures   sheet.png" in done.out
     with Image.open("sheet.png") as sheet:
-        assert sheet.size == (800, 376)  # five of 160 pixels, two rows with captions
+        assert sheet.size == (820, 376)  # five of 160 pixels and a gap, two rows with captions
     facts = json.loads(cli("data", "inspect", messy, "--json").out)
     pixels = facts["pixels"]
     assert pixels.keys() == {"lowest", "highest", "mean", "dark", "flat"} and facts["contact_sheet"] is None

@@ -158,7 +158,7 @@ def test_huge_empty_and_broken_files_are_each_one_sentence_with_the_fix(
     assert lines == [
         "a/huge.png: image 'a/huge.png' is broken: it has 1,200,000,000 pixels; save it smaller, or cut it",
         "a/none.png: image 'a/none.png' is broken: the file is empty; copy it again",
-        "b/text.png: image 'b/text.png' is broken: not an image; save it as PNG, JPEG, TIFF or DICOM",
+        "b/text.png: image 'b/text.png' is broken: not an image; save it as PNG, JPEG, TIFF, DICOM or NIfTI",
     ]
 
 

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from equipoise.data import Samples
-from equipoise.data.pixels import CAPTION, contact_sheet, survey, write_contact_sheet
+from equipoise.data.pixels import CAPTION, GAP, contact_sheet, survey, write_contact_sheet
 from equipoise.errors import ConfigError, StorageError
 
 
@@ -49,11 +49,12 @@ def test_the_sheet_shows_what_the_network_sees(size: int, channels: int) -> None
     data = made({"a": 200, "b": 3, "c": 40}, size, channels)
     data.images[:, : size // 2] //= 2
     sheet = np.asarray(contact_sheet(data))
-    tile = sheet.shape[1] // 5
-    assert tile % size == 0 and tile >= 160 and sheet.shape == (5 * (tile + CAPTION), 5 * tile, 3)
+    tile = sheet.shape[1] // 5 - GAP
+    assert tile % size == 0 and tile >= 160
+    assert sheet.shape == (5 * (tile + CAPTION), 5 * (tile + GAP), 3)
     shown = []
     for number in range(25):
-        top, left = number // 5 * (tile + CAPTION), number % 5 * tile
+        top, left = number // 5 * (tile + CAPTION), number % 5 * (tile + GAP)
         picture = sheet[top : top + tile, left : left + tile]
         row = int(picture[-1, -1, 0])
         np.testing.assert_array_equal(picture[:: tile // size, :: tile // size, :channels], data.images[row])
@@ -67,7 +68,7 @@ def test_the_sheet_shows_what_the_network_sees(size: int, channels: int) -> None
 
 
 def test_fewer_than_25_images() -> None:
-    assert contact_sheet(made({"a": 4, "b": 3})).size == (5 * 160, 2 * (160 + CAPTION))
+    assert contact_sheet(made({"a": 4, "b": 3})).size == (5 * (160 + GAP), 2 * (160 + CAPTION))
 
 
 def test_a_sheet_that_cannot_be_written(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_each_answer_is_that_of_the_image_alone(model: Predictor, folder: Path) 
     for place in (str(folder), f"{folder}.zip"):
         broken = found[f"{place}/c.png"]
         assert broken.probabilities is None
-        assert broken.error == "not an image; save it as PNG, JPEG, TIFF or DICOM"
+        assert broken.error == "not an image; save it as PNG, JPEG, TIFF, DICOM or NIfTI"
         for name in ("a.png", "sub/b.png"):
             pixels = (
                 torch.from_numpy(np.array(Image.open(folder / name))).permute(2, 0, 1)[None].double() / 255

@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps
 
+from equipoise.data import dicom, nifti
 from equipoise.data.cache import STEP, Decoded, decoded
-from equipoise.data.dicom import is_dicom, picture
-from equipoise.data.files import Files
+from equipoise.data.dicom import is_dicom
+from equipoise.data.files import Files, Found
 from equipoise.data.grey import eight_bits, windowed
+from equipoise.data.nifti import is_nifti
 from equipoise.data.options import DataOptions, Progress
 from equipoise.data.preprocess import Look, squared, toned
 from equipoise.errors import DataError
@@ -37,12 +39,21 @@ BATCH = STEP // 2
 chunk of the cache."""
 
 
-def decode(data: bytes, size: int, channels: int, resize: str, look: Look = PLAIN) -> np.ndarray:
-    """Decode one encoded image; raises whatever PIL or pydicom raises when it is broken."""
+def decode(
+    data: bytes, size: int, channels: int, resize: str, look: Look = PLAIN, number: int | None = None
+) -> np.ndarray:
+    """Decode one encoded image, or slice `number` of a volume; raises whatever PIL, pydicom or nibabel raises
+    when it is broken."""
     if not data:
         raise ValueError("the file is empty; copy it again")
+    if is_nifti(data):
+        image = nifti.picture(data, channels, number, look.windows)
+        return fit(image, size, channels, resize, replace(look, windows=None))
+    if number is not None:
+        raise ValueError("it is not a NIfTI volume and has no slices; leave its slice empty")
     if is_dicom(data):
-        return fit(picture(data, channels, look.windows), size, channels, resize, replace(look, windows=None))
+        image = dicom.picture(data, channels, look.windows)
+        return fit(image, size, channels, resize, replace(look, windows=None))
     with Image.open(BytesIO(data)) as image:
         # A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size; twice what is wanted keeps the resampling
         # good.
@@ -93,17 +104,17 @@ def _brightest(image: Image.Image) -> int:
 
 def decode_files(
     files: Files,
-    found: Sequence[tuple[str, str]],
+    found: Sequence[Found],
     options: DataOptions,
     cache: Path,
     progress: Progress | None,
 ) -> Decoded:
-    """The decoded images of files, given as (name, stamp), from the cache."""
+    """The decoded images of files from the cache."""
     size, channels, resize = options.image_size, options.channels, options.resize
 
-    def one(name: str) -> np.ndarray | str:
+    def one(name: str, number: int | None) -> np.ndarray | str:
         try:
-            return decode(files.read(name), size, channels, resize, options.look)
+            return decode(files.read(name), size, channels, resize, options.look, number)
         except (MemoryError, DataError):
             raise
         except (
@@ -112,7 +123,7 @@ def decode_files(
             return f"image '{name}' is broken: {reason(error)}"
 
     def several(start: int) -> list[np.ndarray | str]:
-        return [one(name) for name, _ in found[start : start + BATCH]]
+        return [one(name, number) for name, _, number in found[start : start + BATCH]]
 
     def make(start: int, stop: int) -> list[np.ndarray | str]:
         batches = pool.map(several, range(start, stop, BATCH))
@@ -120,13 +131,15 @@ def decode_files(
 
     recipe = {"decoding": DECODING, "files": list(found), "resize": resize, **options.look.recipe}
     with ThreadPoolExecutor(THREADS) as pool:  # no thread starts before there is work
-        return decoded(cache, recipe, len(found), (size, size, channels), make, progress)
+        pixels = decoded(cache, recipe, len(found), (size, size, channels), make, progress)
+    nifti.forget()
+    return pixels
 
 
 def reason(error: Exception) -> str:
     """Why an image could not be decoded, and what helps, in words."""
     if isinstance(error, Image.UnidentifiedImageError):
-        return "not an image; save it as PNG, JPEG, TIFF or DICOM"
+        return "not an image; save it as PNG, JPEG, TIFF, DICOM or NIfTI"
     if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
         pixels = re.search(r"\d+", str(error))
         return f"it has {int(pixels[0]) if pixels else 'too many':,} pixels; save it smaller, or cut it"

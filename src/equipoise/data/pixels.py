@@ -19,8 +19,9 @@ FLAT = 8
 """an image with fewer levels between its darkest and its brightest pixel shows nothing"""
 
 CHUNK = 256
-SIDE, TILE, CAPTION = 5, 160, 28
-"""images per row and column of the contact sheet, the smallest width of one, and the height of its caption"""
+SIDE, TILE, CAPTION, GAP = 5, 160, 28, 4
+"""images per row and column of the contact sheet, the smallest width of one, the height of its caption, and
+what is left free beside it"""
 
 
 @dataclass(frozen=True)
@@ -85,10 +86,10 @@ def contact_sheet(samples: Samples) -> Image.Image:
     size = pixels.shape[1]
     tile = size * max(1, -(-TILE // size))  # whole pixels, so that the network's resolution is seen
     rows = -(-len(chosen) // SIDE)
-    sheet = Image.new("RGB", (SIDE * tile, rows * (tile + CAPTION)), "white")
+    sheet = Image.new("RGB", (SIDE * (tile + GAP), rows * (tile + CAPTION)), "white")
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default()
     for number, (row, image) in enumerate(zip(chosen.tolist(), pixels, strict=True)):
-        left, top = number % SIDE * tile, number // SIDE * (tile + CAPTION)
+        left, top = number % SIDE * (tile + GAP), number // SIDE * (tile + CAPTION)
         shown = Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
         sheet.paste(shown.resize((tile, tile), Image.Resampling.NEAREST), (left, top))
         lines = [label_of(samples, row), "" if samples.site is None else str(samples.site[row])]

@@ -203,7 +203,7 @@ def check(options: SetData, base: Path) -> dict[str, Any]:
         good, bad, found = checked(rows, download.files, download.root.name, options.classes)
         problems = [text for _, text in sorted(bad)]
         problems += _undecodable(
-            options, download.files, [(row, name) for row, (name, _) in zip(good, found, strict=True)]
+            options, download.files, [(row, name) for row, (name, _, _) in zip(good, found, strict=True)]
         )
     held = Counts(
         len(good),
