@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from equipoise.data.files import EXTENSIONS, Files, open_tree
-from equipoise.data.images import decode
+from equipoise.data.images import decode, reason
 from equipoise.data.options import DataOptions, Progress
 from equipoise.data.rows import Bad, Row, checked, column, gather
 from equipoise.data.samples import Samples
@@ -259,13 +259,13 @@ def _undecodable(options: SetData, files: Files, rows: list[tuple[Row, str]]) ->
     wrong = []
     for row, file in first.values():
         try:
-            decode(files.read(file), options.image_size, options.channels, options.resize)
+            decode(files.read(file), options.image_size, options.channels, options.resize, options.look)
         except (MemoryError, DataError):
             raise
         except (
             Exception
         ) as error:  # as in decoding for real: whatever a decoder raises, this image cannot be used
-            wrong.append(f"{row.place}: image '{file}' is broken: {error}")
+            wrong.append(f"{row.place}: image '{file}' is broken: {reason(error)}")
     return wrong
 
 
