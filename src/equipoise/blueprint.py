@@ -20,6 +20,7 @@ import torch
 from pydantic import SerializeAsAny, ValidationInfo, field_validator
 from torch import nn
 
+from equipoise.data.grey import Window
 from equipoise.data.images import decode
 from equipoise.data.preprocess import Look, Resize
 from equipoise.data.samples import Task
@@ -43,7 +44,7 @@ class Input(Options):
     image_size: int
     """side of the square, in pixels"""
     channels: Literal[1, 3]
-    """1 for grey, 3 for colour; a CT slice in DICOM becomes its brain, subdural and bone windows"""
+    """1 for grey, 3 for colour"""
     resize: Resize
     """how the image becomes a square"""
     crop_keep: float
@@ -52,6 +53,10 @@ class Input(Options):
     """exponent of the Minkowski mean that stands for the colour of the light"""
     brightness: float | None
     """mean brightness that every image gets"""
+    window: tuple[Window, ...] | None = None
+    """centre and width of the grey values that are shown; none: those the file names"""
+    bits: int | None = None
+    """depth of grey values in files of 16 bits; none: what the file says or shows"""
     mean: tuple[float, ...]
     """per channel, taken off after scaling to 0…1"""
     std: tuple[float, ...]
@@ -69,7 +74,7 @@ class Input(Options):
 
     def decode(self, data: bytes) -> np.ndarray:
         """uint8 [size, size, channels] of one encoded image; raises whatever its decoder raises."""
-        look = Look(self.crop_keep, self.colour_constancy, self.brightness)
+        look = Look(self.crop_keep, self.colour_constancy, self.brightness, self.window, self.bits)
         return decode(data, self.image_size, self.channels, self.resize, look)
 
 

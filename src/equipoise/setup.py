@@ -135,6 +135,10 @@ def device_of(config: Config) -> torch.device:
     return device
 
 
+LOOK = {"resize", "crop_keep", "colour_constancy", "brightness", "window", "bits"}
+"""keys of [data] that say how an image file is read"""
+
+
 def place_of(config: Config) -> Place:
     """Where this process computes and finds files of weights."""
     return Place(device_of(config), config.base, config.weights)
@@ -154,7 +158,7 @@ def draw(config: Config, facts: Facts, stuff: Material | None = None) -> tuple[B
         method=config.method,
         train=config.train,
         objective=config.objective,
-        look=config.data.model_dump(include={"resize", "crop_keep", "colour_constancy", "brightness"}),
+        look=config.data.model_dump(include=LOOK),
         normalisation=statistics(augment, facts.shape[2], measured),
         shots=tuple(shots.tolist()),
         config=config.digest,

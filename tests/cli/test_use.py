@@ -18,6 +18,8 @@ from equipoise.running import run
 
 CLASSES = ["MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC"]
 
+NO_IMAGE = "not an image; save it as PNG, JPEG, TIFF, DICOM or NIfTI"
+
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -79,7 +81,7 @@ def test_a_bad_image_is_named_and_the_others_go_on(
     )
     done = cli("predict", trained, images, "--json")
     assert done.code == 3 and done.err == ""
-    assert json.loads(done.out)["failed"] == [{"file": f"{images}/aa.png", "error": "not an image"}]
+    assert json.loads(done.out)["failed"] == [{"file": f"{images}/aa.png", "error": NO_IMAGE}]
     done = cli("predict", trained, images / "gone.png")
     assert done.code == 3 and "gone.png does not exist" in done.err
 

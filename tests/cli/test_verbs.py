@@ -190,6 +190,101 @@ def test_data_inspect_lists_skipped_rows(cli, tmp_path) -> None:
     assert "skipped    1 bad rows" in done.out and "gone.png" in done.out
 
 
+MESSY = """\
+file,label,centre,patient
+0.png,mel,north,p0
+1.png,MEL,NORTH,p0
+2.png,NaN,north,p2
+3.png,mel,south,p3
+4.png,nv,south,p4
+5.png,nv,north,p5
+6.png,nv,north,p6
+7.png,mel,north,p7
+"""
+
+
+@pytest.fixture
+def messy(tmp_path: Path) -> Path:
+    """A hospital's table that can be read and should not be trained on as it is; image 7 is a copy of 6."""
+    from PIL import Image
+
+    for i in range(7):
+        Image.effect_noise((16, 16), 60 + i).save(tmp_path / f"{i}.png")
+    (tmp_path / "7.png").write_bytes((tmp_path / "6.png").read_bytes())
+    (tmp_path / "table.csv").write_text(MESSY)
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        '[data]\nkind = "csv"\npath = "table.csv"\nlabel = "label"\nsite = "centre"\ngroup = "patient"\n'
+        'image_size = 16\n[partition]\nkind = "iid"\nsites = 1\n[train]\nbatch_size = 2\n'
+    )
+    return path
+
+
+def test_doubts_about_data_are_not_ticked(cli, messy) -> None:
+    words = (
+        "class 'NaN' (1 row: '2.png') is a word for a missing value",
+        "class 'MEL' (1 row: '1.png') and class 'mel' (3 rows: '0.png', '3.png', '7.png') differ only",
+        "site 'NORTH' (1 row: '1.png') and site 'north' (5 rows: ",
+        "1 patient or group is at several sites ('p0' at north, NORTH)",
+        "no image for test is of class",
+        "'6.png' (nv) and '7.png' (mel)",
+    )
+    done = cli("check", messy)
+    assert done.code == 0 and "the run can start, but see the warnings (" in done.out
+    told = json.loads(cli("check", messy, "--json").out)
+    inspected = json.loads(cli("data", "inspect", messy, "--json").out)
+    assert told["ok"] is True and told["warnings"] == inspected["warnings"]
+    shown = cli("data", "inspect", messy).out
+    for text in words:
+        assert any(text in one for one in told["warnings"])
+        for out in (done.out, shown):
+            (line,) = [line for line in out.splitlines() if text in line]
+            assert line.startswith("! ") and "✓" not in line
+
+
+def test_check_refuses_data_that_cannot_be_judged(cli, tiny, messy) -> None:
+    done = cli("check", messy, "data.split.test=0")
+    assert done.code == 3 and "no image is for testing" in done.err and "data.split.test" in done.err
+    done = cli("check", messy, "data.split.validation=0", "evaluate.select=best_validation")
+    assert done.code == 3 and "no image is for validation" in done.err
+    assert cli("ledger", messy, "data.split.test=0").code == 0
+
+
+def test_training_images_alone_get_a_test_set(cli, tmp_path) -> None:
+    import numpy as np
+
+    draw = np.random.default_rng(0)
+    images = draw.integers(0, 256, (40, 16, 16), dtype=np.uint8)
+    np.savez(tmp_path / "x.npz", train_images=images, train_labels=np.arange(40)[:, None] % 2)
+    (tmp_path / "x.toml").write_text(
+        '[data]\nkind = "npz"\npath = "x.npz"\nimage_size = 16\nsplit = { test = 0.25, validation = 0.1 }\n'
+        '[partition]\nkind = "iid"\nsites = 1\n[train]\nrounds = 1\nbatch_size = 8\n'
+    )
+    assert cli("check", "x.toml").code == 0
+    facts = json.loads(cli("data", "inspect", "x.toml", "--json").out)
+    assert [facts["sites"]["site-00"][split]["images"] for split in facts["splits"]] == [26, 4, 10]
+    assert cli("run", "x.toml", "--quiet").code == 0
+
+
+def test_inspect_shows_the_range_and_a_contact_sheet(cli, messy) -> None:
+    from PIL import Image
+
+    done = cli("data", "inspect", messy, "--contact-sheet", "sheet.png")
+    assert done.code == 0 and "pictures   sheet.png" in done.out
+    with Image.open("sheet.png") as sheet:
+        assert sheet.size == (820, 376)  # five of 160 pixels and a gap, two rows with captions
+    facts = json.loads(cli("data", "inspect", messy, "--json").out)
+    pixels = facts["pixels"]
+    assert pixels.keys() == {"lowest", "highest", "mean", "dark", "flat"} and facts["contact_sheet"] is None
+    assert f"pixels     {pixels['lowest']} to {pixels['highest']} of 0 to 255, mean " in done.out
+    assert cli("data", "inspect", messy, "--contact-sheet", "sheet.gif").code == 2
+
+
+def test_data_check_sends_a_config_to_check(cli, messy) -> None:
+    done = cli("data", "check", messy, ".")
+    assert done.code == 2 and f"equipoise check {messy}" in done.err
+
+
 @pytest.fixture
 def small_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     budget: dict[str, Any] = {"data": {"scale": 0.01, "image_size": 16}, "train": {"rounds": 1}}

@@ -100,6 +100,39 @@ def test_marks_quotes_and_blank_lines_of_spreadsheets_are_understood(clinic: Pat
     assert samples.attributes["note"].tolist() == ['large, "odd"', ""]
 
 
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_semicolons_and_tabs_are_recognised(clinic: Path, separator: str) -> None:
+    options: dict[str, Any] = {"site": "hospital", "group": "patient", "attributes": ["sex"], "split": "fold"}
+    commas = load(clinic, **options)
+    (clinic / "labels.csv").write_text(TABLE.replace(",", separator), encoding="utf-8-sig")
+    assert load(clinic, **options).fingerprint == commas.fingerprint
+    with pytest.raises(DataError, match="unknown column 'file'"):
+        load(clinic, separator=",")
+
+
+def test_a_separator_may_be_given(clinic: Path) -> None:
+    (clinic / "labels.csv").write_text("file|label,note\na.jpg|nv\nb.jpg|mel\n")
+    assert load(clinic, label="label,note", separator="|").classes == ("mel", "nv")
+    with pytest.raises(ValidationError):
+        load(clinic, separator="||")
+
+
+def test_a_comma_in_a_header_with_semicolons_misleads_nobody(clinic: Path) -> None:
+    (clinic / "labels.csv").write_text("file;label;a, b, c, d\na.jpg;nv;1\nb.jpg;mel;2\n")
+    assert load(clinic).classes == ("mel", "nv")
+
+
+def test_backslashes_are_said_plainly(clinic: Path) -> None:
+    (clinic / "labels.csv").write_text("file,label\nimages\\a.jpg,nv\nimages/b.jpg,mel\n")
+    with pytest.raises(
+        DataError, match=r"row 2: file 'images\\a.jpg' has backslashes: write / between folders"
+    ):
+        load(clinic, images=".")
+    for key, value in (("path", "sub\\labels.csv"), ("images", "sub\\images")):
+        with pytest.raises(DataError, match=r"sub\\\w+(\.csv)? does not exist: write / between folders"):
+            load(clinic, **{key: value})
+
+
 def test_an_id_column(clinic: Path) -> None:
     (clinic / "labels.csv").write_text("file,label,key\na.jpg,nv,one\na.jpg,mel,two\n")
     assert load(clinic, id="key").ids.tolist() == ["one", "two"]
@@ -209,10 +242,12 @@ def test_one_empty_word_among_several_labels(clinic: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("", "unknown column 'file'"),
+        ("", "labels.csv is empty: copy or save it again, with its header row"),
+        (" \n\n", "labels.csv is empty"),
         ("file,lable\na.jpg,nv\n", "unknown column 'label': did you mean 'lable'"),
         ("file,label,label\na.jpg,nv,nv\n", "column 'label' appears 2 times"),
-        ("file,label\n", "holds no samples"),
+        ("file,label\n", "holds no samples: it has a header row and no others"),
+        ("file;lable\na.jpg;nv\n", "unknown column 'label': did you mean 'lable'"),
         ("file,label\na.jpg,nv\nb.jpg,nv\n", "only one class"),
         ("file,label\na.jpg,caf\xe9\n".encode("latin-1"), "not UTF-8"),
     ],

@@ -11,6 +11,7 @@ import pytest
 
 from equipoise.data import NpzData, Samples
 from equipoise.data.cache import CHUNK
+from equipoise.data.options import SPLITS
 from equipoise.errors import DataError
 
 RNG = np.random.default_rng(3)
@@ -194,3 +195,31 @@ def test_a_damaged_archive_gets_a_sentence(tmp_path: Path, seed: int) -> None:
     (tmp_path / "set.npz").write_bytes(data)
     with contextlib.suppress(DataError):  # where the bits that flipped are never read, nothing is wrong
         NpzData(path="set.npz", image_size=28).load(cache=tmp_path / "cache", base=tmp_path)
+
+
+@pytest.mark.parametrize("part", ["val", "test"])
+@pytest.mark.parametrize("shape", [(0, 9, 9, 3), (0,)])
+@pytest.mark.parametrize("kind", [np.uint8, np.float64])
+def test_an_empty_part_counts_as_none(
+    tmp_path: Path, part: str, shape: tuple[int, ...], kind: type[np.generic]
+) -> None:
+    given = arrays(9, 9, 3) | {f"{part}_images": np.zeros(shape, kind), f"{part}_labels": np.zeros(0, kind)}
+    np.savez(tmp_path / "x.npz", **given)
+    samples = NpzData(path="x.npz", image_size=9).load(cache=tmp_path / "cache", base=tmp_path)
+    assert samples.split is not None
+    assert set(samples.split.tolist()) == {"train", "validation", "test"} - {SPLITS[part]}
+
+
+def test_nothing_but_empty_parts_is_refused(tmp_path: Path) -> None:
+    np.savez(
+        tmp_path / "x.npz", train_images=np.zeros((0, 9, 9), np.uint8), train_labels=np.zeros((0, 1), int)
+    )
+    with pytest.raises(DataError, match="holds no images: save the arrays again"):
+        NpzData(path="x.npz", image_size=9).load(cache=tmp_path / "cache", base=tmp_path)
+
+
+def test_labels_without_images_are_still_a_fault(tmp_path: Path) -> None:
+    given = arrays(9, 9, 3) | {"val_images": np.zeros((0, 9, 9, 3), np.uint8)}
+    np.savez(tmp_path / "x.npz", **given)
+    with pytest.raises(DataError, match="val_images has 0 images and 1 labels"):
+        NpzData(path="x.npz", image_size=9).load(cache=tmp_path / "cache", base=tmp_path)

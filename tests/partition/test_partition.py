@@ -199,6 +199,35 @@ def test_own_split_is_kept_and_validation_is_carved_from_train() -> None:
     assert np.array_equal(np.sort(np.concatenate([held.train, held.validation])), np.arange(80))
 
 
+@pytest.mark.parametrize(
+    ("brought", "counts"),
+    [
+        (["train"], {"train": 52, "validation": 8, "test": 20}),
+        (["train", "validation"], {"train": 60, "validation": 20, "test": 20}),
+        (["train", "test"], {"train": 72, "validation": 8, "test": 20}),
+        (["train", "validation", "test"], {"train": 80, "validation": 20, "test": 20}),
+    ],
+)
+def test_what_the_data_does_not_bring_is_cut_from_train(brought: list[str], counts: dict[str, int]) -> None:
+    split = np.array(["train"] * 80 + [name for name in brought[1:] for _ in range(20)])
+    data = samples(np.arange(len(split)) % 2, site=["a"] * len(split), split=split)
+    (held,) = divide(data, Column(), Split(test=0.25, validation=0.1), 0)
+    assert {name: len(getattr(held, name)) for name in SPLITS} == counts
+    for name in brought[1:]:
+        assert np.array_equal(getattr(held, name), np.flatnonzero(split == name))
+    together = np.concatenate([getattr(held, name) for name in SPLITS])
+    assert np.array_equal(np.sort(together), np.arange(len(split)))
+    if brought == ["train"]:  # as if the data had brought no split at all
+        (free,) = divide(samples(data.labels, site=["a"] * len(split)), Column(), Split(0.25, 0.1), 0)
+        assert same((held,), (free,))
+
+
+def test_an_own_split_without_training_rows_is_refused() -> None:
+    data = samples(np.arange(20) % 2, site=["a"] * 20, split=np.array(["validation", "test"] * 10))
+    with pytest.raises(PartitionError, match="the data's own split has no training rows"):
+        divide(data, Column(), Split(), 0)
+
+
 def test_own_split_with_validation_is_kept_as_it_is() -> None:
     split = np.array(["train", "validation", "test", "train"] * 10)
     data = samples(np.arange(40) % 2, site=["a"] * 40, split=split)

@@ -89,6 +89,8 @@ def test_the_file_says_how_to_prepare_images(finished: Callable[..., Result], tm
         "crop_keep": 1.0,
         "colour_constancy": None,
         "brightness": None,
+        "window": None,
+        "bits": None,
         "mean": None,
         "std": None,
     }

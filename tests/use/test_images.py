@@ -51,9 +51,9 @@ def test_each_answer_is_that_of_the_image_alone(model: Predictor, folder: Path) 
     found = {row.file: row for row in model.predict([folder, folder.with_suffix(".zip")])}
     assert len(found) == 6
     for place in (str(folder), f"{folder}.zip"):
-        assert (
-            found[f"{place}/c.png"].probabilities is None and found[f"{place}/c.png"].error == "not an image"
-        )
+        broken = found[f"{place}/c.png"]
+        assert broken.probabilities is None
+        assert broken.error == "not an image; save it as PNG, JPEG, TIFF, DICOM or NIfTI"
         for name in ("a.png", "sub/b.png"):
             pixels = (
                 torch.from_numpy(np.array(Image.open(folder / name))).permute(2, 0, 1)[None].double() / 255

@@ -11,9 +11,11 @@ import pytest
 import torch
 from PIL import Image
 
+from equipoise.data.preprocess import Look
 from equipoise.errors import ConfigError, DataError
 from equipoise.running import Result, run
 from equipoise.use import Predictor, evaluate, load
+from equipoise.use.judge import read_data
 
 
 @pytest.fixture
@@ -121,6 +123,7 @@ def test_a_strange_class_is_named(model: Predictor, tmp_path: Path) -> None:
         ("image_size = 32\n", "data.image_size is 32, but the model saw 16: remove it there"),
         ("channels = 1\n", "data.channels is 1, but the model saw 3"),
         ('resize = "pad"\n', "data.resize is pad, but the model saw squash"),
+        ("window = [40, 80]\n", r"data.window is \[40, 80\], but the model saw None"),
     ],
 )
 def test_images_must_look_as_the_model_saw_them(
@@ -128,6 +131,21 @@ def test_images_must_look_as_the_model_saw_them(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         evaluate(model, hospital(tmp_path, ["NV", "MEL"], extra))
+
+
+def test_the_model_brings_its_window(tmp_path: Path) -> None:
+    for i in range(8):
+        Image.fromarray(np.full((16, 16), 1000 + 9 * i, np.uint16)).save(tmp_path / f"{i}.png")
+    (tmp_path / "rows.csv").write_text("file,label\n" + "".join(f"{i}.png,{'ab'[i % 2]}\n" for i in range(8)))
+    data = f'base = "{tmp_path}"\n[data]\nkind = "csv"\npath = "rows.csv"\nlabel = "label"\n'
+    rest = (
+        "image_size = 16\nwindow = [1000, 100]\n[partition]\nkind = 'iid'\nsites = 1\n[train]\nrounds = 0\n"
+    )
+    model = load(run(write(tmp_path / "run.toml", data + rest), tmp_path / "run").folder)
+    assert model.facts.input.decode((tmp_path / "0.png").read_bytes()).max() == 128
+    for extra in ("", "window = [1000, 100]\n", "window = [[1000.0, 100]]\n"):
+        options, _ = read_data(write(tmp_path / "new.toml", data + extra), model.facts.input)
+        assert options.look == Look(windows=((1000, 100),))
 
 
 def test_wrong_files_are_told(model: Predictor, finished: Callable[..., Result], tmp_path: Path) -> None:

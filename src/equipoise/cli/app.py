@@ -323,16 +323,20 @@ def reproduce(
 @app.command()
 def check(file: File, overrides: Overrides = None, json: Json = False) -> None:
     """Try everything that can go wrong before training (config, data, sites, network, method, exchange);
-    train nothing."""
+    train nothing. What may be wrong with the data is a warning (!), with the rows and the fix."""
     from equipoise.cli import show
-    from equipoise.cli.trial import trial
+    from equipoise.cli.trial import can_be_judged, doubts, trial
     from equipoise.config import read
+    from equipoise.data.pixels import survey
 
-    found = trial(read(file, overrides or ()))
+    config = read(file, overrides or ())
+    found = trial(config)
+    can_be_judged(config, found.stuff)
+    warnings = doubts(config, found.stuff, survey(found.stuff.samples))
     if json:
-        _print_json({"ok": True, "checked": found.checked})
+        _print_json({"ok": True, "checked": found.checked, "warnings": warnings})
     else:
-        show.checked(found.checked)
+        show.checked(found.checked, warnings)
 
 
 @app.command()
@@ -489,6 +493,8 @@ def check_set(
     from equipoise.data.sets import SETS, SetData, check
 
     table = override({"data": {"kind": name, "path": str(root)}}, [f"data.{text}" for text in options or ()])
+    if name.endswith(".toml"):
+        raise ConfigError(f"data check is for published data sets: use `equipoise check {name}` for your own")
     given = resolve(table).data if name in SETS else None
     if not isinstance(given, SetData):
         raise ConfigError(unknown("data set", name, SETS))
@@ -499,14 +505,38 @@ def check_set(
 
 
 @data_app.command("inspect")
-def inspect(file: File, overrides: Overrides = None, json: Json = False) -> None:
-    """Count the images of every class at every site, in each split."""
+def inspect(
+    file: File,
+    overrides: Overrides = None,
+    contact_sheet: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.png", help="Write a picture of 25 images as the network sees them."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Count the images of every class at every site, in each split; show the range of their pixels, and what
+    may be wrong with them.
+
+    Example: `equipoise data inspect mine.toml --contact-sheet sheet.png`
+    """
     from equipoise.cli import show
+    from equipoise.cli.trial import doubts
     from equipoise.config import read
+    from equipoise.data.pixels import survey, write_contact_sheet
     from equipoise.setup import cache_folder, material
 
-    stuff = material(read(file, overrides or ()))
-    facts = stuff.facts.table() | {"cache": str(cache_folder()), "skipped": list(stuff.samples.skipped)}
+    config = read(file, overrides or ())
+    stuff = material(config)
+    seen = survey(stuff.samples)
+    if contact_sheet is not None:
+        write_contact_sheet(stuff.samples, contact_sheet)
+    facts = stuff.facts.table() | {
+        "pixels": seen.facts(),
+        "cache": str(cache_folder()),
+        "skipped": list(stuff.samples.skipped),
+        "warnings": doubts(config, stuff, seen),
+        "contact_sheet": None if contact_sheet is None else str(contact_sheet),
+    }
     _print_json(facts) if json else show.census(facts)
 
 

@@ -129,15 +129,23 @@ def compared(facts: dict[str, Any], folder: Path) -> None:
     console.print(f"report    {folder / 'report.html'}", soft_wrap=True)
 
 
-def checked(facts: dict[str, str]) -> None:
-    """A line per thing that was tried."""
+def checked(facts: dict[str, str], doubts: list[str]) -> None:
+    """A line per thing that was tried, and what may be wrong with the data."""
     table = _table("", "", right=2)
     for name, text in facts.items():
         table.add_row(f"[green]✓[/] {name}", escape(text))
     table.show_header = False
     console = terminal()
     console.print(table)
-    console.print("nothing was trained; the run can start")
+    warnings(doubts)
+    beside = f", but see the warnings ({len(doubts)})" if doubts else ""
+    console.print(f"nothing was trained; the run can start{beside}")
+
+
+def warnings(doubts: list[str]) -> None:
+    """What may be wrong, a mark before each."""
+    for text in doubts:
+        terminal().print(f"[yellow]![/] {escape(text)}", soft_wrap=True)
 
 
 def reproduced(facts: dict[str, Any], folder: Path) -> None:
@@ -287,6 +295,11 @@ def census(facts: dict[str, Any]) -> None:
         f"{facts['images']:,} images, {facts['task']}-label, "
         f"{facts['height']}×{facts['width']}×{facts['channels']}"
     )
+    pixels = facts["pixels"]
+    console.print(
+        f"pixels     {pixels['lowest']} to {pixels['highest']} of 0 to 255, mean {pixels['mean']:.0f}; "
+        f"{pixels['dark']:,} dark images, {pixels['flat']:,} without contrast"
+    )
     console.print(f"imbalance  {skew}")
     console.print(
         f"groups     {'none given: any two images may be split' if groups is None else f'{groups:,}'}"
@@ -295,6 +308,9 @@ def census(facts: dict[str, Any]) -> None:
     console.print(f"skipped    {len(facts['skipped'])} bad rows")
     for reason in facts["skipped"][:20]:
         console.print(f"  {escape(reason)}")
+    if facts["contact_sheet"]:
+        console.print(f"pictures   {escape(facts['contact_sheet'])}", soft_wrap=True)
+    warnings(facts["warnings"])
 
 
 def verified(found: Findings) -> None:
@@ -370,6 +386,7 @@ def checked_set(facts: dict[str, Any]) -> None:
         console.print(f"[red]✗[/] {escape(text)}", soft_wrap=True)
     if len(facts["problems"]) > 20:
         console.print(f"  and {len(facts['problems']) - 20:,} more")
+    warnings(facts["warnings"])
     if facts["ok"]:
         console.print(f"[green]✓[/] {escape(facts['root'])} is as published", soft_wrap=True)
 

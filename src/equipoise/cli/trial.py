@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from equipoise.config import Config, departures
+from equipoise.data.pixels import Survey
+from equipoise.data.warn import warnings_of
+from equipoise.errors import DataError
 from equipoise.exchange import Ledger
+from equipoise.partition.divide import SPLITS
 from equipoise.running import one_thread, prepare
-from equipoise.setup import device_of, material
+from equipoise.setup import Material, device_of, material
 
 
 @dataclass(frozen=True)
@@ -15,6 +21,7 @@ class Trial:
     """What was tried, and the ledger it ended in."""
 
     checked: dict[str, str]
+    stuff: Material
     ledger: Ledger
 
 
@@ -38,7 +45,30 @@ def trial(config: Config) -> Trial:
     }
     if notes := departures(config):
         checked["note"] = "; ".join(notes)
-    return Trial(checked, ledger)
+    return Trial(checked, stuff, ledger)
+
+
+def doubts(config: Config, stuff: Material, seen: Survey) -> list[str]:
+    """What may be wrong with the data."""
+    return warnings_of(stuff.samples, _splits(stuff), seen, config.data.declared)
+
+
+def can_be_judged(config: Config, stuff: Material) -> None:
+    """Refuse data on which no round could be evaluated or selected."""
+    rows = _splits(stuff)
+    if not len(rows["test"]):
+        raise DataError("no image is for testing, so nothing could be said of a model: set data.split.test")
+    if config.evaluate.select == "best_validation" and not len(rows["validation"]):
+        raise DataError(
+            "evaluate.select is 'best_validation' and no image is for validation: set data.split.validation"
+        )
+
+
+def _splits(stuff: Material) -> dict[str, np.ndarray]:
+    """The rows for train, validation and test of all sites."""
+    return {
+        split: np.concatenate([getattr(holding, split) for holding in stuff.holdings]) for split in SPLITS
+    }
 
 
 def totals(ledger: Ledger) -> list[dict[str, str | int | bool]]:

@@ -41,8 +41,7 @@ STEP, CHUNK_BYTES = 32, 2**26
 """Large images come in smaller chunks, a multiple of STEP, so that memory stays flat."""
 
 FORMAT = 1
-"""Part of every key: raised when decoding or the layout changes, so old caches are not mistaken for new
-ones."""
+"""Part of every key: raised when the layout changes, so old caches are not mistaken for new ones."""
 
 STORED = "images"
 """Name and key of the two files of a stored set."""

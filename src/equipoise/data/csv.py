@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
-from equipoise.data.files import open_files
+from equipoise.data.files import not_there, open_files
 from equipoise.data.options import SPLITS, DataOptions, Progress
 from equipoise.data.rows import Bad, Row, gather
 from equipoise.data.samples import Samples
-from equipoise.data.table import read_table
+from equipoise.data.table import read_table, separator_of
 from equipoise.errors import DataError
 
 
@@ -21,6 +21,8 @@ class CsvData(DataOptions):
     kind: Literal["csv"] = "csv"
     path: str
     """The CSV file, with a header row."""
+    separator: str | None = Field(default=None, min_length=1, max_length=1)
+    """What stands between the columns; by default a comma, semicolon or tab, as the header row shows."""
     images: str | None = None
     """The folder or zip file that holds the images; by default the folder of the CSV file."""
     file: str = "file"
@@ -41,6 +43,9 @@ class CsvData(DataOptions):
     """Column with the hospital an image comes from."""
     group: str | None = None
     """Column with the patient or lesion; a split never cuts a group."""
+    slice: str | None = None
+    """Column with the number of the axial slice of a NIfTI volume, counted from 0 at the feet; by default,
+    and where the column is empty, the middle one."""
     attributes: tuple[str, ...] = ()
     """Further columns to report metrics by, e.g. sex."""
 
@@ -60,11 +65,18 @@ class CsvData(DataOptions):
         """Read the table, check every row, and decode the images."""
         path = base / Path(self.path).expanduser()
         images = path.parent if self.images is None else base / Path(self.images).expanduser()
-        table = list(read_table(self._read(path), str(path), self._named()))
+        data, named = self._read(path), self._named()
+        table = list(read_table(data, str(path), named, self.separator or separator_of(data, named)))
+        if not table:
+            raise DataError(f"{path} holds no samples: it has a header row and no others")
         classes = self._classes(table)
         with open_files(images) as files:
             rows = [self._row(number, fields) for number, fields in table]
             return gather(str(path), rows, files, images.name, classes, self, cache, progress)
+
+    @property
+    def declared(self) -> bool:
+        return self.labels is not None or self.classes is not None
 
     @property
     def multi(self) -> bool:
@@ -74,9 +86,7 @@ class CsvData(DataOptions):
         try:
             return path.read_bytes()
         except FileNotFoundError as error:
-            raise DataError(
-                f"{path} does not exist: correct data.path, relative to the working folder"
-            ) from error
+            raise not_there(path, "data.path") from error
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error.strerror}") from error
 
@@ -89,6 +99,7 @@ class CsvData(DataOptions):
             *(self.labels or ()),
             self.site,
             self.group,
+            self.slice,
             self.split.column,
         ]
         return [name for name in (*named, *self.attributes) if name is not None]
@@ -128,20 +139,34 @@ class CsvData(DataOptions):
                     f"{place}: '{word}' in column '{self.split.column}' is not train, validation or test",
                 )
         try:
-            label = self._label(fields)
+            label, level = self._label(fields), self._slice(fields)
         except ValueError as error:
             return Bad(number, f"{place}: {error}")
         return Row(
             number,
             place,
-            id=fields[self.id or self.file],
+            id=self._id(fields, level),
             label=label,
             file=fields[self.file],
             site=fields[self.site] if self.site is not None else None,
             split=split,
             group=fields[self.group] if self.group is not None else None,
+            slice=level,
             attributes={name: fields[name] for name in self.attributes},
         )
+
+    def _id(self, fields: dict[str, str], level: int | None) -> str:
+        """The name of the row: that of its column, or of its file and slice."""
+        if self.id is not None:
+            return fields[self.id]
+        return fields[self.file] if level is None else f"{fields[self.file]}#{level}"
+
+    def _slice(self, fields: dict[str, str]) -> int | None:
+        """The number of the slice, if there is one."""
+        text = "" if self.slice is None else fields[self.slice]
+        if text and not text.isdecimal():
+            raise ValueError(f"'{text}' in column '{self.slice}' is no number of a slice, counted from 0")
+        return int(text) if text else None
 
     def _label(self, fields: dict[str, str]) -> str | list[str]:
         """The class, or those of several that an image has."""

@@ -24,7 +24,10 @@ DENSEST = 200
 """how many times its compressed size a larger entry may unpack to; images shrink to a third at best, zeros to
 a thousandth"""
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp", ".gif", ".dcm")
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp", ".gif", ".dcm", ".nii", ".nii.gz")
+
+Found = tuple[str, str, int | None]
+"""name and stamp of a file, and which slice of it"""
 
 
 class Files(Protocol):
@@ -156,7 +159,7 @@ def open_zip(path: Path, what: str) -> Iterator[zipfile.ZipFile]:
     try:
         archive = zipfile.ZipFile(path)
     except FileNotFoundError as error:
-        raise DataError(f"{path} does not exist: correct the path, relative to the working folder") from error
+        raise not_there(path, "the path") from error
     except (zipfile.BadZipFile, OSError) as error:
         raise DataError(
             f"{path} cannot be opened as {what}: {error}; check that it was copied whole"
@@ -168,6 +171,13 @@ def open_zip(path: Path, what: str) -> Iterator[zipfile.ZipFile]:
             yield archive
         except DAMAGED as error:
             raise DataError(f"{path} is damaged: {error}; check that it was copied whole") from error
+
+
+def not_there(path: Path, what: str) -> DataError:
+    """One sentence about a file that does not exist."""
+    if "\\" in str(path):
+        return DataError(f"{path} does not exist: write / between folders, not \\")
+    return DataError(f"{path} does not exist: correct {what}, relative to the working folder")
 
 
 def unbloated(entry: zipfile.ZipInfo, where: str) -> None:

@@ -43,7 +43,17 @@ READERS: dict[str, type[DataOptions]] = {
     **SETS,
 }
 """`kind` → what reads one data set"""
-LOOKS = ("image_size", "channels", "resize", "crop_keep", "colour_constancy", "brightness", "bad_rows")
+LOOKS = (
+    "image_size",
+    "channels",
+    "resize",
+    "crop_keep",
+    "colour_constancy",
+    "brightness",
+    "window",
+    "bits",
+    "bad_rows",
+)
 """what parts take from the whole where they do not say it themselves"""
 WHOLE = ("image_size", "channels", "split")
 """what is the same for all parts"""

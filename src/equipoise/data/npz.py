@@ -14,6 +14,7 @@ from PIL import Image
 
 from equipoise.data.cache import decoded
 from equipoise.data.files import open_zip, unbloated
+from equipoise.data.grey import MOST_VALUES
 from equipoise.data.images import fit
 from equipoise.data.options import SPLITS, DataOptions, Progress
 from equipoise.data.rows import Bad, Row, samples
@@ -22,9 +23,6 @@ from equipoise.errors import DataError
 from equipoise.names import unknown
 
 PARTS = ("train", "val", "test")
-
-MOST_VALUES = 2**28
-"""values of the largest image that is read"""
 
 
 class NpzData(DataOptions):
@@ -37,7 +35,8 @@ class NpzData(DataOptions):
     """Names of the classes, in the order of their numbers; by default '0', '1', …"""
 
     def load(self, *, cache: Path, base: Path, progress: Progress | None = None) -> Samples:
-        """Read the labels, check them, and bring the images to size; the splits of the file are kept."""
+        """Read the labels, check them, and bring the images to size; the splits of the file are kept, and an
+        empty part counts as none."""
         path = base / Path(self.path).expanduser()
         with open_zip(path, "an .npz file") as archive, ExitStack() as opened:
             parts = [part for part in PARTS if f"{part}_images.npy" in archive.namelist()]
@@ -46,6 +45,9 @@ class NpzData(DataOptions):
                 raise DataError(
                     f"{path} has no train_images, val_images or test_images but {inside}: rename arrays"
                 )
+            parts = [part for part in parts if not _empty(archive, path, part)]
+            if not parts:
+                raise DataError(f"{path} holds no images: save the arrays again")
             labels = {part: _labels(archive, path, part) for part in parts}
             if len({values.shape[1] for values in labels.values()}) > 1:
                 raise DataError(
@@ -156,6 +158,17 @@ def _head(file: IO[bytes], info: zipfile.ZipInfo, path: Path) -> tuple[tuple[int
     if not dtype.hasobject and math.prod(shape) * dtype.itemsize != info.file_size - file.tell():
         raise DataError(f"{path}: {name} does not hold what it says ({dtype} {shape}): save the file again")
     return shape, by_column, dtype
+
+
+def _empty(archive: zipfile.ZipFile, path: Path, part: str) -> bool:
+    """Whether a part has no images and no labels: it counts as one that is not there."""
+    names = {f"{part}_images.npy", f"{part}_labels.npy"} & set(archive.namelist())
+    for info in map(archive.getinfo, names):
+        with archive.open(info) as file:
+            shape, _, _ = _head(file, info, path)
+        if shape[:1] != (0,):
+            return False
+    return True
 
 
 def _labels(archive: zipfile.ZipFile, path: Path, part: str) -> np.ndarray:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from equipoise.data.grey import Window
 from equipoise.data.preprocess import Look, Resize
 from equipoise.data.samples import Samples
 from equipoise.options import Options
@@ -32,7 +33,7 @@ class Split(Options):
     validation: float = Field(default=0.1, ge=0, lt=1)
     """Share of the samples kept for validation, where the data does not bring its own."""
     column: str | None = None
-    """A column of train / validation / test (csv only); a missing validation part is cut from train."""
+    """A column of train / validation / test (csv only); a part that is missing is cut from train."""
     folds: int | None = Field(default=None, ge=2)
     """Cross-validation: how many folds; a fold takes the place of `test` and of any test set the data
     brings."""
@@ -82,6 +83,12 @@ class DataOptions(Options):
     6."""
     brightness: float | None = Field(default=None, gt=0, lt=1)
     """Bring every image to this mean brightness, of 0 (black) to 1 (white)."""
+    window: tuple[Window, ...] | None = None
+    """Centre and width of the grey values to show, as [40, 80] for all channels or [[40, 80], [80, 200],
+    [600, 2800]] for each of three (Hounsfield units for CT); by default the window that a file names."""
+    bits: int | None = Field(default=None, ge=8, le=16)
+    """Depth of grey PNG and TIFF files of 16 bits; by default 8, 12 or 16, the fewest that hold an image's
+    largest value."""
     bad_rows: Literal["refuse", "skip"] = "refuse"
     """What to do with rows that cannot be used: refuse the data set, or leave them out and list them."""
     split: Split = Split()
@@ -105,14 +112,37 @@ class DataOptions(Options):
             raise ValueError("colour_constancy needs colour: set channels = 3, or remove it")
         if self.kind == "phantom" and self.look != Look():
             raise ValueError(
-                "phantom images are drawn to size: remove crop_keep, colour_constancy and brightness"
+                "phantom images are drawn to size: remove crop_keep, colour_constancy, brightness, window "
+                "and bits"
             )
+        if self.kind == "npz" and (self.window is not None or self.bits is not None):
+            raise ValueError("npz images have 8 bits and are shown whole: remove window and bits")
         return self
+
+    @field_validator("window", mode="before")
+    @classmethod
+    def _bare_window(cls, value: Any) -> Any:
+        bare = isinstance(value, list | tuple) and len(value) == 2
+        return [value] if bare and not any(isinstance(one, list | tuple) for one in value) else value
+
+    @field_validator("window")
+    @classmethod
+    def _window_has_a_width(cls, value: tuple[Window, ...] | None) -> tuple[Window, ...] | None:
+        if value is not None and len(value) not in (1, 3):
+            raise ValueError("give one window for all channels, or three")
+        if value is not None and any(width <= 0 for _, width in value):
+            raise ValueError("a window is a centre and a width above 0, such as [40, 80]")
+        return value
 
     @property
     def look(self) -> Look:
         """How images are prepared before they enter the cache."""
-        return Look(self.crop_keep, self.colour_constancy, self.brightness)
+        return Look(self.crop_keep, self.colour_constancy, self.brightness, self.window, self.bits)
+
+    @property
+    def declared(self) -> bool:
+        """Whether the classes are listed, and not merely those found."""
+        return getattr(self, "classes", None) is not None
 
     @property
     def multi(self) -> bool:

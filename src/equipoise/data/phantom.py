@@ -101,6 +101,10 @@ class PhantomData(DataOptions):
     def multi(self) -> bool:
         return self.task == "multi"
 
+    @property
+    def declared(self) -> bool:
+        return True
+
     def load(self, *, cache: Path, base: Path, progress: Progress | None = None) -> Samples:
         """Draw the images into the cache; `base`, `resize` and `bad_rows` have nothing to act on."""
         from equipoise.seeds import (

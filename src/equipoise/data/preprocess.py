@@ -14,6 +14,8 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
+from equipoise.data.grey import Window
+
 Resize = Literal["squash", "crop", "pad"]
 
 GREY = np.array([0.299, 0.587, 0.114])
@@ -30,6 +32,11 @@ class Look:
     """exponent of the Minkowski mean that stands for the colour of the light"""
     brightness: float | None = None
     """mean brightness that every image gets, of 0 to 1"""
+    windows: tuple[Window, ...] | None = None
+    """centre and width of the grey values that are shown, one for all channels or one for each; none: those
+    the file names"""
+    bits: int | None = None
+    """depth of grey values in files of 16 bits; none: what the file says or shows"""
 
     @property
     def recipe(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, cast
 import numpy as np
 
 from equipoise.data.cache import Decoded
-from equipoise.data.files import Files, find
+from equipoise.data.files import Files, Found, find
 from equipoise.data.images import decode_files
 from equipoise.data.options import DataOptions, Progress
 from equipoise.data.samples import Samples, Task, fingerprint
@@ -45,6 +45,8 @@ class Row:
     site: str | None = None
     split: str | None = None
     group: str | None = None
+    slice: int | None = None
+    """which slice of a volume"""
     attributes: dict[str, str] = field(default_factory=dict)
 
 
@@ -69,12 +71,11 @@ def gather(
 
 def checked(
     rows: Iterable[Row | Bad], files: Files, where: str, classes: tuple[str, ...]
-) -> tuple[list[Row], list[Bad], list[tuple[str, str]]]:
-    """Rows with a valid label, an image and an id of their own; those without; and (name, stamp) of the good
-    ones' images."""
+) -> tuple[list[Row], list[Bad], list[Found]]:
+    """Rows with a valid label, an image and an id of their own; those without; and the good ones' images."""
     good: list[Row] = []
     bad: list[Bad] = []
-    found: list[tuple[str, str]] = []
+    found: list[Found] = []
     places: dict[str, str] = {}
     for row in rows:
         if isinstance(row, Bad):
@@ -86,6 +87,8 @@ def checked(
                 if name is not None and (wrong := strange(name)):
                     raise ValueError(wrong)
             image = find(files, row.file)
+            if image is None and "\\" in row.file:
+                raise ValueError(f"file '{row.file}' has backslashes: write / between folders")
             if image is None:
                 raise ValueError(f"file '{row.file}' is not in {where}")
             if row.id in places:
@@ -95,7 +98,7 @@ def checked(
             continue
         places[row.id] = row.place
         good.append(replace(row, label=label))
-        found.append(image)
+        found.append((*image, row.slice))
     return good, bad, found
 
 

@@ -9,6 +9,19 @@ from io import BytesIO, TextIOWrapper
 from equipoise.errors import DataError
 from equipoise.names import unknown
 
+SEPARATORS = (",", ";", "\t")
+
+
+def separator_of(data: bytes, columns: Iterable[str]) -> str:
+    """The comma, semicolon or tab: what makes most of these columns, then most columns, of the first line."""
+    lines = data[: 2**16].decode("utf-8-sig", "replace").splitlines()
+
+    def found(separator: str) -> tuple[int, int]:
+        header = [name.strip() for name in next(csv.reader(lines[:1], delimiter=separator), [])]
+        return sum(name in header for name in columns), len(header)
+
+    return max(SEPARATORS, key=found)
+
 
 def read_table(
     data: bytes, source: str, columns: Iterable[str], delimiter: str = ","
@@ -18,6 +31,8 @@ def read_table(
 
     `columns` must be in the header, each once.
     """
+    if not data.strip():
+        raise DataError(f"{source} is empty: copy or save it again, with its header row")
     try:
         reader = csv.reader(TextIOWrapper(BytesIO(data), "utf-8-sig", newline=""), delimiter=delimiter)
         header = [name.strip() for name in next(reader, [])]

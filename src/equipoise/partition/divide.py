@@ -57,11 +57,11 @@ def divide(
     """One holding per site, in order of name; every row is in exactly one split of one site, or left out
     (`long_tail`, `train_size`).
 
-    A split the data set brings is kept as it is, even where it cuts a group; if it has no validation rows at
-    all, the fraction `split.validation` of each site's training rows becomes validation. Otherwise each site
-    is split by the two fractions, class by class, in whole groups. With `split.folds` each site tests on fold
-    number `split.fold` of that many, whatever split the data set brings: over all folds every row is tested
-    once. Test rows that the partition reserves take the place of both.
+    A split the data set brings is kept as it is, even where it cuts a group; a part it does not bring is cut
+    from each site's training rows, the fraction `split.test` or `split.validation` of them. Otherwise each
+    site is split by the two fractions, class by class, in whole groups. With `split.folds` each site tests on
+    fold number `split.fold` of that many, whatever split the data set brings: over all folds every row is
+    tested once. Test rows that the partition reserves take the place of both.
     """
     given = None if split.folds else _given_splits(samples, split)
     reserved = options.reserved(samples, seed)
@@ -79,6 +79,10 @@ def divide(
             f"split: test={test:g} and validation={split.validation:g} leave nothing to train on; "
             "both must be 0 or more and their sum below 1"
         )
+    validation = split.validation
+    if given is not None:
+        test = 0 if (given == TEST).any() else test
+        validation = 0 if (given == VALIDATION).any() else validation
     chosen = np.full(len(samples), TRAIN)
     decided: dict[str, int] = {}
     tested: dict[str, int] = {}
@@ -95,18 +99,18 @@ def divide(
                 folds(samples, rows, split.folds, numpy_generator(seed, "folds", name), tested) == split.fold
             )
             chosen[rows[held_out]] = TEST
-            rest, share = rows[~held_out], split.validation / (1 - test)
+            rest, share = rows[~held_out], validation / (1 - test)
             if len(rest):
                 chosen[rest] = _stratified(samples, rest, np.array([1 - share, share, 0]), rng, decided)
             continue
         if given is None:
-            fractions = np.array([1 - split.validation - test, split.validation, test])
+            fractions = np.array([1 - validation - test, validation, test])
             chosen[rows] = _stratified(samples, rows, fractions, rng, decided)
             continue
         chosen[rows] = given[rows]
         train = rows[given[rows] == TRAIN]
-        if not (given == VALIDATION).any() and len(train):
-            fractions = np.array([1 - split.validation, split.validation, 0])
+        if (validation or test) and len(train):
+            fractions = np.array([1 - validation - test, validation, test])
             chosen[train] = _stratified(samples, train, fractions, rng, decided)
     if options.long_tail > 1:
         chosen[thinned(samples, chosen != TEST, options.long_tail, seed)] = LEFT_OUT
@@ -152,6 +156,8 @@ def _given_splits(samples: Samples, split: SplitOptions) -> np.ndarray | None:
     strange = sorted(set(values.tolist()) - set(SPLITS))
     if strange:
         raise PartitionError(f"the data's split has the value '{strange[0]}'; use train, validation or test")
+    if "train" not in values:
+        raise PartitionError("the data's own split has no training rows: add some, or remove the split")
     return np.array([SPLITS.index(value) for value in values.tolist()], dtype=np.int64)
 
 

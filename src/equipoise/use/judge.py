@@ -19,7 +19,7 @@ from equipoise.names import nearest
 from equipoise.predict import Predictor
 from equipoise.setup import cache_folder
 
-LOOK = ("image_size", "channels", "resize", "crop_keep", "colour_constancy", "brightness")
+LOOK = ("image_size", "channels", "resize", "crop_keep", "colour_constancy", "brightness", "window", "bits")
 """keys of `[data]` in which new data must be as the model has seen images"""
 
 
@@ -69,14 +69,15 @@ def read_data(file: Path, look: Input) -> tuple[DataOptions, Path]:
     if not isinstance(section, Mapping):
         raise ConfigError(f"{file} has no section [data]: say there where the new images are")
     ours = {key: getattr(look, key) for key in LOOK}
+    theirs = config.resolve({"data": section}).data
     for key in LOOK:
-        if key in section and section[key] != ours[key]:
+        if key in section and getattr(theirs, key) != ours[key]:
             raise ConfigError(
                 f"{file}: data.{key} is {section[key]}, but the model saw {ours[key]}: remove it there"
             )
     # A key at its default is left out: kinds that draw their images to size take only those they can follow.
     wanted = {key: value for key, value in ours.items() if value != DataOptions.model_fields[key].default}
-    wanted |= {"image_size": look.image_size, "channels": look.channels}
+    wanted |= {key: ours[key] for key in ("image_size", "channels", "window")}
     found = config.resolve(
         {**({"base": table["base"]} if "base" in table else {}), "data": {**section, **wanted}}
     )

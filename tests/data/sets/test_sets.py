@@ -437,7 +437,14 @@ def test_check_is_content_with_what_was_published(
     root = make("ham10000")
     facts = check(SETS["ham10000"](path=str(root)), tmp_path)
     assert facts["ok"] and facts["problems"] == []
-    assert facts["groups"] == 3
+    assert facts["groups"] == 3 and facts["warnings"] == []
+    table = root / "HAM10000_metadata"
+    held = table.read_text()
+    table.write_text(held.replace("HAM_0002730", "HAM_0000118").replace("HAM_0001466", "unknown"))
+    missing, moved = check(SETS["ham10000"](path=str(root)), tmp_path)["warnings"]
+    assert missing.startswith("patient or group 'unknown' (1 row: 'ISIC_0029307') is a word for a missing")
+    assert "1 patient or group is at several sites ('HAM_0000118' at vidir_modern, rosendahl)" in moved
+    table.write_text(held)
     (root / "HAM10000_images_part_1" / "ISIC_0024306.jpg").write_text("not an image")
     (root / "HAM10000_images_part_2" / "ISIC_0029307.jpg").unlink()
     facts = check(SETS["ham10000"](path=str(root)), tmp_path)

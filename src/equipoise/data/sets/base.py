@@ -17,12 +17,15 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
+import numpy as np
+
 from equipoise.data.files import EXTENSIONS, Files, open_tree
-from equipoise.data.images import decode
+from equipoise.data.images import decode, reason
 from equipoise.data.options import DataOptions, Progress
-from equipoise.data.rows import Bad, Row, checked, gather
+from equipoise.data.rows import Bad, Row, checked, column, gather
 from equipoise.data.samples import Samples
 from equipoise.data.table import read_table
+from equipoise.data.warn import doubtful_groups
 from equipoise.errors import DataError
 from equipoise.names import nearest
 
@@ -200,7 +203,7 @@ def check(options: SetData, base: Path) -> dict[str, Any]:
         good, bad, found = checked(rows, download.files, download.root.name, options.classes)
         problems = [text for _, text in sorted(bad)]
         problems += _undecodable(
-            options, download.files, [(row, name) for row, (name, _) in zip(good, found, strict=True)]
+            options, download.files, [(row, name) for row, (name, _, _) in zip(good, found, strict=True)]
         )
     held = Counts(
         len(good),
@@ -228,7 +231,16 @@ def check(options: SetData, base: Path) -> dict[str, Any]:
         "splits": dict(sorted(splits.items())),
         "groups": len({row.group for row in good if row.group is not None}),
         "problems": problems,
+        "warnings": _doubts(good),
     }
+
+
+def _doubts(rows: list[Row]) -> list[str]:
+    """What may be wrong with the patients of a download."""
+    if not rows:
+        return []
+    group, site = column([row.group for row in rows]), column([row.site for row in rows])
+    return doubtful_groups(group, site, np.array([row.id for row in rows]))
 
 
 def _names(row: Row, classes: tuple[str, ...]) -> list[str]:
@@ -247,13 +259,13 @@ def _undecodable(options: SetData, files: Files, rows: list[tuple[Row, str]]) ->
     wrong = []
     for row, file in first.values():
         try:
-            decode(files.read(file), options.image_size, options.channels, options.resize)
+            decode(files.read(file), options.image_size, options.channels, options.resize, options.look)
         except (MemoryError, DataError):
             raise
         except (
             Exception
         ) as error:  # as in decoding for real: whatever a decoder raises, this image cannot be used
-            wrong.append(f"{row.place}: image '{file}' is broken: {error}")
+            wrong.append(f"{row.place}: image '{file}' is broken: {reason(error)}")
     return wrong
 
 

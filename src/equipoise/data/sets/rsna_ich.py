@@ -17,7 +17,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from equipoise.data.dicom import HEADER, patient
+from equipoise.data.dicom import HEADER, WINDOWS, patient
+from equipoise.data.grey import Window
 from equipoise.data.rows import Bad, Row
 from equipoise.data.sets.base import Counts, Download, Facts, SetData
 
@@ -52,6 +53,8 @@ class RsnaIch(SetData):
     parts = ("stage_1_train_images", "stage_2_train")
 
     kind: Literal["rsna-ich"] = "rsna-ich"
+    window: tuple[Window, ...] | None = tuple(WINDOWS.values())
+    """Centre and width of each channel in Hounsfield units; by default brain, subdural and bone."""
     task: Literal["single", "multi"] = "single"
     """single: slices with exactly one type of bleeding; multi: all slices with bleeding, and `healthy` ones
     without."""
