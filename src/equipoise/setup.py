@@ -186,6 +186,7 @@ def make_net(
         classes=classes,
         heads=method.heads,
         projector=method.projection(),
+        frozen=method.frozen(),
         make_head=method.make_head,
         channels=channels,
         image_size=image_size,

@@ -77,8 +77,9 @@ def parity(model: Predictor, answer: Answer) -> float:
 
 
 def _to_safetensors(model: Predictor) -> bytes:
-    name = model.facts.method["name"]
-    if name not in METHODS:
+    nets = (model.facts.net, *model.method.frozen().values())
+    named = [*({model.facts.method["name"]} - METHODS.keys()), *(net.name for net in nets if net.own)]
+    for name in named:
         raise ConfigError(
             f"a file cannot bring the code of '{name}' with it: use --to onnx, or the run folder itself"
         )

@@ -116,15 +116,16 @@ class Predictor(nn.Module):
 
     `tensors` has `net`, the network's tensors by name; `server`, what else the method's prediction needs of
     the coordinator's state; `mine`, what it needs of a site's. `method` is the method that `facts` describe;
-    one of Equipoise's own need not be given.
+    one of Equipoise's own need not be given. `seed` is what its net was built with: only a net of the user's
+    own may hold buffers that are drawn at random and no part of `tensors`.
     """
 
-    def __init__(self, facts: Facts, tensors: Tree, method: Method | None = None) -> None:
+    def __init__(self, facts: Facts, tensors: Tree, method: Method | None = None, seed: int = 0) -> None:
         super().__init__()
         self.facts = facts
         self.method = resolve({"method": facts.method}, allow=nothing).method if method is None else method
         see = facts.input
-        self.net = make_net(facts.net, self.method, len(facts.classes), see.channels, see.image_size, seed=0)
+        self.net = make_net(facts.net, self.method, len(facts.classes), see.channels, see.image_size, seed)
         for tensor in state(self.net).values():
             tensor.fill_(
                 torch.nan

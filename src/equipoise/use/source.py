@@ -17,6 +17,7 @@ from equipoise.methods import METHODS
 from equipoise.names import unknown
 from equipoise.opening import read_regular
 from equipoise.running import RESULT, read_result
+from equipoise.seeds import derive
 from equipoise.server import Checkpoints
 from equipoise.server.checkpoint import Header
 from equipoise.setup import SIGHT, Sight, make_sight, material
@@ -73,7 +74,8 @@ def _from_run(folder: Path, site: str | None, trust: bool) -> Predictor:
         version=__version__,
     )
     rest = {name: branch for name, branch in tree.items() if name != "model"}
-    model = Predictor(facts, {"net": net, "server": rest, "mine": mine}, config.method)
+    seed = derive(config.train.seed, "net")
+    model = Predictor(facts, {"net": net, "server": rest, "mine": mine}, config.method, seed)
     if not model.whole():
         raise MethodError(
             f"'{config.method_name}' leaves parts of the model at the sites, so there is no predictor "
@@ -149,6 +151,8 @@ def _from_file(path: Path, site: str | None) -> Predictor:
         tensors = unflatten(flat)
     except (OSError, CodecError, ValidationError, ValueError) as error:
         raise StorageError(refusal) from error
+    except ConfigError as error:  # the name of a network of one's own, as below
+        raise StorageError(f"{path}: {error}, and a model must not choose what is executed") from error
     if facts.method.get("name") not in METHODS:
         # The name of a method of one's own leads to a Python file, and a model must not choose what is
         # executed.
