@@ -9,7 +9,6 @@ its tensors are those of the network itself, so files of its weights fit.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 import math
 import re

@@ -79,9 +79,9 @@ def parity(model: Predictor, answer: Answer) -> float:
 def _to_safetensors(model: Predictor) -> bytes:
     nets = (model.facts.net, *model.method.frozen().values())
     named = [*({model.facts.method["name"]} - METHODS.keys()), *(net.name for net in nets if net.own)]
-    for name in named:
+    if named:
         raise ConfigError(
-            f"a file cannot bring the code of '{name}' with it: use --to onnx, or the run folder itself"
+            f"a file cannot bring the code of '{named[0]}' with it: use --to onnx, or the run folder itself"
         )
     return seal(model.facts.model_dump(mode="json"), flatten(model.tensors))
 
