@@ -332,7 +332,7 @@ def test_features_are_the_output_of_the_named_layer(make: Make) -> None:
     # `read` is never called, but its tensor is used before the layer is reached
     parts = {name.split(".")[1] for name in state(net) if name.startswith("body.")}
     assert parts == {"stem", "read"}
-    assert isinstance(net.body.later["out"], nn.Identity)
+    assert isinstance(net.body.later, nn.Identity)
 
 
 def test_the_rest_of_a_block_is_removed_too(make: Make) -> None:
