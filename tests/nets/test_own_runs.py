@@ -1,4 +1,4 @@
-"""Whole runs with a network of the user's own: the same bits wherever they run, resumed, used and exported."""
+"""Whole runs with a network of the user's own: the same bits wherever they run; resumed, used, exported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from equipoise.cli import main
 from equipoise.compare import arm_from, compare, make_plan
 from equipoise.config import Config, resolve
-from equipoise.errors import ConfigError, StorageError, Untrusted
+from equipoise.errors import ConfigError, MethodError, StorageError, Untrusted
 from equipoise.evaluate.scores import read_scores
 from equipoise.exchange import seal
 from equipoise.reproduce import find, prepare
@@ -45,7 +45,7 @@ class Features(nn.Module):
         if self.training:
             self.calls += 1
         z = self.norm(self.conv(self.stem(x))).relu()
-        z = self.linear(self.drop(z).view(len(x), -1))
+        z = self.linear(self.drop(z).view(x.shape[0], -1))
         return z[:, self.order] * (1 + 0.1 * self.calls) + 0.1 * torch.arange(z.shape[1])
 
 
@@ -93,7 +93,7 @@ def test_serial_pool_and_a_resumed_run_give_the_same_bits(
     assert rows(pooled.folder) == rows(done.folder)
 
     def stop(event: str, facts: dict[str, Any]) -> None:
-        if event == "round" and facts["round"] == 0:
+        if event == "round" and facts["round"] == 1:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -139,6 +139,16 @@ def test_it_is_exported_to_onnx_and_not_to_safetensors(done: Result, tmp_path: P
             load(tmp_path / "evil.safetensors")
 
 
+def test_a_network_for_one_number_of_images_is_not_exported(
+    done: Result, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model = load(done.folder)
+    monkeypatch.setattr(type(model.net.body), "forward", lambda self, x: torch.zeros(len(x), 10))
+    with pytest.raises(MethodError, match=r"the onnx export does not work .*x\.shape\[0\], where len\(x\)"):
+        export(model, tmp_path / "x.onnx", "onnx")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_changed_file_is_refused(tiny: MakeConfig, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(FILE)
     made = run(tiny("fedavg", base=tmp_path, net=OWN, train={"rounds": 1}), tmp_path / "run")
@@ -174,7 +184,8 @@ def test_everything_that_is_for_networks_works(
     net = given.pop("net", {})
     net = net if "name" in net else OWN | net
     train = {"rounds": 1, **given.pop("train", {})}
-    made = run(tiny(method, base=folder, net=net, train=train, **given), tmp_path / "run")
+    table = tiny(base=folder, net=net, train=train).table()
+    made = run(resolve(table | {"method": {"name": method, **given.get("method", {})}}), tmp_path / "run")
     assert made.rounds
     model = load(made.folder, "site-00")
     assert export(model, tmp_path / "x.onnx", "onnx") < 1e-4
@@ -183,8 +194,9 @@ def test_everything_that_is_for_networks_works(
 def test_a_model_whose_frozen_network_is_ones_own_is_no_safetensors_file(
     folder: Path, tiny: MakeConfig, tmp_path: Path
 ) -> None:
-    config = tiny("fedmas", base=folder, method={"target": "mine.py:Seen"}, train={"rounds": 1})
-    model = load(run(config, tmp_path / "run").folder)
+    method = {"name": "fedmas", "target": "mine.py:Seen"}
+    table = tiny(base=folder, train={"rounds": 1}).table() | {"method": method}
+    model = load(run(table, tmp_path / "run").folder)
     with pytest.raises(ConfigError, match=r"cannot bring the code of 'mine\.py:Seen' with it"):
         export(model, tmp_path / "x.safetensors", "safetensors")
 
@@ -201,7 +213,7 @@ def test_the_verbs(done: Result, tmp_path: Path, capsys: pytest.CaptureFixture[s
         return told.out
 
     assert "mine.py:Features" in cli("check", path)
-    assert "body.linear.weight" in cli("ledger", path, "--json")
+    assert json.loads(cli("ledger", path, "--json"))["leaves"]
     cli("report", done.folder)
     assert "mine.py:Features" in (done.folder / "report.html").read_text()
     cli("export", done.folder, "--to", "onnx", "--out", tmp_path / "m.onnx")
@@ -212,7 +224,7 @@ def test_the_verbs(done: Result, tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_networks_are_compared(folder: Path, tiny: MakeConfig, tmp_path: Path) -> None:
     table = tiny("fedavg", base=folder, train={"rounds": 1}).table()
     arms = [
-        arm_from("ours"),
+        arm_from("ours: net.name=small-cnn"),
         arm_from("mine: net.name=mine.py:Features net.width=9"),
         arm_from("cut: net.name=mine.py:Ending net.features=linear"),
     ]

@@ -58,6 +58,8 @@ class NetOptions(Options):
     @model_validator(mode="after")
     def _find(self, info: ValidationInfo) -> Self:
         """Find a network of the user's own; further keys are for its constructor."""
+        if self._maker is not None:
+            return self  # checked before, and put into other options now
         self._maker = find(self.name, info)
         given = self.model_extra or {}
         if self._maker is not None:

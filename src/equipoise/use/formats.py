@@ -13,13 +13,13 @@ import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.errors import ConfigError, MethodError, StorageError
+from equipoise.errors import ConfigError, EquipoiseError, MethodError, StorageError
 from equipoise.exchange import seal
 from equipoise.exchange.codec import HEADER
 from equipoise.methods import METHODS
@@ -38,6 +38,7 @@ TRACED = 2
 OPSET = 17
 
 Answer = Callable[[Tensor], Tensor]
+Result = TypeVar("Result")
 
 
 def export(model: Predictor, path: str | Path, to: str) -> float:
@@ -47,11 +48,11 @@ def export(model: Predictor, path: str | Path, to: str) -> float:
     write, read = KINDS[to]
     path = Path(path)
     part = path.with_name(path.name + ".part")
-    data = write(model)
+    data = _tried(to, lambda: write(model))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         part.write_bytes(data)
-        difference = parity(model, read(part))
+        difference = _tried(to, lambda: parity(model, read(part)))
         if not difference < TOLERANCE:  # NaN is not less either
             raise MethodError(
                 f"the {to} export answers otherwise than the model, by {difference:.2g}: nothing was written"
@@ -63,6 +64,20 @@ def export(model: Predictor, path: str | Path, to: str) -> float:
         with contextlib.suppress(OSError):
             part.unlink()
     return difference
+
+
+def _tried(to: str, step: Callable[[], Result]) -> Result:
+    """One step of an export; a network of the user's own may fail it in more ways than can be listed."""
+    try:
+        return step()
+    except (EquipoiseError, OSError):
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())
+        raise MethodError(
+            f"the {to} export does not work ({type(error).__name__}: {text}): nothing was written; a network "
+            "of your own must be for any number of images, such as x.shape[0], where len(x) is a fixed one"
+        ) from error
 
 
 @torch.no_grad()
