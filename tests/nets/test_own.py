@@ -555,6 +555,10 @@ def mobile(*, weights=None, progress=True, **kwargs):
     return Mobile(**kwargs)
 
 
+def get_model(name, **config):
+    raise AssertionError
+
+
 def squeeze(*, weights=None, progress=True):
     return nn.Sequential(nn.Conv2d(3, 9, 1), nn.AvgPool2d(16), nn.Flatten())
 
@@ -615,6 +619,7 @@ def test_torchvision_by_name_without_its_classifier(folder: Path, make: Make) ->
         ("timm:resnet10", {"pretrained": True}, r"'net\.pretrained': weights are read from a local file"),
         ("timm:resnet10", {"num_classes": 3}, r"unknown key 'net\.num_classes'"),
         ("timm:resnet10", {"depth": 3}, r"cannot be built: TypeError: .*depth"),
+        ("torchvision:get_model", {"name_": "x"}, r"is not a network of torchvision"),
         ("torchvision:mobil", {}, r"is not a network of torchvision: did you mean 'torchvision:mobile'\?"),
         ("torchvision:squeeze", {}, r"does not end in a linear classifier: .* one of 0, 1, 2$"),
         ("torchvision:mobile", {"channels_": 1}, r"cannot be built: TypeError"),
@@ -640,6 +645,10 @@ def test_monai_by_name(make: Make) -> None:
         ConfigError, match=r"is not a network of monai: did you mean 'monai:(?i:densenet121)'"
     ):
         make("monai:DenseNet122")
+    with pytest.raises(
+        ConfigError, match=r"'monai:get_pretrained_resnet_medicalnet' is not a network of monai"
+    ):
+        make("monai:get_pretrained_resnet_medicalnet", resnet_depth=10)
     with pytest.raises(ConfigError, match=r"'monai:BasicUNet' does not end in a linear classifier"):
         make("monai:BasicUNet", image_size=32)
 

@@ -148,12 +148,13 @@ def _from_library(title: str, library: str, rest: str) -> Maker:
         raise _wrong(title, f"needs the package {library}, which {why}") from error
     if library == "timm":
         return _from_timm(title, rest, found)
-    call = getattr(found, rest, None)
-    if not callable(call):
-        raise _wrong(title, _no_such(library, rest, [key for key in dir(found) if key[0] != "_"]))
+    builds = _is_builder if library == "torchvision" else _is_net
+    valid = {key: value for key, value in vars(found).items() if builds(value)}
+    if rest not in valid:
+        raise _wrong(title, _no_such(library, rest, list(valid)))
+    maker = Maker(title, valid[rest], {"weights": None}, library=True, classifier=True)
     if library == "torchvision":
-        return Maker(title, call, {"weights": None}, library=True, classifier=True)
-    maker = Maker(title, call, library=True, classifier=True)
+        return maker
     fixed = {"pretrained": False, "spatial_dims": 2}
     return replace(maker, fixed={key: fixed[key] for key in fixed if maker.takes(key)})
 
@@ -167,6 +168,15 @@ def _from_timm(title: str, rest: str, timm: ModuleType) -> Maker:
 
 LIBRARIES = {"timm": "timm", "torchvision": "torchvision.models", "monai": "monai.networks.nets"}
 """by the word before the colon: where networks of that name are found, if it is installed"""
+
+
+def _is_net(found: Any) -> bool:
+    return isinstance(found, type) and issubclass(found, nn.Module)
+
+
+def _is_builder(found: Any) -> bool:
+    """Whether it is a function of torchvision that builds a network, rather than one that finds them."""
+    return inspect.isfunction(found) and "weights" in inspect.signature(found).parameters
 
 
 def _no_such(library: str, rest: str, valid: list[str]) -> str:
