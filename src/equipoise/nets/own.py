@@ -8,7 +8,6 @@ its tensors are those of the network itself, so files of its weights fit.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import math
 import re
@@ -139,11 +138,10 @@ def find(name: str, info: ValidationInfo) -> Maker | None:
 def _from_library(title: str, library: str, rest: str) -> Maker:
     if not re.fullmatch(r"\w[\w.-]*", rest):
         raise _wrong(title, f"is not the name of a network in {library}")
-    module = LIBRARIES[library]
     try:
-        found = importlib.import_module(module)
+        found = LIBRARIES[library]()
     except Exception as error:
-        missing = isinstance(error, ModuleNotFoundError) and error.name in (library, module)
+        missing = isinstance(error, ModuleNotFoundError) and error.name == library
         why = "is not installed" if missing else f"cannot be imported ({_cause(error)})"
         raise _wrong(title, f"needs the package {library}, which {why}") from error
     if library == "timm":
@@ -166,8 +164,30 @@ def _from_timm(title: str, rest: str, timm: ModuleType) -> Maker:
     return Maker(title, partial(timm.create_model, rest), fixed, channels=("in_chans",), library=True)
 
 
-LIBRARIES = {"timm": "timm", "torchvision": "torchvision.models", "monai": "monai.networks.nets"}
-"""by the word before the colon: where networks of that name are found, if it is installed"""
+def _timm() -> ModuleType:
+    import timm
+
+    return timm
+
+
+def _torchvision() -> ModuleType:
+    from torchvision import models
+
+    return models
+
+
+def _monai() -> ModuleType:
+    from monai.networks import nets
+
+    return nets
+
+
+LIBRARIES: dict[str, Callable[[], ModuleType]] = {
+    "timm": _timm,
+    "torchvision": _torchvision,
+    "monai": _monai,
+}
+"""by the word before the colon: where networks of that name are, if it is installed"""
 
 
 def _is_net(found: Any) -> bool:
