@@ -176,6 +176,7 @@ class Blueprint(Options):
             classes=len(self.classes),
             heads=method.heads,
             projector=method.projection(),
+            frozen=method.frozen(),
             make_head=method.make_head,
             channels=self.input.channels,
             image_size=self.input.image_size,

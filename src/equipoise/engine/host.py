@@ -92,6 +92,7 @@ class Host:
             least=self.least,
         )
         load(self.net, self.initial | (kept or {}).get("net", {}) | down.get("model", {}))
+        self.net.restart()
         self.net.eval()
         if kept is None:
             loc.mine = self.method.init_site(self.net, loc)

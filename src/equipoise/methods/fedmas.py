@@ -20,11 +20,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
 from torch import Tensor
 
 from equipoise.errors import MethodError
@@ -62,25 +62,31 @@ class FedMAS(Method):
     clip_norm: float | None = Field(None, gt=0)
     """largest gradient norm, if any; `train.clip_norm` goes before it"""
     target: NetName = "resnet50"
-    """architecture of the frozen network"""
+    """architecture of the frozen network: one of Equipoise's, or of your own (FILE.py:Name)"""
     target_weights: str | None = None
     """its self-supervised weights: a local file; without one the frozen network is random, which is for
     trials only"""
     target_sha256: str | None = None
     """expected sha256 of that file; may be left out for files Equipoise knows"""
 
+    _target: NetOptions = PrivateAttr()
+
+    @model_validator(mode="after")
+    def _find(self, info: ValidationInfo) -> Self:
+        """Find the frozen network, which may be one of the user's own."""
+        self._target = NetOptions.model_validate(
+            {"name": self.target, "weights": self.target_weights, "sha256": self.target_sha256},
+            context={**(info.context or {}), "where": "method.target"},
+        )
+        return self
+
     def projection(self) -> ProjectorSpec:
         released = self.variant == "released"
-        return ProjectorSpec(
-            (0, NETS[self.target].width), batch_norm=True, activation=True, classifier=released
-        )
+        width = NETS[self.target].width if self.target in NETS else 0
+        return ProjectorSpec((0, width), batch_norm=True, activation=True, classifier=released, like="target")
 
     def frozen(self) -> Mapping[str, NetOptions]:
-        if not self.lambda_f and not self.mas:
-            return {}
-        return {
-            "target": NetOptions(name=self.target, weights=self.target_weights, sha256=self.target_sha256)
-        }
+        return {"target": self._target} if self.lambda_f or self.mas else {}
 
     def round(self, server: Tree, ask: Ask) -> Tree:
         if ask.round == 0:

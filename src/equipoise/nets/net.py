@@ -29,6 +29,8 @@ class ProjectorSpec:
     activation: bool = False
     classifier: bool = False
     """a further classifier, on the projector's output: `net.free`"""
+    like: str = ""
+    """the frozen network whose features the output is as wide as, whatever the last size says"""
 
     def make(self, width: int) -> nn.Sequential:
         """The MLP for features of this width."""
@@ -86,6 +88,10 @@ class Net(nn.Module):
             # Only a cumulative average would read this counter. Without it, all state is float and can be
             # averaged.
             layer.num_batches_tracked = None
+        self.fixed = frozenset(key for key, p in self.named_parameters() if not p.requires_grad)
+        """names of parameters that were built to stay as they are"""
+        shared = state(self)
+        self._first = {key: one.clone() for key, one in self.named_buffers() if key not in shared}
 
     def features(self, x: Tensor) -> Tensor:
         """Pooled features [N, width], after dropout: what a head reads."""
@@ -94,6 +100,10 @@ class Net(nn.Module):
     def forward(self, x: Tensor, head: str = FED) -> Tensor:
         """Logits of one head."""
         return self.head[head](self.features(x))
+
+    def restart(self) -> None:
+        """Give counters and all other buffers that `state` leaves out their first values again."""
+        put_back(self, self._first)
 
     def train(self, mode: bool = True) -> Net:
         """As usual, except that frozen BatchNorm layers keep using, and never change, their statistics."""
@@ -104,10 +114,25 @@ class Net(nn.Module):
         return self
 
 
+def put_back(net: nn.Module, buffers: Mapping[str, Tensor]) -> None:
+    """Give buffers these values again; those of layers that are gone are left out."""
+    live = dict(net.named_buffers())
+    for name, value in buffers.items():
+        if name in live:
+            parent, _, leaf = name.rpartition(".")
+            setattr(net.get_submodule(parent), leaf, value.to(live[name].device, copy=True))
+
+
 def state(net: nn.Module) -> dict[str, Tensor]:
-    """Parameters and float buffers by name. Detached, but the live memory: writing into one changes the
-    net."""
-    return {name: tensor for name, tensor in net.state_dict().items() if tensor.is_floating_point()}
+    """Parameters and float buffers by name, one that has several under the first. Detached, but the live
+    memory: writing into one changes the net."""
+    found: dict[str, Tensor] = {}
+    seen = set[int]()
+    for name, tensor in net.state_dict(keep_vars=True).items():
+        if tensor.is_floating_point() and id(tensor) not in seen:
+            seen.add(id(tensor))
+            found[name] = tensor.detach()
+    return found
 
 
 def load(net: nn.Module, tensors: Mapping[str, Tensor]) -> None:

@@ -6,11 +6,15 @@ from typing import Literal
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+
+from equipoise.errors import ConfigError
 
 BatchNormPolicy = Literal["average", "local", "frozen", "group"]
 MOST_GROUPS = 8
 
-BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d
+PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm)
+"""layers that do nothing but normalise"""
 
 
 def batch_norms(net: nn.Module) -> list[BatchNorm]:
@@ -32,17 +36,25 @@ def batch_norm_names(net: nn.Module) -> tuple[str, ...]:
 def to_group_norm(net: nn.Module) -> None:
     """Replace every BatchNorm layer by a GroupNorm with the same scale and shift, which needs no batch
     statistics."""
+    new: dict[BatchNorm, nn.GroupNorm] = {}  # a layer in several places stays one
     for parent in list(net.modules()):
-        for name, layer in list(parent.named_children()):
+        for name, layer in list(parent._modules.items()):
             if isinstance(layer, BatchNorm):
-                setattr(parent, name, _group_norm(layer))
+                new.setdefault(layer, _group_norm(layer))
+                setattr(parent, name, new[layer])
 
 
 def _group_norm(old: BatchNorm) -> nn.GroupNorm:
+    if type(old) not in PLAIN:
+        raise ConfigError(
+            f'net.batch_norm = "group": a {type(old).__name__} may do more than normalise and cannot be '
+            "replaced; choose another policy"
+        )
     channels = old.num_features
     groups = next(g for g in range(min(MOST_GROUPS, channels), 0, -1) if channels % g == 0)
-    new = nn.GroupNorm(groups, channels, eps=old.eps)
-    with torch.no_grad():
-        new.weight.copy_(old.weight)
-        new.bias.copy_(old.bias)
+    new = nn.GroupNorm(groups, channels, eps=old.eps, affine=old.affine)
+    if old.affine:
+        with torch.no_grad():
+            new.weight.copy_(old.weight)
+            new.bias.copy_(old.bias)
     return new

@@ -9,6 +9,7 @@ from typing import Annotated
 from pydantic import AfterValidator
 from torch import nn
 
+from equipoise.locate import named
 from equipoise.names import unknown
 from equipoise.nets import borrowed, mobile, small
 
@@ -99,9 +100,9 @@ NETS: dict[str, Arch] = {
 
 
 def known_net(name: str) -> str:
-    """The name of a net there is; for validators."""
-    if name not in NETS:
-        raise ValueError(unknown("net", name, NETS))
+    """The name of a net there is, or one that leads to a net of the user's own; for validators."""
+    if name not in NETS and not named(name):
+        raise ValueError(unknown("net", name, NETS) + ", or FILE.py:Name")
     return name
 
 

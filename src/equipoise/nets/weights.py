@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,8 +56,11 @@ KNOWN: dict[str, Known] = {
 }
 
 
-def load_weights(net: Net, path: Path, sha256: str | None = None) -> None:
-    """Copy the body's weights from a file into the net. Classifier weights in the file are ignored.
+def load_weights(
+    net: Net, path: Path, sha256: str | None = None, gone: Collection[str] = frozenset()
+) -> None:
+    """Copy the body's weights from a file into the net. Classifier weights in the file are ignored, and those
+    of layers that are gone.
 
     A three-channel stem is summed over its channels for a net that reads grey images: the same as showing it
     the grey image three times.
@@ -64,9 +68,11 @@ def load_weights(net: Net, path: Path, sha256: str | None = None) -> None:
     content = _read(path, net.name)
     _check(path, hashlib.sha256(content).hexdigest(), sha256, net.name)
     tensors = _parse(path, content)
-    found = _body(tensors, net.name)
     own = state(net.body)
-    stem = NETS[net.name].stem
+    if net.name in NETS:
+        found, stem = _body(tensors, net.name), NETS[net.name].stem
+    else:
+        found, stem = _own_body(tensors, net, gone), ""
     if stem in found and found[stem].ndim == 4 and found[stem].shape[1] == 3 and own[stem].shape[1] == 1:
         found[stem] = found[stem].sum(dim=1, keepdim=True)
     wrong = [
@@ -85,6 +91,26 @@ def load_weights(net: Net, path: Path, sha256: str | None = None) -> None:
             f"weights '{path}' do not fit net '{net.name}': {', '.join(wrong[:SHOWN])}{more}; choose {choose}"
         )
     load(net.body, found)
+
+
+def _own_body(tensors: dict[str, Tensor], net: Net, gone: Collection[str]) -> dict[str, Tensor]:
+    """The tensors for a net of the user's own, which has the names that the file has."""
+    all_names, own = net.body.state_dict(), state(net.body)
+    counts = {name: tensor for name, tensor in all_names.items() if not tensor.is_floating_point()}
+    found = {}
+    for name, tensor in tensors.items():
+        for wrapper in WRAPPERS:
+            if name not in all_names and name not in gone:
+                name = name.removeprefix(wrapper)
+        beside = name in gone or name.endswith("num_batches_tracked")
+        if name in own or not (name in all_names or beside or name.startswith(NOT_BODY)):
+            found[name] = tensor
+        elif name in counts and not torch.equal(tensor, counts[name]):
+            raise WeightsError(
+                f"'{name}' has other values in the file than in net '{net.name}', which does not learn them: "
+                "choose the net the file was made for"
+            )
+    return found
 
 
 def _read(path: Path, net: str) -> bytes:

@@ -166,7 +166,12 @@ class Loc:
         `clip_norm` the largest gradient norm where the options have none. A site with a single image trains
         with its BatchNorm in eval mode: one value has no variance.
         """
-        named = {name: p for name, p in net.named_parameters() if only is None or only(name)}
+        fixed = getattr(net, "fixed", ())
+        named = {
+            name: p
+            for name, p in net.named_parameters()
+            if name not in fixed and (only is None or only(name))
+        }
         optimizer = Optimizer(self.options, self.options.rate(self.round) if rate is None else rate, named)
         clip_norm = clip_norm if self.options.clip_norm is None else self.options.clip_norm
         keep = self.options.persist_optimizer and only is None

@@ -15,16 +15,17 @@ import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.errors import ConfigError, MethodError, StorageError
+from equipoise.blueprint import Blueprint
+from equipoise.errors import ConfigError, EquipoiseError, MethodError, StorageError
 from equipoise.exchange import seal
 from equipoise.exchange.codec import HEADER
-from equipoise.locate import named
+from equipoise.locate import Code, Parts, context
 from equipoise.names import unknown
 from equipoise.predict import Predictor
 from equipoise.seeds import generator
@@ -40,6 +41,7 @@ TRACED = 2
 OPSET = 17
 
 Answer = Callable[[Tensor], Tensor]
+Result = TypeVar("Result")
 
 
 def export(model: Predictor, path: str | Path, to: str) -> float:
@@ -49,11 +51,11 @@ def export(model: Predictor, path: str | Path, to: str) -> float:
     write, read = KINDS[to]
     path = Path(path)
     part = path.with_name(path.name + ".part")
-    data = write(model)
+    data = _tried(to, lambda: write(model))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         part.write_bytes(data)
-        difference = parity(model, read(part))
+        difference = _tried(to, lambda: parity(model, read(part)))
         if not difference < TOLERANCE:  # NaN is not less either
             raise MethodError(
                 f"the {to} export answers otherwise than the model, by {difference:.2g}: nothing was written"
@@ -67,6 +69,20 @@ def export(model: Predictor, path: str | Path, to: str) -> float:
     return difference
 
 
+def _tried(to: str, step: Callable[[], Result]) -> Result:
+    """One step of an export; a network of the user's own may fail it in more ways than can be listed."""
+    try:
+        return step()
+    except (EquipoiseError, OSError):
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())
+        raise MethodError(
+            f"the {to} export does not work ({type(error).__name__}: {text}): nothing was written; a network "
+            "of your own must be for any number of images, such as x.shape[0], where len(x) is a fixed one"
+        ) from error
+
+
 @torch.no_grad()
 def parity(model: Predictor, answer: Answer) -> float:
     """The largest difference between two predictors' probabilities of random images."""
@@ -78,12 +94,15 @@ def parity(model: Predictor, answer: Answer) -> float:
 
 
 def _to_safetensors(model: Predictor) -> bytes:
-    for name in (model.blueprint.method_name, model.blueprint.net.name):
-        if named(name):
-            raise ConfigError(
-                f"a file cannot bring the code of '{name}' with it: use --to onnx, or the run folder itself"
-            )
-    return seal(_header(model), flatten(model.tensors))
+    header = _header(model)
+    Blueprint.model_validate(header["blueprint"], context=context(Parts(Path(), _foreign)))
+    return seal(header, flatten(model.tensors))
+
+
+def _foreign(code: Code) -> None:
+    raise ConfigError(
+        f"a file cannot bring the code of '{code.name}' with it: use --to onnx, or the run folder itself"
+    )
 
 
 def _header(model: Predictor) -> dict[str, Any]:
