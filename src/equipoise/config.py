@@ -239,7 +239,8 @@ def resolve(
     wanted = recommended(method, given.multi or _only_multi(sections["train"].get("objective")))
     train = {**wanted, **sections["train"], **{key: wanted[key] for key in yields if key in wanted}}
     options = validate(TrainOptions, train, "train", parts)
-    _check_views(options.views or method.views, name, method)
+    _check_views(options, name, method)
+    options.try_views(given.channels, given.image_size)
     net = validate(NetOptions, sections["net"], "net", parts)
     objective = objective_of(options.objective, given.multi)
     if objective.scale is not None and net.head != "cosine":
@@ -292,11 +293,12 @@ def _method(table: dict[str, Any], parts: Parts) -> tuple[str, Method]:
     return name, validate(cls, given, "method", parts, also=("name", "preset"))
 
 
-def _check_views(views: Sequence[str], name: str, method: Method) -> None:
+def _check_views(options: TrainOptions, name: str, method: Method) -> None:
     """Refuse views nobody knows, and fewer of them than the method sees of every image."""
+    views = options.views or method.views
     for view in views:
-        if view not in VIEWS:
-            raise ConfigError("train.views: " + unknown("view", view, VIEWS))
+        if view not in options.known_views:
+            raise ConfigError("train.views: " + unknown("view", view, VIEWS) + ", or FILE.py:name")
     if len(views) < len(method.views):
         own = ", ".join(f'"{view}"' for view in method.views)
         raise ConfigError(

@@ -26,7 +26,7 @@ from equipoise.partition import Holding, divide
 from equipoise.seeds import derive
 from equipoise.server import countable
 from equipoise.site import SiteData, Store
-from equipoise.site.views import VIEWS, Channels, channel_statistics, make_view, statistics
+from equipoise.site.views import Channels, channel_statistics, statistics
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 """glibc's names for what `keep_memory` sets"""
@@ -252,14 +252,13 @@ def make_host(config: Config, stuff: Material, private: Path) -> Host:
         located(config.net, config), config.method, len(samples.classes), channels, height, seed, config.base
     ).to(device)
     mean, std = normalisation(config, stuff)
-    views = {name: make_view(name, config.train.augment, mean, std) for name in VIEWS}
     return Host(
         method=config.method,
         net=net,
         sites={holding.name: SiteData(samples, holding, device) for holding in stuff.holdings},
         options=config.train,
         objective=config.method.base_loss(config.objective),
-        views=views,
+        views=config.train.make_views(mean, std),
         store=Store(private),
         device=device,
         frozen={

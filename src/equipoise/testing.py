@@ -709,7 +709,7 @@ def check_global_rng(bench: Bench) -> None:
     def elsewhere(seed: int, device: torch.device) -> AbstractContextManager[None]:
         return isolated(seed + 1, device)
 
-    # Inside a question torch's generator is seeded, for dropout layers. Without dropout no seed may make a
+    # Inside a question these are seeded, for dropout layers and the like. Without dropout no seed may make a
     # difference.
     with mock.patch.object(torch.nn.functional, "dropout", side_effect=lambda x, *_, **__: x) as dropout:
         before = _global_states()
@@ -719,7 +719,11 @@ def check_global_rng(bench: Bench) -> None:
         if dropout.called:
             straight = bench.run(bench.config())
     expect(not moved, f"a run draws from the global generator of {moved[0] if moved else ''}")
-    _same(straight, other, "a site draws from torch's global generator; use loc.generator(…)")
+    _same(
+        straight,
+        other,
+        "a site draws from a global generator of torch, numpy or Python; use loc.generator(…)",
+    )
 
 
 def _global_states() -> dict[str, Any]:

@@ -227,9 +227,7 @@ def test_a_crop_is_the_enlarged_box():
     x = floats(count=1, height=16, width=16)
     half = torch.tensor([0.5])
     zero = torch.zeros(1)
-    out = geometry.resample(
-        x, [geometry.affine(half, zero, -half, zero, half, half)]
-    )  # lower left quarter
+    out = geometry.resample(x, [geometry.affine(half, zero, -half, zero, half, half)])  # lower left quarter
     expected = F.interpolate(x[:, :, 8:, :8], scale_factor=2, mode="bilinear", align_corners=False)
     torch.testing.assert_close(out[:, :, 1:-1, 1:-1], expected[:, :, 1:-1, 1:-1], atol=1e-4, rtol=0)
 

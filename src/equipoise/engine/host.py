@@ -8,8 +8,7 @@ before it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -23,7 +22,7 @@ from equipoise.losses import make_objective
 from equipoise.methods.base import Method
 from equipoise.names import unknown
 from equipoise.nets import Net, batch_norm_names, load, state
-from equipoise.seeds import derive
+from equipoise.seeds import derive, isolated
 from equipoise.site import Loc, SiteData, Store, TrainOptions
 from equipoise.site.measure import LEAST
 from equipoise.site.views import View
@@ -157,20 +156,3 @@ class Host:
         keep = (*call["keep"], *([call["read"]] if call["read"] else []))
         self.store.write(call["site"], call["write"], mine, keep)
         return True
-
-
-@contextmanager
-def isolated(seed: int, device: torch.device) -> Iterator[None]:
-    """Layers that draw from torch's global generator (dropout) find it seeded; afterwards it is as it was
-    before."""
-    used = [torch.default_generator]
-    if device.type == "cuda":
-        used.append(torch.cuda.default_generators[device.index or 0])
-    before = [generator.get_state() for generator in used]
-    for generator in used:
-        generator.manual_seed(seed)
-    try:
-        yield
-    finally:
-        for generator, state_before in zip(used, before, strict=True):
-            generator.set_state(state_before)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
 
+from equipoise.locate import named, parts_of
 from equipoise.options import Options
-from equipoise.site.views import ViewOptions
+from equipoise.site.views import VIEWS, Maker, View, ViewOptions, make_view, own_view, try_view
 
 
 class TrainOptions(Options):
@@ -46,7 +48,8 @@ class TrainOptions(Options):
     objective: Any = None
     """base loss: a name, `{ name = "focal", gamma = 2.0 }`, or a list; none = what the method recommends"""
     views: tuple[str, ...] | None = None
-    """augmented views per image, no fewer than the method asks for; none = those it asks for"""
+    """augmented views per image, no fewer than the method asks for; none = those it asks for. A view of your
+    own: `FILE.py:name`"""
     augment: ViewOptions = ViewOptions()
     """strengths of the views"""
     participation: float = Field(1.0, gt=0, le=1)
@@ -55,6 +58,30 @@ class TrainOptions(Options):
     """bf16 is faster and changes results"""
     seed: int = Field(0, ge=0)
     """every draw of the run derives from it"""
+
+    _own_views: dict[str, Maker] = PrivateAttr(default_factory=dict)
+    """by name: the views that are code of the config's own"""
+
+    @model_validator(mode="after")
+    def _find_views(self, info: ValidationInfo) -> TrainOptions:
+        for name in self.views or ():
+            if named(name):
+                self._own_views[name] = own_view(name, parts_of(info, name).find(name, "train.views"))
+        return self
+
+    @property
+    def known_views(self) -> tuple[str, ...]:
+        """The names of all views there are, ours and the config's own."""
+        return (*VIEWS, *self._own_views)
+
+    def make_views(self, mean: Sequence[float], std: Sequence[float]) -> dict[str, View]:
+        """All views by name; `mean` and `std` per channel are what images are normalised with."""
+        return {name: make_view(name, self.augment, mean, std, self._own_views) for name in self.known_views}
+
+    def try_views(self, channels: int, size: int) -> None:
+        """Refuse views of one's own that do not work on images of this size, or not twice alike."""
+        for name, maker in self._own_views.items():
+            try_view(name, maker, channels, size)
 
     def rate(self, round: int) -> float:
         """The learning rate of a round (counted from 0)."""

@@ -13,13 +13,14 @@ drawn per batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from equipoise.errors import ConfigError
 from equipoise.names import unknown
 from equipoise.site.views.base import View
 from equipoise.site.views.kinds import Eval, Flip, Rand, Sim, Weak
 from equipoise.site.views.options import NORMS, Channels, ViewOptions, channel_statistics, statistics
+from equipoise.site.views.own import Maker, own_view, try_view
 from equipoise.site.views.papers import (
     Fca,
     FedIicFirst,
@@ -49,11 +50,18 @@ VIEWS: dict[str, type[View]] = {
 """Every view by name."""
 
 
-def make_view(name: str, options: ViewOptions, mean: Sequence[float], std: Sequence[float]) -> View:
-    """A view by name; `mean` and `std` per channel come from `statistics`."""
-    if name not in VIEWS:
-        raise ConfigError(unknown("view", name, VIEWS))
-    return VIEWS[name](options, mean, std)
+def make_view(
+    name: str,
+    options: ViewOptions,
+    mean: Sequence[float],
+    std: Sequence[float],
+    own: Mapping[str, Maker] | None = None,
+) -> View:
+    """A view by name; `mean` and `std` per channel come from `statistics`, `own` are views of one's own."""
+    kinds: dict[str, Maker] = {**VIEWS, **(own or {})}
+    if name not in kinds:
+        raise ConfigError(unknown("view", name, kinds))
+    return kinds[name](options, mean, std)
 
 
 __all__ = [
@@ -61,9 +69,12 @@ __all__ = [
     "VIEWS",
     "Channels",
     "Eval",
+    "Maker",
     "View",
     "ViewOptions",
     "channel_statistics",
     "make_view",
+    "own_view",
     "statistics",
+    "try_view",
 ]
