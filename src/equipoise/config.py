@@ -236,13 +236,13 @@ def resolve(
     parts = Parts(base, allow)
     name, method = _method(dict(sections["method"]), parts)
     given = _kind(data.KINDS, DataOptions, sections["data"], "data", parts)  # type: ignore[type-abstract]
-    wanted = recommended(method, given.multi or _only_multi(sections["train"].get("objective")))
+    wanted = recommended(method, given.multi or _only_multi(sections["train"].get("objective"), parts))
     train = {**wanted, **sections["train"], **{key: wanted[key] for key in yields if key in wanted}}
     options = validate(TrainOptions, train, "train", parts)
     _check_views(options, name, method)
     options.try_views(given.channels, given.image_size)
     net = validate(NetOptions, sections["net"], "net", parts)
-    objective = objective_of(options.objective, given.multi)
+    objective = objective_of(options.objective, given.multi, parts)
     if objective.scale is not None and net.head != "cosine":
         raise ConfigError("train.objective: 'ldam' needs cosines: set net.head = \"cosine\"")
     return Config(
@@ -338,22 +338,23 @@ def spelt(key: str, value: Any) -> str:
     return objective_of(value, multi=False).toml if key == "objective" else json.dumps(value)
 
 
-def objective_of(value: Any, multi: bool) -> ObjectiveOptions:
-    """The base loss that `train.objective` means; none is the plain one of the task."""
+def objective_of(value: Any, multi: bool, parts: Parts | None = None) -> ObjectiveOptions:
+    """The base loss that `train.objective` means; none is the plain one of the task. `parts` is where code is
+    found."""
     if value is None:
         value = "bce" if multi else "cross_entropy"
     try:
-        return parse_objective(value)
+        return parse_objective(value, parts)
     except ConfigError as error:
-        text = str(error)
-        raise ConfigError(
+        text = str(error).removeprefix("train.objective: ")  # code that is not found says its place
+        raise type(error)(
             f"train.{text}" if text.startswith("objective") else f"train.objective: {text}"
         ) from None
 
 
-def _only_multi(objective: Any) -> bool:
+def _only_multi(objective: Any, parts: Parts | None = None) -> bool:
     """Whether an objective is there and is for several labels per image only."""
-    return objective is not None and objective_of(objective, multi=False).tasks == ("multi",)
+    return objective is not None and objective_of(objective, multi=False, parts=parts).tasks == ("multi",)
 
 
 def _scaled(net: NetOptions, method: Method, objective: ObjectiveOptions) -> NetOptions:

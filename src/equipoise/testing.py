@@ -722,7 +722,7 @@ def check_global_rng(bench: Bench) -> None:
     _same(
         straight,
         other,
-        "a site draws from a global generator of torch, numpy or Python; use loc.generator(…)",
+        "a site draws from a global generator (torch, numpy, Python); use loc.generator(…)",
     )
 
 

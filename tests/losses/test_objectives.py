@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from equipoise.errors import ConfigError
 from equipoise.losses import OBJECTIVES, ObjectiveOptions, make_objective, multilabel, parse_objective, single
-from equipoise.losses.objectives import Focal
+from equipoise.losses.parts import Focal
 from equipoise.losses.shaping import positive_prior
 
 COUNTS = torch.tensor([8, 2, 0])

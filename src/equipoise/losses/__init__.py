@@ -10,13 +10,8 @@ from equipoise.losses.multilabel import (
     masked_mean,
     positive_weight,
 )
-from equipoise.losses.objectives import (
-    OBJECTIVES,
-    Objective,
-    ObjectiveOptions,
-    make_objective,
-    parse_objective,
-)
+from equipoise.losses.objectives import Objective, ObjectiveOptions, make_objective, parse_objective
+from equipoise.losses.parts import OBJECTIVES
 from equipoise.losses.shaping import Shaper, positive_prior, prior_of
 from equipoise.losses.single import (
     among,

@@ -32,7 +32,7 @@ from pydantic import Field
 from torch import Tensor
 
 from equipoise.leaves import Each, Limit, Upload
-from equipoise.losses import ObjectiveOptions, masked_mean, objectives, prior_of
+from equipoise.losses import ObjectiveOptions, masked_mean, parts, prior_of
 from equipoise.losses.shaping import prior_shift
 from equipoise.methods.apart import COUNTED, Change, blend, distance, shown
 from equipoise.methods.base import Ask, Method
@@ -76,7 +76,7 @@ class FedNoRo(Method):
     def base_loss(self, objective: ObjectiveOptions) -> ObjectiveOptions:
         if not self.adjust or objective.prior:
             return objective
-        return objective.after(objectives.LogitAdjustment())
+        return objective.after(parts.LogitAdjustment())
 
     def phases(self, rounds: int) -> Sequence[int]:
         return (0, self.warmup) if 0 < self.warmup < rounds else (0,)

@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from equipoise.errors import ConfigError, DataError
 from equipoise.seeds import generator as new_generator
 from equipoise.seeds import isolated, sow
+from equipoise.signatures import parameters
 from equipoise.site.views.base import View
 from equipoise.site.views.options import ViewOptions
 
@@ -65,7 +66,7 @@ def own_view(name: str, found: Any) -> Maker:
     """The view that a name of a config leads to: a class of views, a function on batches, or a transform."""
     if isinstance(found, type) and issubclass(found, View):
         return found
-    if isinstance(found, type) or (inspect.isfunction(found) and not _parameters(found)):
+    if isinstance(found, type) or (inspect.isfunction(found) and not parameters(found)):
         try:
             found = found()
         except Exception as error:
@@ -75,7 +76,7 @@ def own_view(name: str, found: Any) -> Maker:
             ) from error
     if not callable(found):
         raise ConfigError(f"train.views: '{name}' is neither a function nor a transform of images")
-    if "generator" in _parameters(found):
+    if "generator" in (parameters(found) or ()):
         return partial(Own, name, _on_batches(found))
     if "kornia" in _packages(found):
         return partial(Own, name, _on_batches(lambda x, generator: found(x)))
@@ -183,13 +184,3 @@ def _described(value: Any) -> str:
 def _packages(transform: Any) -> set[str]:
     """The packages that the classes of an object come from."""
     return {cls.__module__.partition(".")[0] for cls in type(transform).__mro__}
-
-
-def _parameters(function: Any) -> tuple[str, ...]:
-    """The names a callable's arguments have."""
-    try:
-        return tuple(
-            inspect.signature(function.forward if isinstance(function, nn.Module) else function).parameters
-        )
-    except (TypeError, ValueError):
-        return ("image",)
