@@ -176,7 +176,9 @@ class Evaluation:
                 continue
 
             def metrics(logits: Tensor, y: Tensor) -> dict[str, Any]:
-                return from_scores(logits, y, task=self.samples.task, shots=self.shots)
+                return from_scores(
+                    logits, y, task=self.samples.task, shots=self.shots, own=self.options.own_metrics
+                )
 
             names = list(scores[filled[0]][split])
             pooled_labels = torch.cat([labels[site] for site in filled])
@@ -199,7 +201,12 @@ class Evaluation:
                     name: {
                         value: scalars(found)
                         for value, found in by_attribute(
-                            first, pooled_labels, values[rows], task=self.samples.task, shots=self.shots
+                            first,
+                            pooled_labels,
+                            values[rows],
+                            task=self.samples.task,
+                            shots=self.shots,
+                            own=self.options.own_metrics,
                         ).items()
                     }
                     for name, values in self.samples.attributes.items()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from equipoise.errors import ConfigError, StorageError
+from equipoise.evaluate.own import own_names
 from equipoise.evaluate.protocol import ENDING, select
 from equipoise.text import parse_toml
 
@@ -34,6 +35,11 @@ FIGURES = {
     "ece": "calibration error",
 }
 """the figures tables show, by their names in the metrics"""
+
+
+def figures(metrics: Mapping[str, Any]) -> dict[str, str]:
+    """The figures that tables show of these metrics: those, and any of one's own."""
+    return FIGURES | {name: name for name in own_names(metrics)}
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ every export.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from equipoise.data.images import decode, reason
 from equipoise.data.preprocess import Look, Resize
 from equipoise.data.samples import Task
 from equipoise.errors import DataError
+from equipoise.evaluate.own import Metric
 from equipoise.methods import Method
 from equipoise.nets import NetOptions, load, state
 from equipoise.options import Options
@@ -122,6 +123,8 @@ class Predictor(nn.Module):
     def __init__(self, facts: Facts, tensors: Tree, method: Method | None = None) -> None:
         super().__init__()
         self.facts = facts
+        self.own_metrics: Mapping[str, Metric] = {}
+        """metrics of the run's own, which `evaluate` computes as well"""
         self.method = resolve({"method": facts.method}, allow=nothing).method if method is None else method
         see = facts.input
         self.net = make_net(facts.net, self.method, len(facts.classes), see.channels, see.image_size, seed=0)

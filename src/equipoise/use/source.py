@@ -74,6 +74,7 @@ def _from_run(folder: Path, site: str | None, trust: bool) -> Predictor:
     )
     rest = {name: branch for name, branch in tree.items() if name != "model"}
     model = Predictor(facts, {"net": net, "server": rest, "mine": mine}, config.method)
+    model.own_metrics = config.evaluate.own_metrics
     if not model.whole():
         raise MethodError(
             f"'{config.method_name}' leaves parts of the model at the sites, so there is no predictor "
