@@ -83,6 +83,8 @@ def kind_of(annotation: Any) -> str:
         return f"list of {len(inside)}: {', '.join(dict.fromkeys(map(kind_of, inside)))}"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "table"
+    if origin is dict:
+        return "table of options"
     words = {int: "int", float: "number", bool: "true or false", str: "text", Any: "text, table or list"}
     return words[annotation]
 

@@ -247,7 +247,14 @@ def resolve(
         raise ConfigError("train.objective: 'ldam' needs cosines: set net.head = \"cosine\"")
     return Config(
         data=given,
-        partition=_kind(partition.KINDS, PartitionOptions, sections["partition"], "partition", parts),
+        partition=_kind(
+            partition.KINDS,
+            PartitionOptions,
+            sections["partition"],
+            "partition",
+            parts,
+            partition.OwnDivision,
+        ),
         net=_scaled(net, method, objective),
         method=method,
         method_name=name,
@@ -269,12 +276,20 @@ def _section(table: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _kind(
-    kinds: Mapping[str, type[Model]], base: type[Model], table: Mapping[str, Any], where: str, parts: Parts
+    kinds: Mapping[str, type[Model]],
+    base: type[Model],
+    table: Mapping[str, Any],
+    where: str,
+    parts: Parts,
+    around: type[Model] | None = None,
 ) -> Model:
-    """The options of a section whose `kind` says which class they are of: one of ours, or one's own."""
+    """The options of a section whose `kind` says which class they are of: one of ours, or one's own, or where
+    a function does, the class `around` it."""
     kind = table["kind"]
     if named(kind):
         found = parts.find(kind, f"{where}.kind")
+        if around is not None and callable(found) and not isinstance(found, type):
+            return validate(around, table, where, parts)
         if not (isinstance(found, type) and issubclass(found, base)):
             raise ConfigError(f"{where}.kind: '{kind}' is not a class that builds on {base.__name__}")
         return validate(found, table, where, parts)

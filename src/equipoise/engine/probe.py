@@ -21,7 +21,7 @@ from equipoise.exchange import Answers, Bounds, Ledger, Line, Reduction, decode_
 from equipoise.exchange.ledger import entries, merge
 from equipoise.partition import Holding
 from equipoise.seeds import generator, numpy_generator
-from equipoise.site import SiteData, Store, TrainOptions
+from equipoise.site import SiteData, Store
 from equipoise.tree import Tree, flatten
 
 SIZES = {"probe-a": 4, "probe-b": 5}
@@ -101,9 +101,7 @@ def probe(host: Host, participants: int, exact: bool) -> Ledger:
     real = next(iter(host.sites.values()))
     shape = real.splits["train"].images.shape[1:]
     method, lines, everyone = host.method, list[Line](), len(host.sites)
-    small = TrainOptions(
-        **{**host.options.model_dump(), "epochs": min(1, host.options.epochs), "batch_size": 4}
-    )
+    small = host.options.model_copy(update={"epochs": min(1, host.options.epochs), "batch_size": 4})
     with tempfile.TemporaryDirectory() as folder:
         trial = host.elsewhere(
             made_up(real.classes, real.task, shape, real.labelled is not None), small, Store(Path(folder))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from equipoise.partition.divide import Holding, divide, table
 from equipoise.partition.kinds import Column, Dirichlet, Iid, PartitionOptions
+from equipoise.partition.own import OwnDivision
 from equipoise.partition.sources import Attribute, Limited
 
 KINDS: dict[str, type[PartitionOptions]] = {
@@ -24,6 +25,7 @@ __all__ = [
     "Holding",
     "Iid",
     "Limited",
+    "OwnDivision",
     "PartitionOptions",
     "divide",
     "table",

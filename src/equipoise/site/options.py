@@ -8,9 +8,15 @@ from typing import Any, Literal
 
 from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
 
+from equipoise.errors import ConfigError
 from equipoise.locate import named, parts_of
+from equipoise.names import unknown
 from equipoise.options import Options
+from equipoise.site.own_optimizer import TORCH, Make, find_optimizer, try_optimizer
 from equipoise.site.views import VIEWS, Maker, View, ViewOptions, make_view, own_view, try_view
+
+OPTIMIZERS = ("sgd", "adam", "adamw")
+"""Equipoise's own local optimisers"""
 
 
 class TrainOptions(Options):
@@ -22,14 +28,17 @@ class TrainOptions(Options):
     """local epochs per round"""
     batch_size: int = Field(32, ge=1)
     """images per step"""
-    optimizer: Literal["sgd", "adam", "adamw"] = "adam"
-    """local optimiser; `adam` couples weight decay with the gradient, `adamw` does not"""
+    optimizer: str = "adam"
+    """local optimiser: `sgd`, `adam` or `adamw`; or `torch.optim:Class`, or your own, `FILE.py:Class`. `adam`
+    couples weight decay with the gradient, `adamw` does not"""
+    optimizer_options: dict[str, Any] = Field(default_factory=dict)
+    """what a `torch.optim:Class` or an optimiser of your own is made with, beside the learning rate"""
     lr: float = Field(1e-3, ge=0)
     """learning rate of the first round"""
     momentum: float = Field(0.0, ge=0, lt=1)
-    """sgd only"""
+    """sgd, or another optimiser that takes it"""
     nesterov: bool = False
-    """sgd only"""
+    """sgd, or another optimiser that takes it"""
     weight_decay: float = Field(0.0, ge=0)
     """L2 penalty (decoupled for adamw)"""
     schedule: Literal["constant", "steps", "cosine"] = "constant"
@@ -59,6 +68,7 @@ class TrainOptions(Options):
     seed: int = Field(0, ge=0)
     """every draw of the run derives from it"""
 
+    _own_optimizer: Make | None = PrivateAttr(default=None)
     _own_views: dict[str, Maker] = PrivateAttr(default_factory=dict)
     """by name: the views that are code of the config's own"""
 
@@ -68,6 +78,37 @@ class TrainOptions(Options):
             if named(name):
                 self._own_views[name] = own_view(name, parts_of(info, name).find(name, "train.views"))
         return self
+
+    @model_validator(mode="after")
+    def _find_optimizer(self, info: ValidationInfo) -> TrainOptions:
+        name = self.optimizer
+        if not named(name):
+            if name not in OPTIMIZERS:
+                also = ", torch.optim:Class or FILE.py:Class"
+                raise ConfigError("train.optimizer: " + unknown("optimiser", name, OPTIMIZERS) + also)
+            if self.optimizer_options:
+                raise ConfigError(
+                    f"train.optimizer_options: '{name}' has its options in [train]; remove them"
+                )
+            return self
+        if "lr" in self.optimizer_options:
+            raise ConfigError("train.optimizer_options: the learning rate is train.lr; remove lr")
+        torch_has_it = name.startswith(f"{TORCH}:")
+        self._own_optimizer = find_optimizer(name, None if torch_has_it else parts_of(info, name))
+        try_optimizer(name, self._own_optimizer, self.optimizer_arguments(self.lr), self.persist_optimizer)
+        return self
+
+    @property
+    def own_optimizer(self) -> Make | None:
+        """What makes an optimiser that is none of Equipoise's."""
+        return self._own_optimizer
+
+    def optimizer_arguments(self, rate: float) -> dict[str, Any]:
+        """What that is called with, beside the parameters."""
+        set_here = {
+            key: value for key in ("momentum", "nesterov", "weight_decay") if (value := getattr(self, key))
+        }
+        return {"lr": rate, **set_here, **self.optimizer_options}
 
     @property
     def known_views(self) -> tuple[str, ...]:
