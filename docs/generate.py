@@ -62,7 +62,8 @@ def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 def plain(value: Any) -> str:
     """A value as TOML writes it."""
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{key} = {plain(item)}" for key, item in value.items()) + " }"
+        inside = ", ".join(f"{key} = {plain(item)}" for key, item in value.items())
+        return f"{{ {inside} }}" if inside else "{}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(plain, value)) + "]"
     if isinstance(value, float):

@@ -40,16 +40,21 @@ class OwnDivision(PartitionOptions):
 def own_sites(options: PartitionOptions, samples: Samples, seed: int) -> dict[str, np.ndarray]:
     """The sites that somebody's code makes, checked: no row twice, no site empty, the same every time."""
     where = f"partition.kind '{options.kind}'"
-    try:
+
+    def sites() -> dict[str, np.ndarray]:
         with isolated(derive(seed, "partition"), torch.device("cpu")):
-            first, second = (_checked(options.sites_of(samples, seed), len(samples), where) for _ in range(2))
+            return _checked(options.sites_of(samples, seed), len(samples), where)
+
+    try:
+        first, second = sites(), sites()
     except EquipoiseError:
         raise
     except Exception as error:
         raise PartitionError(f"{where} fails: {type(error).__name__}: {error}") from error
     if first.keys() != second.keys() or any(not np.array_equal(first[name], second[name]) for name in first):
         raise PartitionError(
-            f"{where} divides the same data in two ways for the same seed: draw from the generator it is given"
+            f"{where} divides the same data in two ways for the same seed: let it draw from the generator it "
+            "is given"
         )
     held = sum(len(rows) for rows in first.values())
     if options.test_per_class and held < len(samples):

@@ -31,7 +31,7 @@ class TrainOptions(Options):
     optimizer: str = "adam"
     """local optimiser: `sgd`, `adam` or `adamw`; or `torch.optim:Class`, or your own, `FILE.py:Class`. `adam`
     couples weight decay with the gradient, `adamw` does not"""
-    optimizer_options: dict[str, Any] = Field(default_factory=dict)
+    optimizer_options: dict[str, Any] = {}
     """what a `torch.optim:Class` or an optimiser of your own is made with, beside the learning rate"""
     lr: float = Field(1e-3, ge=0)
     """learning rate of the first round"""
