@@ -37,7 +37,7 @@ from equipoise.engine import EngineOptions
 from equipoise.errors import EXIT_CODES
 from equipoise.evaluate import EvaluateOptions
 from equipoise.exchange import ExchangeOptions
-from equipoise.losses.objectives import OBJECTIVES
+from equipoise.losses import OBJECTIVES
 from equipoise.methods import METHODS, Method
 from equipoise.nets import NETS, NetOptions
 from equipoise.nets.weights import KNOWN
@@ -62,7 +62,8 @@ def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 def plain(value: Any) -> str:
     """A value as TOML writes it."""
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{key} = {plain(item)}" for key, item in value.items()) + " }"
+        inside = ", ".join(f"{key} = {plain(item)}" for key, item in value.items())
+        return f"{{ {inside} }}" if inside else "{}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(plain, value)) + "]"
     if isinstance(value, float):
@@ -83,6 +84,8 @@ def kind_of(annotation: Any) -> str:
         return f"list of {len(inside)}: {', '.join(dict.fromkeys(map(kind_of, inside)))}"
     if origin is dict or (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
         return "table"
+    if origin is dict:
+        return "table of options"
     words = {int: "int", float: "number", bool: "true or false", str: "text", Any: "text, table or list"}
     return words[annotation]
 

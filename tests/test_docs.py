@@ -32,7 +32,7 @@ from equipoise.engine import EngineOptions
 from equipoise.errors import EXIT_CODES, ConfigError, EquipoiseError
 from equipoise.evaluate import EvaluateOptions
 from equipoise.exchange import ExchangeOptions
-from equipoise.losses.objectives import OBJECTIVES
+from equipoise.losses import OBJECTIVES
 from equipoise.methods import METHODS
 from equipoise.nets import NETS, NetOptions
 from equipoise.options import Options

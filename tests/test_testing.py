@@ -272,7 +272,7 @@ BROKEN: dict[type[Method], set[str]] = {
     FirstComes: {"site_order"},
     Seedless: {"other_seed"},
     TorchDraw: {"global_rng"},
-    NumpyDraw: STATE,
+    NumpyDraw: {"global_rng"},
     Leaky: {"private"},
     LeakyChange: {"private"},
     LeakyStore: {"private"},

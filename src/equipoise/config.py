@@ -241,12 +241,13 @@ def resolve(
     parts = Parts(base, allow)
     name, method = _method(dict(sections["method"]), parts)
     given = _kind(data.KINDS, DataOptions, sections["data"], "data", parts)  # type: ignore[type-abstract]
-    wanted = recommended(method, given.multi or _only_multi(sections["train"].get("objective")))
+    wanted = recommended(method, given.multi or _only_multi(sections["train"].get("objective"), parts))
     train = {**wanted, **sections["train"], **{key: wanted[key] for key in yields if key in wanted}}
     options = validate(TrainOptions, train, "train", parts)
-    _check_views(options.views or method.views, name, method)
+    _check_views(options, name, method)
+    options.try_views(given.channels, given.image_size)
     net = validate(NetOptions, sections["net"], "net", parts)
-    objective = objective_of(options.objective, given.multi)
+    objective = objective_of(options.objective, given.multi, parts)
     if objective.scale is not None and net.head != "cosine":
         raise ConfigError("train.objective: 'ldam' needs cosines: set net.head = \"cosine\"")
     evaluate = validate(EvaluateOptions, sections["evaluate"], "evaluate", parts)
@@ -254,7 +255,14 @@ def resolve(
         check_name(tracker if isinstance(tracker, str) else tracker["name"])
     return Config(
         data=given,
-        partition=_kind(partition.KINDS, PartitionOptions, sections["partition"], "partition", parts),
+        partition=_kind(
+            partition.KINDS,
+            PartitionOptions,
+            sections["partition"],
+            "partition",
+            parts,
+            partition.OwnDivision,
+        ),
         net=_scaled(net, method, objective),
         method=method,
         method_name=name,
@@ -277,12 +285,20 @@ def _section(table: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _kind(
-    kinds: Mapping[str, type[Model]], base: type[Model], table: Mapping[str, Any], where: str, parts: Parts
+    kinds: Mapping[str, type[Model]],
+    base: type[Model],
+    table: Mapping[str, Any],
+    where: str,
+    parts: Parts,
+    around: type[Model] | None = None,
 ) -> Model:
-    """The options of a section whose `kind` says which class they are of: one of ours, or one's own."""
+    """The options of a section whose `kind` says which class they are of: one of ours, or one's own, or where
+    a function does, the class `around` it."""
     kind = table["kind"]
     if named(kind):
         found = parts.find(kind, f"{where}.kind")
+        if around is not None and callable(found) and not isinstance(found, type):
+            return validate(around, table, where, parts)
         if not (isinstance(found, type) and issubclass(found, base)):
             raise ConfigError(f"{where}.kind: '{kind}' is not a class that builds on {base.__name__}")
         return validate(found, table, where, parts)
@@ -301,11 +317,12 @@ def _method(table: dict[str, Any], parts: Parts) -> tuple[str, Method]:
     return name, validate(cls, given, "method", parts, also=("name", "preset"))
 
 
-def _check_views(views: Sequence[str], name: str, method: Method) -> None:
+def _check_views(options: TrainOptions, name: str, method: Method) -> None:
     """Refuse views nobody knows, and fewer of them than the method sees of every image."""
+    views = options.views or method.views
     for view in views:
-        if view not in VIEWS:
-            raise ConfigError("train.views: " + unknown("view", view, VIEWS))
+        if view not in options.known_views:
+            raise ConfigError("train.views: " + unknown("view", view, VIEWS) + ", or FILE.py:name")
     if len(views) < len(method.views):
         own = ", ".join(f'"{view}"' for view in method.views)
         raise ConfigError(
@@ -345,22 +362,23 @@ def spelt(key: str, value: Any) -> str:
     return objective_of(value, multi=False).toml if key == "objective" else json.dumps(value)
 
 
-def objective_of(value: Any, multi: bool) -> ObjectiveOptions:
-    """The base loss that `train.objective` means; none is the plain one of the task."""
+def objective_of(value: Any, multi: bool, parts: Parts | None = None) -> ObjectiveOptions:
+    """The base loss that `train.objective` means; none is the plain one of the task. `parts` is where code is
+    found."""
     if value is None:
         value = "bce" if multi else "cross_entropy"
     try:
-        return parse_objective(value)
+        return parse_objective(value, parts)
     except ConfigError as error:
-        text = str(error)
-        raise ConfigError(
+        text = str(error).removeprefix("train.objective: ")  # code that is not found says its place
+        raise type(error)(
             f"train.{text}" if text.startswith("objective") else f"train.objective: {text}"
         ) from None
 
 
-def _only_multi(objective: Any) -> bool:
+def _only_multi(objective: Any, parts: Parts | None = None) -> bool:
     """Whether an objective is there and is for several labels per image only."""
-    return objective is not None and objective_of(objective, multi=False).tasks == ("multi",)
+    return objective is not None and objective_of(objective, multi=False, parts=parts).tasks == ("multi",)
 
 
 def _scaled(net: NetOptions, method: Method, objective: ObjectiveOptions) -> NetOptions:

@@ -19,6 +19,7 @@ from equipoise.losses import OBJECTIVES
 from equipoise.methods import METHODS
 from equipoise.nets import NETS, NetOptions
 from equipoise.site import TrainOptions
+from equipoise.site.options import OPTIMIZERS
 
 PLAIN: dict[str, type[BaseModel]] = {
     "net": NetOptions,
@@ -71,6 +72,7 @@ def choices() -> Iterator[tuple[str, dict[str, Any], str, list[str]]]:
     yield "method", {}, "name", list(METHODS)
     yield "net", {}, "name", list(NETS)
     yield "train", {}, "objective", list(OBJECTIVES)
+    yield "train", {}, "optimizer", list(OPTIMIZERS)
     for section, base, options in holders():
         for key, field in options.model_fields.items():
             if key not in base and get_origin(field.annotation) is Literal:

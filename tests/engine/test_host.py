@@ -3,10 +3,12 @@ generator is left."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -98,14 +100,20 @@ def test_a_version_that_is_not_there_is_a_storage_error(host: Host) -> None:
 
 
 def test_layers_draw_from_a_seeded_generator_and_the_global_one_is_as_before() -> None:
-    before = torch.get_rng_state()
+    def drawn() -> list[float]:
+        return [*torch.rand(3).tolist(), *np.random.rand(3).tolist(), random.random()]
+
+    def states() -> tuple[Any, ...]:
+        return torch.get_rng_state().tolist(), repr(np.random.get_state(legacy=False)), random.getstate()
+
+    before = states()
     with isolated(5, torch.device("cpu")):
-        first = torch.rand(3)
+        first = drawn()
     with isolated(5, torch.device("cpu")):
-        assert torch.equal(torch.rand(3), first)
+        assert drawn() == first
     with pytest.raises(ZeroDivisionError), isolated(5, torch.device("cpu")):
-        torch.rand(3) / (1 // 0)
-    assert torch.equal(torch.get_rng_state(), before)
+        drawn()[0] / (1 // 0)
+    assert states() == before
 
 
 FAILING = """

@@ -10,7 +10,7 @@ from tests.losses import composed
 
 from equipoise.errors import ConfigError
 from equipoise.losses import OBJECTIVES, ObjectiveOptions, make_objective, multilabel, parse_objective, single
-from equipoise.losses.objectives import Focal
+from equipoise.losses.parts import Focal
 from equipoise.losses.shaping import positive_prior
 
 COUNTS = torch.tensor([8, 2, 0])

@@ -9,11 +9,17 @@ import pytest
 import torch
 
 from equipoise.seeds import generator
-from equipoise.site import views
-from equipoise.site.views import VIEWS, ViewOptions, make_view
+from equipoise.site.views import VIEWS, ViewOptions, base, colour, geometry, kinds, make_view, papers
 
 PAPERS = [name for name, kind in VIEWS.items() if kind.fixed is not None]
 MANY = 3000
+
+
+def replace(monkeypatch, name, value):
+    """Put something in the place of a function, in every module of the views that has it."""
+    for module in (geometry, colour, base, kinds, papers):
+        if hasattr(module, name):
+            monkeypatch.setattr(module, name, value)
 
 
 def images(count=2, size=32, seed=0):
@@ -40,10 +46,8 @@ def still(monkeypatch):
 
     def give(*values):
         waiting = [torch.tensor(value, dtype=torch.float32) for value in values]
-        monkeypatch.setattr(views, "chance", lambda share, count, generator: torch.full((count,), share >= 1))
-        monkeypatch.setattr(
-            views, "uniform", lambda low, high, count, generator: waiting.pop(0).expand(count)
-        )
+        replace(monkeypatch, "chance", lambda share, count, generator: torch.full((count,), share >= 1))
+        replace(monkeypatch, "uniform", lambda low, high, count, generator: waiting.pop(0).expand(count))
         return waiting
 
     return give
@@ -63,7 +67,7 @@ def maps(monkeypatch):
             found.append(whole)
             return x
 
-        monkeypatch.setattr(views, "resample", resample)
+        replace(monkeypatch, "resample", resample)
         raw(name, images(1, 8).expand(MANY, -1, -1, -1))
         return found[0]
 
@@ -77,8 +81,8 @@ def factors(monkeypatch):
     def seen(name):
         found = {}
         for change in ("brightness", "contrast", "saturation", "hue"):
-            monkeypatch.setattr(
-                views,
+            replace(
+                monkeypatch,
                 change,
                 lambda x, factor, change=change: (x, found.setdefault(change, factor.flatten()))[0],
             )
@@ -175,9 +179,9 @@ def test_fca_flips_both_ways_and_turns_by_ten_degrees(maps):
 @pytest.mark.parametrize("name", ["fediic-1", "fediic-2"])
 def test_fediic_crops_keep_a_twelfth_of_the_area_or_more(name, monkeypatch):
     asked = []
-    crop_map = views.crop_map
-    monkeypatch.setattr(
-        views, "crop_map", lambda smallest, *rest: asked.append(smallest) or crop_map(smallest, *rest)
+    crop_map = geometry.crop_map
+    replace(
+        monkeypatch, "crop_map", lambda smallest, *rest: asked.append(smallest) or crop_map(smallest, *rest)
     )
     raw(name, images())
     assert asked == [0.08]
@@ -229,7 +233,7 @@ def test_fediic_applies_half_of_the_operations_at_nearly_full_strength():
 
 
 def test_fediic_second_is_not_blurred_and_one_of_five_is_grey(monkeypatch):
-    monkeypatch.setattr(views, "blur", None)  # calling it would fail
+    replace(monkeypatch, "blur", None)  # calling it would fail
     out = raw("fediic-2", images(500, 8))
     assert out.eq(out[:, :1]).flatten(1).all(1).double().mean() == pytest.approx(0.2, abs=0.06)
 
@@ -293,7 +297,7 @@ def test_fedmlp_strong_uses_two_operations_of_magnitude_ten():
 def test_fedmas_zooms_shifts_or_turns(monkeypatch, still):
     x = smooth(3, 48)
     monkeypatch.setattr(torch, "randint", lambda *_, **__: torch.tensor([0, 1, 2]))
-    monkeypatch.setattr(views.View, "coloured", lambda self, x, generator: x)
+    monkeypatch.setattr(base.View, "coloured", lambda self, x, generator: x)
     still(1.15, 0.05, -0.025, 30.0)
     out, plain = raw("fedmas", x), x / 255
     inside = (slice(None), slice(12, 36), slice(12, 36))

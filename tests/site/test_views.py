@@ -10,8 +10,17 @@ import torch.nn.functional as F
 
 from equipoise.errors import ConfigError, DataError
 from equipoise.seeds import generator
-from equipoise.site import views
-from equipoise.site.views import NORMS, VIEWS, ViewOptions, channel_statistics, make_view, statistics
+from equipoise.site.views import (
+    NORMS,
+    VIEWS,
+    ViewOptions,
+    channel_statistics,
+    colour,
+    geometry,
+    kinds,
+    make_view,
+    statistics,
+)
 
 MEAN, STD = NORMS["imagenet"]
 OFF = {
@@ -177,7 +186,7 @@ def test_statistics_that_do_not_fit_are_refused():
 def test_rotation_agrees_with_kornia_inside_the_image():
     x = kornia.filters.gaussian_blur2d(floats(count=3, height=25, width=31), (5, 5), (1.0, 1.0))
     angle = torch.tensor([10.0, -35.0, 90.0])
-    out = views.resample(x, [views.turn_map(angle, 25, 31)])
+    out = geometry.resample(x, [geometry.turn_map(angle, 25, 31)])
     inside = (..., slice(8, 17), slice(8, 23))
     torch.testing.assert_close(out[inside], kornia.geometry.rotate(x, angle)[inside], atol=1e-4, rtol=0)
 
@@ -185,7 +194,7 @@ def test_rotation_agrees_with_kornia_inside_the_image():
 def test_flips_are_exact_mirrors():
     x = floats(count=4)
     yes = torch.tensor([False, True, False, True]), torch.tensor([False, False, True, True])
-    out = views.resample(x, [views.flip_map(*yes)])
+    out = geometry.resample(x, [geometry.flip_map(*yes)])
     expected = torch.stack([x[0], x[1].flip(2), x[2].flip(1), x[3].flip((1, 2))])
     torch.testing.assert_close(out, expected, atol=1e-4, rtol=0)
 
@@ -193,7 +202,7 @@ def test_flips_are_exact_mirrors():
 def test_a_shift_by_whole_pixels_reflects_at_the_border():
     x = floats(count=1, height=10, width=8)
     zero = torch.zeros(1)
-    out = views.resample(x, [views.slant_map(zero, zero, zero + 2 / 8, zero - 3 / 10, 10, 8)])
+    out = geometry.resample(x, [geometry.slant_map(zero, zero, zero + 2 / 8, zero - 3 / 10, 10, 8)])
     expected = F.pad(x[:, :, :7, 2:], (0, 0, 3, 0))
     torch.testing.assert_close(out[:, :, 3:, :6], expected[:, :, 3:], atol=1e-4, rtol=0)
     torch.testing.assert_close(out[:, :, 3:, 6:], x[:, :, :7, 6:].flip(3), atol=1e-4, rtol=0)
@@ -202,12 +211,12 @@ def test_a_shift_by_whole_pixels_reflects_at_the_border():
 def test_shear_moves_each_row_by_its_distance_from_the_middle():
     x = floats(count=1, height=9, width=21)
     zero = torch.zeros(1)
-    out = views.resample(x, [views.slant_map(zero + 1, zero, zero, zero, 9, 21)])
+    out = geometry.resample(x, [geometry.slant_map(zero + 1, zero, zero, zero, 9, 21)])
     for row in range(9):
         torch.testing.assert_close(
             out[0, :, row, 5:16], x[0, :, row, 5 + row - 4 : 16 + row - 4], atol=1e-4, rtol=0
         )
-    out = views.resample(x.transpose(2, 3), [views.slant_map(zero, zero + 1, zero, zero, 21, 9)])
+    out = geometry.resample(x.transpose(2, 3), [geometry.slant_map(zero, zero + 1, zero, zero, 21, 9)])
     for row in range(9):
         torch.testing.assert_close(
             out[0, :, 5:16, row], x[0, :, row, 5 + row - 4 : 16 + row - 4], atol=1e-4, rtol=0
@@ -218,13 +227,13 @@ def test_a_crop_is_the_enlarged_box():
     x = floats(count=1, height=16, width=16)
     half = torch.tensor([0.5])
     zero = torch.zeros(1)
-    out = views.resample(x, [views.affine(half, zero, -half, zero, half, half)])  # the lower left quarter
+    out = geometry.resample(x, [geometry.affine(half, zero, -half, zero, half, half)])  # lower left quarter
     expected = F.interpolate(x[:, :, 8:, :8], scale_factor=2, mode="bilinear", align_corners=False)
     torch.testing.assert_close(out[:, :, 1:-1, 1:-1], expected[:, :, 1:-1, 1:-1], atol=1e-4, rtol=0)
 
 
 def test_crops_lie_inside_the_image_and_have_the_area_asked_for():
-    maps = views.crop_map(0.3, 60, 80, 2000, generator(0))
+    maps = geometry.crop_map(0.3, 60, 80, 2000, generator(0))
     wide, high = maps[:, 0, 0], maps[:, 1, 1]
     assert (maps[:, 0, 2].abs() + wide <= 1 + 1e-6).all()
     assert (maps[:, 1, 2].abs() + high <= 1 + 1e-6).all()
@@ -238,11 +247,11 @@ def test_crops_lie_inside_the_image_and_have_the_area_asked_for():
 
 def test_maps_apply_in_the_order_given():
     x = floats(count=1, height=16, width=16)
-    shift = views.slant_map(*(torch.tensor([v]) for v in (0.0, 0.0, 0.25, 0.0)), 16, 16)
-    mirror = views.flip_map(torch.tensor([True]), torch.tensor([False]))
-    step_by_step = views.resample(views.resample(x, [shift]), [mirror])
-    torch.testing.assert_close(views.resample(x, [shift, mirror]), step_by_step, atol=1e-4, rtol=0)
-    assert not torch.allclose(views.resample(x, [mirror, shift]), step_by_step, atol=0.1)
+    shift = geometry.slant_map(*(torch.tensor([v]) for v in (0.0, 0.0, 0.25, 0.0)), 16, 16)
+    mirror = geometry.flip_map(torch.tensor([True]), torch.tensor([False]))
+    step_by_step = geometry.resample(geometry.resample(x, [shift]), [mirror])
+    torch.testing.assert_close(geometry.resample(x, [shift, mirror]), step_by_step, atol=1e-4, rtol=0)
+    assert not torch.allclose(geometry.resample(x, [mirror, shift]), step_by_step, atol=0.1)
 
 
 def test_the_flip_view_gives_the_four_mirrors_about_equally_often():
@@ -280,17 +289,17 @@ def test_sim_never_turns_an_image_upside_down():
 # filters and colour, against kornia
 
 
-@pytest.mark.parametrize("cached", [views.CACHED, 1])
+@pytest.mark.parametrize("cached", [colour.CACHED, 1])
 def test_blur_agrees_with_kornia(monkeypatch, cached):
-    monkeypatch.setattr(views, "CACHED", cached)
+    monkeypatch.setattr(colour, "CACHED", cached)
     x, sigma = floats(count=3), torch.tensor([0.1, 0.7, 1.5])
     expected = kornia.filters.gaussian_blur2d(x, (11, 11), sigma[:, None].expand(3, 2))
-    torch.testing.assert_close(views.blur(x, sigma, 1.5), expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(colour.blur(x, sigma, 1.5), expected, atol=1e-4, rtol=0)
 
 
 def test_blur_of_an_image_smaller_than_the_kernel():
     x = floats(height=3, width=4)
-    out = views.blur(x, torch.full((6,), 5.0), 5.0)
+    out = colour.blur(x, torch.full((6,), 5.0), 5.0)
     assert out.isfinite().all()
     assert out.std() < x.std()
 
@@ -299,7 +308,7 @@ def test_brightness_agrees_with_kornia():
     factor = torch.tensor([0.0, 0.6, 1.7])
     expected = kornia.enhance.adjust_brightness_accumulative(floats(count=3), factor)
     torch.testing.assert_close(
-        views.brightness(floats(count=3), column(0.0, 0.6, 1.7)), expected, atol=1e-4, rtol=0
+        colour.brightness(floats(count=3), column(0.0, 0.6, 1.7)), expected, atol=1e-4, rtol=0
     )
 
 
@@ -311,7 +320,7 @@ def test_contrast_agrees_with_kornia():
         ]
     )
     torch.testing.assert_close(
-        views.contrast(floats(count=3), column(0.0, 0.6, 1.7)), expected, atol=1e-4, rtol=0
+        colour.contrast(floats(count=3), column(0.0, 0.6, 1.7)), expected, atol=1e-4, rtol=0
     )
 
 
@@ -319,7 +328,7 @@ def test_saturation_agrees_with_kornia():
     factor = torch.tensor([0.0, 0.6, 1.7])
     expected = kornia.enhance.adjust_saturation_with_gray_subtraction(floats(count=3), factor)
     torch.testing.assert_close(
-        views.saturation(floats(count=3), column(0.0, 0.6, 1.7)), expected, atol=1e-4, rtol=0
+        colour.saturation(floats(count=3), column(0.0, 0.6, 1.7)), expected, atol=1e-4, rtol=0
     )
 
 
@@ -327,27 +336,27 @@ def test_hue_agrees_with_kornia():
     turn = torch.tensor([0.0, 0.1, -0.3, 0.5])
     expected = kornia.enhance.adjust_hue(floats(count=4), 2 * math.pi * turn)
     torch.testing.assert_close(
-        views.hue(floats(count=4), turn.view(-1, 1, 1, 1)), expected, atol=1e-4, rtol=0
+        colour.hue(floats(count=4), turn.view(-1, 1, 1, 1)), expected, atol=1e-4, rtol=0
     )
 
 
 def test_hue_by_hand():
     red, grey = torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0.4, 0.4, 0.4])
     x = torch.stack([red, grey]).view(2, 3, 1, 1)
-    out = views.hue(x, column(1 / 3, 1 / 3)).view(2, 3)
+    out = colour.hue(x, column(1 / 3, 1 / 3)).view(2, 3)
     torch.testing.assert_close(out, torch.stack([red.roll(1), grey]), atol=1e-6, rtol=0)
 
 
 def test_grey_agrees_with_kornia():
     x = floats()
-    torch.testing.assert_close(views.grey(x), kornia.color.rgb_to_grayscale(x), atol=1e-6, rtol=0)
+    torch.testing.assert_close(colour.grey(x), kornia.color.rgb_to_grayscale(x), atol=1e-6, rtol=0)
 
 
 def test_sharpness_agrees_with_kornia():
     factor = torch.tensor([0.0, 0.6, 1.7])
     expected = kornia.enhance.sharpness(floats(count=3), factor)
     torch.testing.assert_close(
-        views.sharpness(floats(count=3), column(0.0, 0.6, 1.7)), expected, atol=1e-4, rtol=0
+        colour.sharpness(floats(count=3), column(0.0, 0.6, 1.7)), expected, atol=1e-4, rtol=0
     )
 
 
@@ -355,30 +364,30 @@ def test_sharpness_agrees_with_kornia():
 def test_posterise_keeps_the_highest_bits(bits):
     x = images()
     expected = (x >> (8 - bits) << (8 - bits)).float() / 255
-    torch.testing.assert_close(views.posterise(x.float() / 255, bits), expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(colour.posterise(x.float() / 255, bits), expected, atol=1e-6, rtol=0)
 
 
 def test_solarise_agrees_with_kornia():
     torch.testing.assert_close(
-        views.solarise(floats(), 0.7), kornia.enhance.solarize(floats(), 0.7), atol=1e-6, rtol=0
+        colour.solarise(floats(), 0.7), kornia.enhance.solarize(floats(), 0.7), atol=1e-6, rtol=0
     )
 
 
 def test_autocontrast_agrees_with_kornia_and_leaves_a_constant_channel():
     x = 0.2 + 0.5 * floats()
-    torch.testing.assert_close(views.autocontrast(x), kornia.enhance.normalize_min_max(x), atol=1e-4, rtol=0)
+    torch.testing.assert_close(colour.autocontrast(x), kornia.enhance.normalize_min_max(x), atol=1e-4, rtol=0)
     flat = torch.full((1, 3, 5, 5), 0.3)
-    assert torch.equal(views.autocontrast(flat), flat)
+    assert torch.equal(colour.autocontrast(flat), flat)
 
 
 def test_equalise_agrees_with_kornia():
     x = torch.floor(255 * floats(height=40, width=40) ** 3) / 255
-    torch.testing.assert_close(views.equalise(x), kornia.enhance.equalize(x), atol=1e-4, rtol=0)
+    torch.testing.assert_close(colour.equalise(x), kornia.enhance.equalize(x), atol=1e-4, rtol=0)
 
 
 def test_equalise_leaves_a_channel_of_one_level():
     flat = torch.full((1, 3, 20, 20), 51 / 255)
-    torch.testing.assert_close(views.equalise(flat), flat)
+    torch.testing.assert_close(colour.equalise(flat), flat)
 
 
 # composition
@@ -392,15 +401,15 @@ def test_rand_draws_every_operation_and_each_changes_the_image():
     # Of fourteen, identity changes nothing, and autocontrast nothing here: the image already spans black to
     # white.
     assert 0.08 < unchanged.float().mean() < 0.21
-    assert len(views.Rand.choices) == 14
+    assert len(kinds.Rand.choices) == 14
 
 
 def test_rand_colour_table_covers_its_names():
     x, factor = floats(count=2), column(1.3, 0.7)
-    for name in views.Rand.colours:
-        assert views.Rand.colour(name, x, factor, 1 / 3).shape == x.shape
-    torch.testing.assert_close(views.Rand.colour("solarise", x, factor, 1 / 3), views.solarise(x, 2 / 3))
-    torch.testing.assert_close(views.Rand.colour("posterise", x, factor, 1 / 3), views.posterise(x, 7))
+    for name in kinds.Rand.colours:
+        assert kinds.Rand.colour(name, x, factor, 1 / 3).shape == x.shape
+    torch.testing.assert_close(kinds.Rand.colour("solarise", x, factor, 1 / 3), colour.solarise(x, 2 / 3))
+    torch.testing.assert_close(kinds.Rand.colour("posterise", x, factor, 1 / 3), colour.posterise(x, 7))
 
 
 def test_sim_turns_about_the_asked_share_grey():

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from equipoise.cli.console import terminal
-from equipoise.report.folder import FIGURES, by_size, percent, size, told_rounds
+from equipoise.report.folder import by_size, figures, percent, size, told_rounds
 
 if TYPE_CHECKING:
     from equipoise.running import Result
@@ -42,8 +42,8 @@ def result(found: Result, page: Path) -> None:
     if test is not None:
         views = ("generalisation", "specialisation", "average")
         table = _table("test set", *views)
-        for key, title in FIGURES.items():
-            table.add_row(title, *(percent(test[view].get(key)) for view in views))
+        for key, title in figures(test["generalisation"]).items():
+            table.add_row(escape(title), *(percent(test[view].get(key)) for view in views))
         console.print(table)
         table = _table("recall", "test images", "global predictor")
         everyone = test["generalisation"]
@@ -328,8 +328,8 @@ def evaluated(facts: dict[str, Any]) -> None:
     """The metrics of a model on new data, in all and for every site of it."""
     console, found = terminal(), facts["metrics"]
     table = _table("", f"{facts['images']:,} images")
-    for key, title in FIGURES.items():
-        table.add_row(title, percent(found[key]))
+    for key, title in figures(found).items():
+        table.add_row(escape(title), percent(found[key]))
     console.print(table)
     table = _table("recall", "images", "")
     for i in by_size(found["support"]):

@@ -13,6 +13,7 @@ from equipoise.compare.plan import Arm, Job, Plan
 from equipoise.compare.pool import Failure, finished, race
 from equipoise.evaluate import blend
 from equipoise.evaluate.observer import scalars
+from equipoise.evaluate.own import own_names
 from equipoise.evaluate.scores import read_scores
 from equipoise.evaluate.significance import Judged, bootstrap, holm, judge, paired_t, sign_flip
 from equipoise.keeping import read_json, write_atomic, write_json
@@ -104,6 +105,8 @@ def summarise(plan: Plan, out: Path, failures: Sequence[Failure] = ()) -> dict[s
     give the same text."""
     private_folder(out)
     results = results_of(plan, out)
+    tested = (one["metrics"].get("test", {}).get("generalisation", {}) for one in results.values())
+    names = dict.fromkeys([*NAMES, *(name for one in tested for name in own_names(one))])
     arms: dict[str, dict[str, Any]] = {}
     for arm in plan.arms:
         jobs = [job for job in plan.jobs if job.arm == arm and job.name in results]
@@ -113,7 +116,7 @@ def summarise(plan: Plan, out: Path, failures: Sequence[Failure] = ()) -> dict[s
             "runs": rows,
             "figures": {
                 view: {
-                    name: _figure([row["metrics"].get(view, {}).get(name) for row in rows]) for name in NAMES
+                    name: _figure([row["metrics"].get(view, {}).get(name) for row in rows]) for name in names
                 }
                 for view in LETTERS
             },
@@ -152,7 +155,13 @@ def twins(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def table_of(facts: Mapping[str, Any]) -> Table:
     """The table of a comparison."""
-    columns = COLUMNS[facts["task"]]
+    own = dict.fromkeys(
+        name
+        for arm in facts["arms"].values()
+        for name in arm["figures"]["generalisation"]
+        if name not in NAMES
+    )
+    columns = (*COLUMNS[facts["task"]], *(("generalisation", name) for name in own))
     rows = []
     for label, arm in facts["arms"].items():
         figures = [arm["figures"][view][name] for view, name in columns]
@@ -168,7 +177,7 @@ def table_of(facts: Mapping[str, Any]) -> Table:
                 (*remarks, f"{done}" if done == wanted else f"{done} of {wanted}"),
             )
         )
-    heads = tuple(f"{LETTERS[view]} {NAMES[name]}" for view, name in columns)
+    heads = tuple(f"{LETTERS[view]} {NAMES.get(name, name)}" for view, name in columns)
     return Table(heads, tuple(rows), ("Δ", *TESTS.values(), "runs"))
 
 

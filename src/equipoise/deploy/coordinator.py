@@ -65,6 +65,11 @@ def federated(config: Config) -> Config:
             'train.augment.normalise = "data" needs all images in one place: use "imagenet", "half" or '
             "numbers"
         )
+    if config.evaluate.metrics:
+        raise ConfigError(
+            "evaluate.metrics need the scores of single images, which no site of a federation sends: remove "
+            "them"
+        )
     exchange = config.exchange
     if "min_sites" not in exchange.model_fields_set:
         exchange = exchange.model_copy(update={"min_sites": MIN_SITES})

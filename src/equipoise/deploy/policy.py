@@ -13,9 +13,9 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from torch import Tensor
 
 from equipoise.config import Config
@@ -23,11 +23,12 @@ from equipoise.deploy.card import COUNTS
 from equipoise.errors import ConfigError, EquipoiseError
 from equipoise.exchange import decode_upload
 from equipoise.exchange.ledger import Entry, entries
-from equipoise.locate import Code
+from equipoise.locate import Code, named
 from equipoise.methods import METHODS, fingerprint
-from equipoise.names import nearest
+from equipoise.names import nearest, unknown
 from equipoise.opening import read_text
 from equipoise.options import Options
+from equipoise.site.options import OPTIMIZERS
 from equipoise.text import parse_toml
 
 SMALL_CELL = 5
@@ -54,8 +55,9 @@ class Policy(Options):
     answers"""
     batch_size: int = Field(default=8, ge=1)
     """smallest train.batch_size a run may have"""
-    optimizers: tuple[Literal["sgd", "adam", "adamw"], ...] = ("sgd", "adam", "adamw")
-    """local optimisers a run may use; plain sgd tells class counts most directly"""
+    optimizers: tuple[str, ...] = OPTIMIZERS
+    """local optimisers a run may use, others than ours by their whole name; plain sgd tells class counts most
+    directly"""
     questions_per_round: int = Field(default=50, ge=1)
     """most questions of one round that are answered, repeated ones counted"""
     questions_per_run: int = Field(default=10_000, ge=1)
@@ -64,6 +66,14 @@ class Policy(Options):
     """approved methods: name = fingerprint of the files that define it"""
     parts: dict[str, str] = Field(default_factory=dict)
     """approved networks, views, losses and other code that a run brings: name = fingerprint of its files"""
+
+    @field_validator("optimizers")
+    @classmethod
+    def _spelt_right(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if name not in OPTIMIZERS and not named(name):
+                raise ValueError(unknown("optimiser", name, OPTIMIZERS))
+        return names
 
     def allow(self, code: Code) -> None:
         """Refuse code that was not approved as it is now; of a name that was not, nothing is even read."""
@@ -139,8 +149,8 @@ class Policy(Options):
                 yield f"policy rule 'each': this site does not tell '{name}' to be read for itself alone"
             if not by_class(entry, len(classes), parameters):
                 continue
-            named = [split for split in counts if split in entry.tensor.split("/")]
-            for split in named or read:
+            own = [split for split in counts if split in entry.tensor.split("/")]
+            for split in own or read:
                 small = ((counts[split] > 0) & (counts[split] < self.small_cell)).any()
                 if small and f"{name} {split}" not in seen:
                     seen.add(f"{name} {split}")

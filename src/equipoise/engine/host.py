@@ -7,11 +7,9 @@ before it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from equipoise.blueprint import HERE, Blueprint, Built, Place
@@ -21,10 +19,9 @@ from equipoise.exchange.question import Call
 from equipoise.losses import make_objective
 from equipoise.names import unknown
 from equipoise.nets import load, state
-from equipoise.seeds import derive
+from equipoise.seeds import derive, isolated
 from equipoise.site import Loc, SiteData, Store
 from equipoise.site.measure import LEAST
-from equipoise.site.views import VIEWS, make_view
 from equipoise.tree import Tree, flatten, unflatten
 
 
@@ -47,8 +44,7 @@ class Host:
         self.shared, self.private = blueprint.shared, blueprint.private
         built = built or blueprint.build(place)
         self.net, self.frozen = built.net, built.frozen
-        see, augment = blueprint.input, blueprint.train.augment
-        self.views = {name: make_view(name, augment, see.mean, see.std) for name in VIEWS}
+        self.views = blueprint.train.make_views(blueprint.input.mean, blueprint.input.std)
         self.initial = {name: tensor.detach().cpu().clone() for name, tensor in state(self.net).items()}
         self.least = LEAST
         """images in a bin of what is told for one site alone, at least"""
@@ -137,20 +133,3 @@ class Host:
         keep = (*call.keep, *([call.read] if call.read else []))
         self.store.write(call.site, call.write, mine, keep)
         return True
-
-
-@contextmanager
-def isolated(seed: int, device: torch.device) -> Iterator[None]:
-    """Layers that draw from torch's global generator (dropout) find it seeded; afterwards it is as it was
-    before."""
-    used = [torch.default_generator]
-    if device.type == "cuda":
-        used.append(torch.cuda.default_generators[device.index or 0])
-    before = [generator.get_state() for generator in used]
-    for generator in used:
-        generator.manual_seed(seed)
-    try:
-        yield
-    finally:
-        for generator, state_before in zip(used, before, strict=True):
-            generator.set_state(state_before)

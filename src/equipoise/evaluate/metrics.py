@@ -7,7 +7,7 @@ NaN.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from equipoise.data.samples import Task
 from equipoise.errors import ConfigError
+from equipoise.evaluate.own import Metric, own_metrics
 from equipoise.names import unknown
 from equipoise.site.measure import FIXED_POINT, probabilities, tallies, truth
 
@@ -28,14 +29,20 @@ Area = Callable[[np.ndarray, np.ndarray], float]
 
 
 def from_scores(
-    logits: Tensor, labels: Tensor, *, task: Task, shots: Tensor | None = None, labelled: Tensor | None = None
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    task: Task,
+    shots: Tensor | None = None,
+    labelled: Tensor | None = None,
+    own: Mapping[str, Metric] | None = None,
 ) -> dict[str, Any]:
     """Exact metrics of logits [N, C]. `shots` comes from `shot_groups`; `labelled` is as in `measure`.
 
     The keys are `accuracy`, `balanced_accuracy`, `macro_auc`, `map`, `macro_f1`, `ece`, `head`, `medium`,
     `tail`, and per class `recall` and `support`. In a multi-label task balanced accuracy is the mean over
     classes of (TPR + TNR) / 2 at 0.5, and accuracy is that of all labels. Macro-F1 goes over the classes
-    present in the labels.
+    present in the labels. `own` are metrics of one's own by name, None where labels are missing.
     """
     counts = tallies(logits, labels, task=task, labelled=labelled)
     classes = logits.shape[1]
@@ -46,7 +53,10 @@ def from_scores(
         values, place = np.unique(chance[:, c], return_inverse=True)
         positives = np.bincount(place[target[:, c]], minlength=len(values))
         curves.append((np.bincount(place, minlength=len(values)) - positives, positives))
-    return _metrics(counts, curves, shots, _precision)
+    found = _metrics(counts, curves, shots, _precision)
+    if labelled is not None:
+        return found | dict.fromkeys(own or ())
+    return found | own_metrics(own or {}, chance, labels.cpu().numpy())
 
 
 def from_statistics(stats: dict[str, Tensor], *, shots: Tensor | None = None) -> dict[str, Any]:
@@ -60,7 +70,13 @@ def from_statistics(stats: dict[str, Tensor], *, shots: Tensor | None = None) ->
 
 
 def by_attribute(
-    logits: Tensor, labels: Tensor, values: Iterable[object], *, task: Task, shots: Tensor | None = None
+    logits: Tensor,
+    labels: Tensor,
+    values: Iterable[object],
+    *,
+    task: Task,
+    shots: Tensor | None = None,
+    own: Mapping[str, Metric] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """The metrics of each value of an attribute, such as sex or skin tone; rows without a value are
     'unknown'."""
@@ -68,7 +84,7 @@ def by_attribute(
     found = {}
     for name in np.unique(names).tolist():
         rows = torch.from_numpy(np.flatnonzero(names == name))
-        found[name] = from_scores(logits[rows], labels[rows], task=task, shots=shots)
+        found[name] = from_scores(logits[rows], labels[rows], task=task, shots=shots, own=own)
     return found
 
 

@@ -170,7 +170,8 @@ class Evaluation:
                 continue
 
             def metrics(logits: Tensor, y: Tensor) -> dict[str, Any]:
-                return from_scores(logits, y, task=self.task, shots=self.shots)
+                own = self.options.own_metrics
+                return from_scores(logits, y, task=self.task, shots=self.shots, own=own)
 
             names = list(scores[filled[0]][split])
             pooled_labels = torch.cat([labels[site] for site in filled])
@@ -193,7 +194,12 @@ class Evaluation:
                     name: {
                         value: scalars(found)
                         for value, found in by_attribute(
-                            first, pooled_labels, values[rows], task=self.task, shots=self.shots
+                            first,
+                            pooled_labels,
+                            values[rows],
+                            task=self.task,
+                            shots=self.shots,
+                            own=self.options.own_metrics,
                         ).items()
                     }
                     for name, values in self.samples.attributes.items()

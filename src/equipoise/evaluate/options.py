@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
+from equipoise.errors import ConfigError
+from equipoise.evaluate.own import STANDARD, Metric, find_metric
+from equipoise.locate import named, parts_of
 from equipoise.options import Options
 
 
@@ -30,6 +34,8 @@ class EvaluateOptions(Options):
     """with `shots = "absolute"`: a class of fewer training images than this is a tail class"""
     attributes: bool = True
     """also report the metrics per value of each attribute column"""
+    metrics: tuple[str, ...] = ()
+    """metrics of your own beside ours, each `FILE.py:name`; in simulation, with `exact`"""
     trackers: tuple[str | dict[str, Any], ...] = ()
     """who else is told of every round: `"tensorboard"`, `"mlflow"`, `"wandb"`, `"FILE.py:Class"`, or a table
     of such a `name` and options"""
@@ -43,6 +49,31 @@ class EvaluateOptions(Options):
         if len(set(names)) < len(names):
             raise ValueError("one is named twice")
         return trackers
+
+    _own: dict[str, Metric] = PrivateAttr(default_factory=dict)
+
+    @property
+    def own_metrics(self) -> Mapping[str, Metric]:
+        """The metrics of one's own, by the name that tables call them."""
+        return self._own
+
+    @model_validator(mode="after")
+    def _find_metrics(self, info: ValidationInfo) -> EvaluateOptions:
+        if self.metrics and not self.exact:
+            raise ConfigError(
+                "evaluate.metrics need the scores of every image: set evaluate.exact = true, or remove them"
+            )
+        for name in self.metrics:
+            if not named(name):
+                known = (
+                    "is always computed: remove it" if name in STANDARD else "is not of the form FILE.py:name"
+                )
+                raise ConfigError(f"evaluate.metrics: '{name}' {known}")
+            short, metric = find_metric(name, parts_of(info, name))
+            if short in self._own:
+                raise ConfigError(f"evaluate.metrics: two metrics are called '{short}': rename one")
+            self._own[short] = metric
+        return self
 
     @model_validator(mode="after")
     def _groups_are_apart(self) -> EvaluateOptions:

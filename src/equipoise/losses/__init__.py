@@ -1,13 +1,8 @@
 """Pure loss functions, and the base loss of a run composed from them."""
 
 from equipoise.losses.multilabel import bce_cells, class_means, masked_bce, masked_mean
-from equipoise.losses.objectives import (
-    OBJECTIVES,
-    Objective,
-    ObjectiveOptions,
-    make_objective,
-    parse_objective,
-)
+from equipoise.losses.objectives import Objective, ObjectiveOptions, make_objective, parse_objective
+from equipoise.losses.parts import OBJECTIVES
 from equipoise.losses.shaping import prior_of
 from equipoise.losses.single import among, kl
 

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from equipoise.exchange import Ask
 from equipoise.leaves import Each, Limit, Upload
-from equipoise.losses import ObjectiveOptions, masked_mean, objectives, prior_of
+from equipoise.losses import ObjectiveOptions, masked_mean, parts, prior_of
 from equipoise.losses.shaping import prior_shift
 from equipoise.methods.base import Method
 from equipoise.methods.parts.apart import COUNTED, Change, blend, distance, shown
@@ -77,7 +77,7 @@ class FedNoRo(Method):
     def base_loss(self, objective: ObjectiveOptions) -> ObjectiveOptions:
         if not self.adjust or objective.prior:
             return objective
-        return objective.after(objectives.LogitAdjustment())
+        return objective.after(parts.LogitAdjustment())
 
     def phases(self, rounds: int) -> Sequence[int]:
         return (0, self.warmup) if 0 < self.warmup < rounds else (0,)

@@ -38,7 +38,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from equipoise.losses import ObjectiveOptions, objectives
+from equipoise.losses import ObjectiveOptions, parts
 from equipoise.methods.base import Method
 from equipoise.nets import Cosine
 
@@ -49,7 +49,7 @@ class BSMFL(Method):
     paper: ClassVar[str] = "Ren et al. 2020"
 
     def base_loss(self, objective: ObjectiveOptions) -> ObjectiveOptions:
-        return ObjectiveOptions(parts=(objectives.LogitAdjustment(),))
+        return ObjectiveOptions(parts=(parts.LogitAdjustment(),))
 
 
 class FedLC(Method):
@@ -65,7 +65,7 @@ class FedLC(Method):
     """leave the true class out of the denominator, as the paper prints it; tends to diverge"""
 
     def base_loss(self, objective: ObjectiveOptions) -> ObjectiveOptions:
-        part = objectives.FedLC(tau=self.tau, strict=self.strict)
+        part = parts.FedLC(tau=self.tau, strict=self.strict)
         return objective.ending(part) if self.strict else objective.after(part)
 
 
@@ -82,7 +82,7 @@ class FedRS(Method):
     """scale absent classes only, or all classes by count relative to the largest"""
 
     def base_loss(self, objective: ObjectiveOptions) -> ObjectiveOptions:
-        return objective.after(objectives.FedRS(alpha=self.alpha, mode=self.mode))
+        return objective.after(parts.FedRS(alpha=self.alpha, mode=self.mode))
 
 
 class FedFocal(Method):
@@ -96,7 +96,7 @@ class FedFocal(Method):
     """how much less"""
 
     def base_loss(self, objective: ObjectiveOptions) -> ObjectiveOptions:
-        return ObjectiveOptions(parts=(objectives.Focal(gamma=self.gamma),))
+        return ObjectiveOptions(parts=(parts.Focal(gamma=self.gamma),))
 
 
 class LDAMFL(Method):
@@ -118,7 +118,7 @@ class LDAMFL(Method):
         return Cosine(width, classes, self.scale)
 
     def base_loss(self, objective: ObjectiveOptions) -> ObjectiveOptions:
-        part = objectives.LDAM(max_margin=self.max_margin, scale=self.scale, defer=self.defer, beta=self.beta)
+        part = parts.LDAM(max_margin=self.max_margin, scale=self.scale, defer=self.defer, beta=self.beta)
         return ObjectiveOptions(parts=(part,))
 
 
@@ -134,4 +134,4 @@ class FedAvgPL(Method):
     """weigh positives by images per positive, from the labels the site has"""
 
     def base_loss(self, objective: ObjectiveOptions) -> ObjectiveOptions:
-        return ObjectiveOptions(parts=(objectives.BCE(pos_weight=self.pos_weight),))
+        return ObjectiveOptions(parts=(parts.BCE(pos_weight=self.pos_weight),))

@@ -6,6 +6,7 @@ from __future__ import annotations
 from equipoise.partition.census import Census, Facts, Held, count, together
 from equipoise.partition.divide import Holding, divide, table
 from equipoise.partition.kinds import Column, Dirichlet, Iid, PartitionOptions
+from equipoise.partition.own import OwnDivision
 from equipoise.partition.sources import Attribute, Limited
 
 KINDS: dict[str, type[PartitionOptions]] = {
@@ -28,6 +29,7 @@ __all__ = [
     "Holding",
     "Iid",
     "Limited",
+    "OwnDivision",
     "PartitionOptions",
     "count",
     "divide",

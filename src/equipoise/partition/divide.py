@@ -11,8 +11,10 @@ import numpy as np
 
 from equipoise.data.samples import Samples
 from equipoise.errors import PartitionError
+from equipoise.locate import named
 from equipoise.partition.folds import folds
 from equipoise.partition.kinds import PartitionOptions, filling
+from equipoise.partition.own import own_sites
 from equipoise.partition.partial import labelled
 from equipoise.partition.units import group_names, units
 from equipoise.seeds import numpy_generator
@@ -55,7 +57,7 @@ def divide(
     samples: Samples, options: PartitionOptions, split: SplitOptions, seed: int
 ) -> tuple[Holding, ...]:
     """One holding per site, in order of name; every row is in exactly one split of one site, or left out
-    (`long_tail`, `train_size`).
+    (`long_tail`, `train_size`, a partition of one's own).
 
     A split the data set brings is kept as it is, even where it cuts a group; a part it does not bring is cut
     from each site's training rows, the fraction `split.test` or `split.validation` of them. Otherwise each
@@ -83,10 +85,11 @@ def divide(
     if given is not None:
         test = 0 if (given == TEST).any() else test
         validation = 0 if (given == VALIDATION).any() else validation
-    chosen = np.full(len(samples), TRAIN)
+    chosen = np.full(len(samples), LEFT_OUT)
     decided: dict[str, int] = {}
     tested: dict[str, int] = {}
-    sites = sorted(options.sites_of(samples, seed).items())
+    found = own_sites(options, samples, seed) if named(options.kind) else options.sites_of(samples, seed)
+    sites = sorted(found.items())
     for name, rows in sites:
         if not SITE_NAME.fullmatch(name):
             raise PartitionError(
@@ -113,7 +116,9 @@ def divide(
             fractions = np.array([1 - validation - test, validation, test])
             chosen[train] = _stratified(samples, train, fractions, rng, decided)
     if options.long_tail > 1:
-        chosen[thinned(samples, chosen != TEST, options.long_tail, seed)] = LEFT_OUT
+        chosen[thinned(samples, (chosen == TRAIN) | (chosen == VALIDATION), options.long_tail, seed)] = (
+            LEFT_OUT
+        )
     if options.train_size is not None:
         for name, rows in sites:
             train = rows[chosen[rows] == TRAIN]

@@ -37,7 +37,7 @@ class PartitionOptions(Options):
     `split.test`"""
 
     def sites_of(self, samples: Samples, seed: int) -> dict[str, np.ndarray]:
-        """Site name → sorted rows (int64). Every row is in exactly one site."""
+        """Site name → rows. Ours put every row into exactly one site; one's own may leave rows out."""
         raise NotImplementedError
 
     def reserved(self, samples: Samples, seed: int) -> np.ndarray | None:

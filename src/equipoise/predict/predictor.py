@@ -6,7 +6,7 @@ with every export.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,8 @@ class Predictor(nn.Module):
     def __init__(self, blueprint: Blueprint, tensors: Tree, origin: Origin, net: Net | None = None) -> None:
         super().__init__()
         self.blueprint, self.origin, self.method = blueprint, origin, blueprint.method
+        self.own_metrics: Mapping[str, Any] = {}
+        """metrics of the run's own, which `evaluate` computes as well"""
         self.net = blueprint.make_net(start=False) if net is None else net
         for tensor in state(self.net).values():
             # What nobody gives must not be mistaken for something learnt, see `whole`.

@@ -16,7 +16,7 @@ import torch
 
 from equipoise.data.sets import SETS
 from equipoise.evaluate.significance import wilson
-from equipoise.report.folder import FIGURES, SMALL, Run, by_size, objective_name, percent, told_rounds
+from equipoise.report.folder import SMALL, Run, by_size, figures, objective_name, percent, told_rounds
 from equipoise.report.table import escaped
 from equipoise.site.measure import FIXED_POINT, tallies
 from equipoise.version import __version__
@@ -148,7 +148,7 @@ def _performance(run: Run) -> Iterator[str]:
     yield ""
     rows = (
         (name, percent(everyone[key]) + _brackets(reach.get(key)), percent(own[key]))
-        for key, name in FIGURES.items()
+        for key, name in figures(everyone).items()
         if everyone.get(key) is not None
     )
     yield from _table(("test images", "global", "own"), rows)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise.errors import ConfigError, StorageError
+from equipoise.evaluate.own import own_names
 from equipoise.evaluate.protocol import ENDING, select
 from equipoise.keeping import read_lines
 from equipoise.partition import Census, Facts
@@ -45,6 +46,11 @@ FIGURES = {
     "ece": "calibration error",
 }
 """the figures tables show, by their names in the metrics"""
+
+
+def figures(metrics: Mapping[str, Any]) -> dict[str, str]:
+    """The figures that tables show of these metrics: those, and any of one's own."""
+    return FIGURES | {name: name for name in own_names(metrics)}
 
 
 @dataclass(frozen=True)

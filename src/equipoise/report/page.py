@@ -20,7 +20,7 @@ from equipoise.report import words
 from equipoise.report.card import blocks, model_card
 from equipoise.report.figures import Figure as Drawing
 from equipoise.report.figures import comparison_figures, run_figures
-from equipoise.report.folder import FIGURES, SMALL, Run, by_size, objective_name, percent, read_run, size
+from equipoise.report.folder import SMALL, Run, by_size, figures, objective_name, percent, read_run, size
 from equipoise.report.table import Figure, Row, Table
 from equipoise.run_folder import CARD, PAGE, RunFolder
 from equipoise.version import __version__
@@ -68,6 +68,7 @@ def write_report(folder: Path, live: bool = False) -> Path:
         folder,
         "run.html.j2",
         run=run,
+        metrics=figures(run.test["generalisation"]) if run.test else {},
         live=live and not run.finished,
         short=words.in_short(run),
         method=changed_options(run),
@@ -124,7 +125,6 @@ def _write(folder: Path, template: str, **facts: Any) -> Path:
     pages.filters |= {"percent": percent, "size": size, "share": _share, "cell": _cell, "prose": _prose}
     facts |= {
         "by_size": by_size,
-        "metrics": FIGURES,
         "views": VIEWS,
         "version": __version__,
         "refresh": REFRESH,

@@ -14,7 +14,7 @@ from equipoise.nets import Net, load, state
 from equipoise.seeds import generator
 from equipoise.site.batches import Batch, Rows, SiteData
 from equipoise.site.measure import LEAST
-from equipoise.site.optimizer import Optimizer
+from equipoise.site.optimizer import make_optimizer
 from equipoise.site.options import TrainOptions
 from equipoise.site.views import View
 from equipoise.tree import Tree
@@ -172,7 +172,9 @@ class Loc:
             for name, p in net.named_parameters()
             if name not in fixed and (only is None or only(name))
         }
-        optimizer = Optimizer(self.options, self.options.rate(self.round) if rate is None else rate, named)
+        optimizer = make_optimizer(
+            self.options, self.options.rate(self.round) if rate is None else rate, named
+        )
         clip_norm = clip_norm if self.options.clip_norm is None else self.options.clip_norm
         keep = self.options.persist_optimizer and only is None
         if keep:

@@ -13,8 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.site.options import TrainOptions
+from equipoise.site.own_optimizer import OwnOptimizer
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8
+
+
+def make_optimizer(
+    options: TrainOptions, rate: float, named: Mapping[str, nn.Parameter]
+) -> Optimizer | OwnOptimizer:
+    """The optimiser that the options name, over these parameters."""
+    make = options.own_optimizer
+    if make is None:
+        return Optimizer(options, rate, named)
+    return OwnOptimizer(make, options.optimizer_arguments(rate), named)
 
 
 class Optimizer:

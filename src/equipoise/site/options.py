@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
 
+from equipoise.errors import ConfigError
+from equipoise.locate import named, parts_of
+from equipoise.names import unknown
 from equipoise.options import Options
-from equipoise.site.views import ViewOptions
+from equipoise.site.own_optimizer import TORCH, Make, find_optimizer, try_optimizer
+from equipoise.site.views import VIEWS, Maker, View, ViewOptions, make_view, own_view, try_view
+
+OPTIMIZERS = ("sgd", "adam", "adamw")
+"""Equipoise's own local optimisers"""
 
 
 class TrainOptions(Options):
@@ -20,14 +28,17 @@ class TrainOptions(Options):
     """local epochs per round"""
     batch_size: int = Field(32, ge=1)
     """images per step"""
-    optimizer: Literal["sgd", "adam", "adamw"] = "adam"
-    """local optimiser; `adam` couples weight decay with the gradient, `adamw` does not"""
+    optimizer: str = "adam"
+    """local optimiser: `sgd`, `adam` or `adamw`; or `torch.optim:Class`, or your own, `FILE.py:Class`. `adam`
+    couples weight decay with the gradient, `adamw` does not"""
+    optimizer_options: dict[str, Any] = {}
+    """what a `torch.optim:Class` or an optimiser of your own is made with, beside the learning rate"""
     lr: float = Field(1e-3, ge=0)
     """learning rate of the first round"""
     momentum: float = Field(0.0, ge=0, lt=1)
-    """sgd only"""
+    """sgd, or another optimiser that takes it"""
     nesterov: bool = False
-    """sgd only"""
+    """sgd, or another optimiser that takes it"""
     weight_decay: float = Field(0.0, ge=0)
     """L2 penalty (decoupled for adamw)"""
     schedule: Literal["constant", "steps", "cosine"] = "constant"
@@ -46,7 +57,8 @@ class TrainOptions(Options):
     objective: Any = None
     """base loss: a name, `{ name = "focal", gamma = 2.0 }`, or a list; none = what the method recommends"""
     views: tuple[str, ...] | None = None
-    """augmented views per image, no fewer than the method asks for; none = those it asks for"""
+    """augmented views per image, no fewer than the method asks for; none = those it asks for. A view of your
+    own: `FILE.py:name`"""
     augment: ViewOptions = ViewOptions()
     """strengths of the views"""
     participation: float = Field(1.0, gt=0, le=1)
@@ -55,6 +67,62 @@ class TrainOptions(Options):
     """bf16 is faster and changes results"""
     seed: int = Field(0, ge=0)
     """every draw of the run derives from it"""
+
+    _own_optimizer: Make | None = PrivateAttr(default=None)
+    _own_views: dict[str, Maker] = PrivateAttr(default_factory=dict)
+    """by name: the views that are code of the config's own"""
+
+    @model_validator(mode="after")
+    def _find_views(self, info: ValidationInfo) -> TrainOptions:
+        for name in self.views or ():
+            if named(name):
+                self._own_views[name] = own_view(name, parts_of(info, name).find(name, "train.views"))
+        return self
+
+    @model_validator(mode="after")
+    def _find_optimizer(self, info: ValidationInfo) -> TrainOptions:
+        name = self.optimizer
+        if not named(name):
+            if name not in OPTIMIZERS:
+                also = ", torch.optim:Class or FILE.py:Class"
+                raise ConfigError("train.optimizer: " + unknown("optimiser", name, OPTIMIZERS) + also)
+            if self.optimizer_options:
+                raise ConfigError(
+                    f"train.optimizer_options: '{name}' has its options in [train]; remove them"
+                )
+            return self
+        if "lr" in self.optimizer_options:
+            raise ConfigError("train.optimizer_options: the learning rate is train.lr; remove lr")
+        torch_has_it = name.startswith(f"{TORCH}:")
+        self._own_optimizer = find_optimizer(name, None if torch_has_it else parts_of(info, name))
+        try_optimizer(name, self._own_optimizer, self.optimizer_arguments(self.lr), self.persist_optimizer)
+        return self
+
+    @property
+    def own_optimizer(self) -> Make | None:
+        """What makes an optimiser that is none of Equipoise's."""
+        return self._own_optimizer
+
+    def optimizer_arguments(self, rate: float) -> dict[str, Any]:
+        """What that is called with, beside the parameters."""
+        set_here = {
+            key: value for key in ("momentum", "nesterov", "weight_decay") if (value := getattr(self, key))
+        }
+        return {"lr": rate, **set_here, **self.optimizer_options}
+
+    @property
+    def known_views(self) -> tuple[str, ...]:
+        """The names of all views there are, ours and the config's own."""
+        return (*VIEWS, *self._own_views)
+
+    def make_views(self, mean: Sequence[float], std: Sequence[float]) -> dict[str, View]:
+        """All views by name; `mean` and `std` per channel are what images are normalised with."""
+        return {name: make_view(name, self.augment, mean, std, self._own_views) for name in self.known_views}
+
+    def try_views(self, channels: int, size: int) -> None:
+        """Refuse views of one's own that do not work on images of this size, or not twice alike."""
+        for name, maker in self._own_views.items():
+            try_view(name, maker, channels, size)
 
     def rate(self, round: int) -> float:
         """The learning rate of a round (counted from 0)."""

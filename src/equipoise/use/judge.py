@@ -38,11 +38,13 @@ def evaluate(model: Predictor, file: str | Path, progress: Progress | None = Non
     rows = np.flatnonzero(tested) if tested.any() else np.arange(len(samples))
     labels, labelled = relabelled(samples, rows, facts)
     scores = logits(model, samples.images, rows)
-    shots = torch.tensor(facts.shots)
+    shots, own = torch.tensor(facts.shots), model.own_metrics
 
     def metrics(chosen: np.ndarray) -> dict[str, Any]:
         place = torch.from_numpy(np.flatnonzero(chosen))
-        return from_scores(scores[place], labels[place], task=facts.task, shots=shots, labelled=labelled)
+        return from_scores(
+            scores[place], labels[place], task=facts.task, shots=shots, labelled=labelled, own=own
+        )
 
     site = None if samples.site is None else samples.site[rows]
     names = [] if site is None else np.unique(site).tolist()
@@ -55,7 +57,7 @@ def evaluate(model: Predictor, file: str | Path, progress: Progress | None = Non
         "metrics": metrics(np.ones(len(rows), bool)),
         "sites": {name: metrics(site == name) for name in names},
         "attributes": {
-            name: by_attribute(scores, labels, values[rows], task=facts.task, shots=shots)
+            name: by_attribute(scores, labels, values[rows], task=facts.task, shots=shots, own=own)
             for name, values in samples.attributes.items()
             if labelled is None
         },

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from equipoise.blueprint import Blueprint
 from equipoise.errors import ConfigError, MethodError, StorageError, Untrusted, WeightsError
+from equipoise.evaluate import EvaluateOptions
 from equipoise.exchange import unseal
 from equipoise.exchange.codec import CodecError
 from equipoise.locate import Parts, context
@@ -41,7 +42,10 @@ def load(path: str | Path, site: str | None = None, *, trust: bool = False) -> P
 
 
 def _from_run(run: RunFolder, site: str | None, trust: bool) -> Predictor:
-    blueprint = read_blueprint(run, trust)
+    table = parse_toml(run.text(CONFIG))
+    parts = Parts(Path(str(table["base"])), of_folder(run, trust))
+    blueprint = read_blueprint(run, parts)
+    options = EvaluateOptions.model_validate(table["evaluate"], context=context(parts))
     result, sites = _result(run)
     endings = result.get("ending_of", [])
     server, header = _checkpoint(run, result["selected_rounds"])
@@ -49,11 +53,12 @@ def _from_run(run: RunFolder, site: str | None, trust: bool) -> Predictor:
         site=site,
         round=header.round,
         ending_of=endings[-1] if endings else None,
-        rule=parse_toml(run.text(CONFIG))["evaluate"]["select"],
+        rule=options.select,
         state=header.state,
     )
     kept = None if site is None else _private(run, site, sites, header)
     model = assemble(blueprint, server, origin, kept)
+    model.own_metrics = options.own_metrics
     if not model.whole():
         raise MethodError(
             f"'{blueprint.method_name}' leaves parts of the model at the sites, so there is no predictor "
@@ -65,12 +70,10 @@ def _from_run(run: RunFolder, site: str | None, trust: bool) -> Predictor:
     return model
 
 
-def read_blueprint(run: RunFolder, trust: bool = False) -> Blueprint:
-    """The blueprint of a run. Code that it names is run only if this user has run it before, or trusts it."""
-    base = Path(str(parse_toml(run.text(CONFIG)).get("base", "")))
-    table = run.read(BLUEPRINT)
+def read_blueprint(run: RunFolder, parts: Parts) -> Blueprint:
+    """The blueprint of a run; code that it names is found in `parts`."""
     try:
-        return Blueprint.model_validate(table, context=context(Parts(base, of_folder(run, trust))))
+        return Blueprint.model_validate(run.read(BLUEPRINT), context=context(parts))
     except ValidationError as error:
         raise StorageError(f"{run / BLUEPRINT} is damaged: {run.fix(BLUEPRINT)}") from error
 
