@@ -3,6 +3,7 @@ images where they are at hand."""
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -25,6 +26,13 @@ from equipoise.tree import flat_digest
 
 PROBE = running.probe
 NURSERY, USUAL = Path(__file__).with_name("nursery.py"), frames.command
+
+
+def pytest_collection_finish() -> None:
+    """What is there before the first test stays: Python need not look through it for garbage again and
+    again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

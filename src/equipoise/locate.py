@@ -20,7 +20,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -79,10 +79,11 @@ class Code:
         """Every file that belongs to the code, the named one first."""
         first = self._named() if self.path is None else [File("", self.path, self._bytes(self.path))]
         found = {file.module: file for file in first}
-        waiting = list(first)
+        waiting, followed = list(first), set[str]()
         while waiting:
-            file = waiting.pop()
-            for name in _imported(file):
+            names = set(_imported(waiting.pop())) - followed
+            followed |= names
+            for name in sorted(names):
                 new = [one for one in self._chain(name) if one.module not in found]
                 found |= {one.module: one for one in new}
                 waiting += new
@@ -293,19 +294,25 @@ class Finder:
 
 def _imported(file: File) -> Iterator[str]:
     """The names in a file's import statements, each as far as it may be a module."""
-    try:
-        tree = ast.parse(file.data)
-    except UNREADABLE:
-        return  # says so itself when it is run
     package = file.module if file.package else file.module.rpartition(".")[0]
-    for node in ast.walk(tree):
+    for node in _statements(file.data):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and (package or not node.level):
+        elif package or not node.level:
             above = package.rsplit(".", node.level - 1)[0] if node.level > 1 else package
             module = ".".join(part for part in (above if node.level else "", node.module) if part)
             for alias in node.names:
                 yield _definer(module, alias.name) or f"{module}.{alias.name}"
+
+
+@lru_cache(1000)
+def _statements(source: bytes) -> tuple[ast.Import | ast.ImportFrom, ...]:
+    """The import statements of some source, wherever they stand; the same text is parsed once."""
+    try:
+        tree = ast.parse(source)
+    except UNREADABLE:
+        return ()  # says so itself when it is run
+    return tuple(node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom))
 
 
 def _definer(module: str, name: str) -> str | None:

@@ -95,13 +95,30 @@ def test_there_are_many() -> None:
     assert len(TYPOS) > 300
 
 
-@pytest.mark.parametrize("name", TYPOS)
-def test_the_word_that_was_meant_is_named(name: str) -> None:
-    table, meant = TYPOS[name]
-    with pytest.raises(ConfigError) as refused:
+def refusal(table: dict[str, Any]) -> str:
+    """Why a config is refused; nothing where it is not."""
+    try:
         resolve(table)
-    assert f"did you mean '{meant}'?" in str(refused.value)
-    assert "\n" not in str(refused.value)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("section", ["", *SECTIONS])
+def test_the_word_that_was_meant_is_named(section: str) -> None:
+    """All of a section at once, those of the section's own name under no name."""
+    typos = {name: told for name, told in TYPOS.items() if name.rpartition(".")[0] == section}
+    told = {name: (refusal(table), meant) for name, (table, meant) in typos.items()}
+    wrong = [
+        (name, text)
+        for name, (text, meant) in told.items()
+        if f"did you mean '{meant}'?" not in text or "\n" in text
+    ]
+    assert typos and not wrong
+
+
+def test_no_typo_is_left_out() -> None:
+    assert {name.rpartition(".")[0] for name in TYPOS} == {"", *SECTIONS}
 
 
 @pytest.mark.parametrize(

@@ -143,11 +143,13 @@ def numbers(value: Any) -> Iterator[float]:
         yield float(value)
 
 
-def attempt(cell: Cell, folder: Path, **method: Any) -> Result | None:
+def attempt(cell: Cell, folder: Path, *, often: bool = True, **method: Any) -> Result | None:
     """The run of a cell, or None where it is refused, which must be before the first round and in one
-    sentence."""
+    sentence; evaluated `often`, or at the end only."""
+    wanted = table(cell, **method)
+    wanted["evaluate"] |= {} if often else {"every": ROUNDS}
     try:
-        return run(resolve(table(cell, **method)), folder)
+        return run(resolve(wanted), folder)
     except (ConfigError, MethodError) as error:
         sentence = str(error)
     except EquipoiseError as error:
@@ -215,14 +217,14 @@ def _neutral_is_fedavg(cell: Cell, folder: Path) -> None:
     cls = METHODS[cell["method"]]
     if cls.neutral is None:
         return
-    neutral = attempt(cell, folder / "neutral", name=cell["method"], **cls.neutral)
+    neutral = attempt(cell, folder / "neutral", often=False, name=cell["method"], **cls.neutral)
     if neutral is None:
         return
     config = resolve(table(cell, name=cell["method"], **cls.neutral))
     parts = [part.model_dump(exclude_none=True) for part in config.method.base_loss(config.objective).parts]
     wanted = {key: value for key, value in cls.recommends.items() if key != "objective"}
     same = {**cell, "views": cell["views"] or list(cls.views), "objective": parts, "train": wanted}
-    plain = attempt(same, folder / "plain", name="fedavg")
+    plain = attempt(same, folder / "plain", often=False, name="fedavg")
     if plain is None:
         return
     ours, theirs = (flatten(one.server["model"]) for one in (neutral, plain))

@@ -13,8 +13,9 @@ from tests.light import LIGHTEST
 
 from equipoise.config import Config
 from equipoise.methods import METHODS
-from equipoise.running import Result, run
+from equipoise.running import Result, make_ledger, run
 from equipoise.server.journal import read as read_journal
+from equipoise.setup import make_host, material
 
 MakeConfig = Callable[..., Config]
 Rows = Callable[[Path], list[dict[str, Any]]]
@@ -31,9 +32,31 @@ QUICK = ("fca", "fediic", "fedsdc")
 """private state; two questions; leaves that are read site by site"""
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in METHODS]
+ALIKE = (
+    *("fedavg-pl", "fedprox", "fedrs", "fedlc", "fedfocal", "ldam-fl", "bsm-fl", "fedlsr", "fedfixmatch"),
+    *("fedadam", "fedyogi", "fedadagrad"),
 )
+"""what they ask and send is what fedavg and fedavgm do: they differ in the loss, or in the server's step"""
+
+
+def mark(name: str) -> Any:
+    if name in ALIKE:
+        return pytest.mark.sweep
+    return () if name in QUICK else pytest.mark.slow
+
+
+def test_those_left_to_the_sweep_exchange_what_another_does(tiny: MakeConfig, tmp_path: Path) -> None:
+    def exchanged(name: str) -> set[tuple[Any, ...]]:
+        config = tiny_for(tiny, name)
+        stuff = material(config)
+        ledger = make_ledger(config, make_host(config, stuff, tmp_path / name), stuff)
+        return {(row["question"], row["leaf"], row["kind"]) for row in ledger.rows()}
+
+    usual = exchanged("fedavg"), exchanged("fedavgm")
+    assert not [name for name in ALIKE if exchanged(name) not in usual]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=mark(name)) for name in METHODS])
 def test_a_method_over_flower_is_the_simulation(
     name: str, tiny: MakeConfig, rows: Rows, town: Any, tmp_path: Path
 ) -> None:

@@ -24,7 +24,7 @@ from equipoise.running import run
 from equipoise.site import Batch
 from equipoise.testing import same_bits
 
-NAME = "equipoise.methods.balancefl:BalanceFL"
+NAME = "balancefl"
 PLAIN = BalanceFL.neutral or {}
 
 

@@ -24,7 +24,7 @@ from equipoise.setup import material
 from equipoise.site import Batch
 from equipoise.testing import Tap
 
-NAME = "equipoise.methods.cbafed:CBAFed"
+NAME = "cbafed"
 
 
 def test_thresholds_are_shares_less_their_spread_within_bounds() -> None:

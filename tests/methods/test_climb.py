@@ -22,7 +22,7 @@ from equipoise.setup import make_host
 from equipoise.testing import Bench, Trace
 from equipoise.tree import flatten
 
-NAME = "equipoise.methods.climb:CLIMB"
+NAME = "climb"
 SHARP: dict[str, Any] = {"dual_lr": 5.0, "epsilon": 0.0}
 """so that multipliers move within a few rounds"""
 

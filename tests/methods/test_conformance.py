@@ -26,7 +26,13 @@ def test_method(check: Callable[[], None]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fca", "fediic", "fedmas", "fedsdc", "creff", "fednoro"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        *("fca", "fedsdc"),
+        *(pytest.param(name, marks=pytest.mark.sweep) for name in ("fediic", "fedmas", "creff", "fednoro")),
+    ],
+)
 def test_four_workers_give_what_one_process_gives(method: str) -> None:
     """More workers than sites, for methods with everything that could differ; the rule 'pool' has two workers
     for all."""

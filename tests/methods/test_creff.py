@@ -20,7 +20,7 @@ from equipoise.running import Result, run
 from equipoise.seeds import generator
 from equipoise.testing import Tap, same_bits
 
-NAME = "equipoise.methods.creff:CReFF"
+NAME = "creff"
 QUICK: dict[str, Any] = {"features": 6, "match_steps": 5, "head_epochs": 10, "draws": 2, "head_rate": 0.1}
 HEAD = {"weight": torch.full((3, 64), 0.01), "bias": torch.tensor([0.5, 0.0, -0.5])}
 

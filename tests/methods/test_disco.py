@@ -18,7 +18,7 @@ from equipoise.running import run
 from equipoise.testing import ORDINARY, Bench
 
 COUNTS = {site: [labels.count(c) for c in range(3)] for site, labels in ORDINARY.items()}
-NAME = "equipoise.methods.disco:FedDisco"
+NAME = "feddisco"
 
 
 def place(counts: list[float], labelled: list[bool] | None = None, images: int = 10, **down: float) -> Any:

@@ -19,7 +19,7 @@ from equipoise.running import Result, run
 from equipoise.seeds import generator
 from equipoise.testing import Tap, same_bits
 
-NAME = "equipoise.methods.fedbabu:FedBABU"
+NAME = "fedbabu"
 SIZES = {"north": 9, "south": 6, "west": 14}
 HEAD = ("head.fed.weight", "head.fed.bias")
 

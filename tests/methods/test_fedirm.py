@@ -159,7 +159,7 @@ def test_preset_has_the_gradients_of_the_published_loss() -> None:
 def test_teacher_starts_from_the_model_received_when_warm_up_ends(
     make_findings: Callable[..., Config], visit: Callable[..., Any]
 ) -> None:
-    config = make_findings({"name": "equipoise.methods.fedirm:FedIRM", "warmup": 2})
+    config = make_findings({"name": "fedirm", "warmup": 2})
     for round in (0, 1):
         net, loc = visit(config, "north", {"relation": KNOWN}, round=round)
         config.method.train(net, loc)

@@ -140,7 +140,5 @@ def test_agreement_rises(warmup: int | None, round: int, share: float) -> None:
 def test_it_is_not_fedavg(make_config: Callable[..., Config], tmp_path: Path) -> None:
     views = ["weak", "weak"]
     plain = run(make_config({"name": "fedavg"}, views=views), tmp_path / "plain").server["model"]
-    model = run(
-        make_config({"name": "equipoise.methods.fedlsr:FedLSR"}, views=views), tmp_path / "run"
-    ).server["model"]
+    model = run(make_config({"name": "fedlsr"}, views=views), tmp_path / "run").server["model"]
     assert any((model[name] - plain[name]).abs().max() > 1e-4 for name in plain)

@@ -24,7 +24,7 @@ from equipoise.site import Batch
 from equipoise.testing import Tap
 from equipoise.tree import digest
 
-NAME = "equipoise.methods.fednoro:FedNoRo"
+NAME = "fednoro"
 
 
 def draws() -> list[torch.Generator]:

@@ -22,7 +22,7 @@ from equipoise.nets import Net, NetOptions, build
 from equipoise.running import run
 from equipoise.site import Batch
 
-NAME = "equipoise.methods.fedproc:FedProc"
+NAME = "fedproc"
 METHOD = FedProc(size=8, ramp=4)
 
 

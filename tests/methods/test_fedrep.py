@@ -19,7 +19,7 @@ from equipoise.running import run
 from equipoise.seeds import generator
 from equipoise.testing import Bench, same_bits
 
-NAME = "equipoise.methods.fedrep:FedRep"
+NAME = "fedrep"
 SIZES = {"north": 9, "south": 6, "west": 14}
 
 

@@ -20,7 +20,7 @@ from equipoise.running import run
 from equipoise.seeds import generator
 from equipoise.testing import Bench
 
-NAME = "equipoise.methods.isfl:ISFL"
+NAME = "isfl"
 
 
 def doubles(*values: float) -> Tensor:

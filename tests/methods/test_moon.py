@@ -22,7 +22,7 @@ from equipoise.nets import Net, NetOptions, build, state
 from equipoise.running import run
 from equipoise.site import Batch
 
-NAME = "equipoise.methods.moon:MOON"
+NAME = "moon"
 
 
 class SameHead(Method):

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from equipoise.config import Config
 from equipoise.exchange import decode_upload
+from equipoise.methods import METHODS
 from equipoise.methods.cbafed import CBAFed
 from equipoise.methods.fedirm import FedIRM
 from equipoise.methods.fedlsr import FedLSR
@@ -38,7 +39,7 @@ BCE = {"name": "bce", "pos_weight": True}
 
 
 def named(cls: type, **options: Any) -> dict[str, Any]:
-    return {"name": f"{cls.__module__}:{cls.__name__}", **options}
+    return {"name": next(name for name, known in METHODS.items() if known is cls), **options}
 
 
 def test_the_spoilt_federation_differs_only_in_hidden_labels(make_findings: Make) -> None:

@@ -27,7 +27,7 @@ from equipoise.site import Batch
 from equipoise.testing import Tap, same_bits
 from equipoise.tree import unflatten
 
-NAME = "equipoise.methods.prr:PRRImb"
+NAME = "prr-imb"
 SIZES = {"north": 9, "south": 6, "west": 14}
 COUNT = torch.tensor([8.0, 14.0, 7.0])
 

@@ -22,7 +22,7 @@ from equipoise.seeds import generator
 from equipoise.site import Batch
 from equipoise.testing import Tap
 
-NAME = "equipoise.methods.rscfed:RSCFed"
+NAME = "rscfed"
 SAMPLES = torch.tensor([40.0, 10.0, 25.0, 60.0, 5.0], dtype=torch.float64)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from equipoise.config import resolve
 from equipoise.errors import ConfigError
 from equipoise.losses import Objective, make_objective, parse_objective
+from equipoise.methods import METHODS
 from equipoise.methods.base import Method
 from equipoise.methods.shaped import BSMFL, LDAMFL, FedAvgPL, FedFocal, FedLC, FedRS
 from equipoise.nets import Cosine, build
@@ -305,9 +306,8 @@ def test_fedrs_stands_between_the_partial_loss_and_missing_as_absent() -> None:
 
 # In a run ---------------------------------------------------------------------------------------------------
 
-NAMES = {
-    cls: f"equipoise.methods.shaped:{cls.__name__}"
-    for cls in (BSMFL, FedLC, FedRS, FedFocal, LDAMFL, FedAvgPL)
+NAMES: dict[type[Method], str] = {
+    cls: name for name, cls in METHODS.items() if cls in (BSMFL, FedLC, FedRS, FedFocal, LDAMFL, FedAvgPL)
 }
 
 

@@ -55,7 +55,7 @@ class Falls:
         ("fca", 0.7),
         ("fedsdc+", 0.7),
         *(
-            pytest.param(m, p, marks=pytest.mark.slow)
+            pytest.param(m, p, marks=pytest.mark.sweep)
             for m, p in [("fedavg", 0.7), ("fca", 1.0), ("fedprox", 1.0), ("local", 1.0)]
         ),
     ],
@@ -163,7 +163,8 @@ def test_private_state_is_kept_for_both_checkpoints_and_the_round_under_way(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("place", "rounds", "writes"), [("fsync", 1, 9), ("replace", 2, 18)])
+@pytest.mark.real_probe
+@pytest.mark.parametrize(("place", "rounds", "writes"), [("fsync", 1, 9), ("replace", 2, 16)])
 def test_a_full_disk_at_any_write_is_told_and_the_run_goes_on_later(
     place: str,
     rounds: int,
@@ -174,7 +175,13 @@ def test_a_full_disk_at_any_write_is_told_and_the_run_goes_on_later(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = tiny("fca", train={"rounds": rounds})
+    config = tiny(
+        "fca",
+        train={"rounds": rounds},
+        partition={"sites": 2},
+        exchange={"min_sites": 2},
+        evaluate={"every": rounds},
+    )
     straight = run(config, tmp_path / "straight")
     real, calls = getattr(os, place), 0
 

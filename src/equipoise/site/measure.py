@@ -76,15 +76,14 @@ def coarse(stats: dict[str, Tensor], least: int = LEAST, bins: int = MOST) -> di
 def _groups(rows: Tensor, least: int) -> Tensor:
     """The group of each bin, from 0: neighbours together until they hold `least` rows; what is left joins the
     last."""
-    group, number, held = torch.zeros(len(rows), dtype=torch.int64), 0, 0
-    last = len(rows)
-    for i, count in enumerate(rows.tolist()):
-        group[i] = number
+    group, number, held, last = list[int](), 0, 0, len(rows)
+    for count in rows.tolist():
+        group.append(number)
         held += count
         if held >= least:
-            number, held, last = number + 1, 0, i + 1
-    group[last:] = max(0, number - 1)
-    return group
+            number, held, last = number + 1, 0, len(group)
+    group[last:] = [max(0, number - 1)] * (len(group) - last)
+    return torch.tensor(group, dtype=torch.int64)
 
 
 def tallies(

@@ -77,6 +77,7 @@ class Bench:
                 "net": {"name": "small-cnn", "dropout": 0.0},
                 "method": {"name": "fedavg"},
                 "engine": {"device": "cpu"},
+                "evaluate": {"every": ROUNDS},
             }
             | {"train": {**wanted, **chosen}}
         )

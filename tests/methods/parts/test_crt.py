@@ -390,7 +390,12 @@ def test_labels_a_site_may_not_see_do_not_enter(make_findings: Callable[..., Any
 @pytest.mark.parametrize(
     ("method", "task", "only"),
     [
-        ("fca", "single", None),
+        (
+            "fca",
+            "single",
+            ("site_order", "resume", "private", "ledger", "dropout", "odd_sites", "neutral", "pool"),
+        ),
+        pytest.param("fca", "single", None, marks=pytest.mark.sweep),
         ("fedavg", "multi", ("resume", "ledger", "dropout")),
         ("fedrep", "single", ("resume", "ledger", "dropout", "odd_sites")),
         ("fedsdc", "single", ("resume", "ledger", "dropout", "odd_sites")),
