@@ -131,7 +131,7 @@ def test_it_is_exported_to_onnx_and_not_to_safetensors(done: Result, tmp_path: P
         ConfigError, match=r"cannot bring the code of 'mine\.py:Features' with it: use --to onnx"
     ):
         export(model, tmp_path / "x.safetensors", "safetensors")
-    header = model.facts.model_dump(mode="json")
+    header = formats._header(model)
     for name in ("mine.py:Features", "monai:DenseNet121"):
         header["net"] = {**header["net"], "name": name}
         (tmp_path / "evil.safetensors").write_bytes(seal(header, {"net/x": torch.zeros(1)}))
