@@ -118,7 +118,8 @@ def options(
         if but and (name == "kind" or (name in but.model_fields and _alike(field, but.model_fields[name]))):
             continue
         value = field.get_default() if name not in (first or {}) else (first or {})[name]
-        nested = field.annotation if kind_of(field.annotation) == "table" else None
+        kind = field.annotation
+        nested = kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
         needed = field.is_required() and name not in (first or {})
         default = "required" if needed else "" if nested or value is None else f"`{plain(value)}`"
         rows.append(
@@ -130,7 +131,7 @@ def options(
             )
         )
         if nested:
-            rows += options(nested, prefix=f"{prefix}{name}.")  # type: ignore[arg-type]
+            rows += options(nested, prefix=f"{prefix}{name}.")
     return rows
 
 
