@@ -11,9 +11,9 @@ weight of a mean, so the coordinator never sees a single one; a site notes its o
 classes, where the paper's form rewards many), and a second classifier on the projector shares the loss. The
 preset `released` also clips gradients at 5. The frozen network is in eval mode from the start and has the
 same digest at all sites, or the run is refused. w is measured on plain images, and the frozen network's
-features of those are computed once (they serve training too where its view is deterministic). Leaves the
-site: delta (mean weighted by rescue factor), loss (mean), the frozen network's digest (sums). Stays: the
-rescue factor.
+features of those are computed once (they serve training too where its view is deterministic).
+Leaves the site: delta (mean weighted by rescue factor), loss (mean), the frozen network's digest (sums).
+Stays: the rescue factor.
 """
 
 from __future__ import annotations
