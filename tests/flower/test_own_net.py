@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from equipoise.config import Config
+from equipoise.deploy.rehearse import rehearse
 from equipoise.errors import SiteError
 from equipoise.locate import Code
 from equipoise.running import run
@@ -50,3 +51,11 @@ def test_a_network_that_no_site_has_approved_is_not_run(
         made.go()
     told = (made.run / "journal.jsonl").read_text()
     assert f"policy rule 'parts': '{config.net.name}' is not approved at this site" in told
+
+
+@pytest.mark.hospitals
+def test_a_rehearsal_with_real_processes_gives_the_bits_of_the_simulation(
+    config: Config, tmp_path: Path
+) -> None:
+    found = rehearse(config.with_engine(patience=1800.0, deadline=1800.0), tmp_path / "run")
+    assert found["same"]
