@@ -156,7 +156,8 @@ def check_dropout(bench: Bench) -> None:
         for a in bench.ordinary.answers
         if a.question.round == 0 and a.question.write is not None
     ]
-    lost = {asked[-1]: "west"} | {asked[0]: "south"}  # one site, where there is one question
+    lost: dict[str | None, str] = {asked[-1]: "west"}
+    lost[asked[0]] = "south"  # the only one, where there is one question
 
     def lose(question: Question, site: str) -> bool:
         return question.write is not None and lost.get(question.write) == site
