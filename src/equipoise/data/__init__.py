@@ -8,6 +8,7 @@ from equipoise.data.folder import FolderData
 from equipoise.data.joined import READERS, JoinedData
 from equipoise.data.npz import NpzData
 from equipoise.data.options import DataOptions, Progress, Split
+from equipoise.data.own import load_samples
 from equipoise.data.phantom import PhantomData
 from equipoise.data.samples import Samples, Task
 from equipoise.data.sets import SETS
@@ -28,4 +29,5 @@ __all__ = [
     "Samples",
     "Split",
     "Task",
+    "load_samples",
 ]
