@@ -301,6 +301,8 @@ def _kind(
             return validate(around, table, where, parts)
         if not (isinstance(found, type) and issubclass(found, base)):
             raise ConfigError(f"{where}.kind: '{kind}' is not a class that builds on {base.__name__}")
+        if missing := sorted(getattr(found, "__abstractmethods__", ())):
+            raise ConfigError(f"{where}.kind: the class '{kind}' has no '{missing[0]}'")
         return validate(found, table, where, parts)
     if not isinstance(kind, str) or kind not in kinds:
         raise ConfigError(f"{where}.kind: " + unknown("kind", str(kind), kinds) + ", or FILE.py:Class")

@@ -15,7 +15,7 @@ import torch
 from equipoise.blueprint import Blueprint, Built, Place
 from equipoise.blueprint import draw as draw_blueprint
 from equipoise.config import Config
-from equipoise.data import Progress, Samples, Task
+from equipoise.data import Progress, Samples, Task, load_samples
 from equipoise.engine import Host
 from equipoise.errors import ConfigError, MethodError
 from equipoise.evaluate import shot_groups
@@ -84,7 +84,7 @@ class Material:
 
 def material(config: Config, progress: Progress | None = None) -> Material:
     """Read the data and divide it among sites; refuse a method or objective that does not fit the task."""
-    samples = config.data.load(cache=cache_folder(), base=config.base, progress=progress)
+    samples = load_samples(config.data, cache=cache_folder(), base=config.base, progress=progress)
     fits(config, samples.task)
     holdings = divide(samples, config.partition, config.data.split, config.train.seed)
     countable(len(holdings))

@@ -8,6 +8,7 @@ from equipoise.data.folder import FolderData
 from equipoise.data.joined import READERS, JoinedData
 from equipoise.data.npz import NpzData
 from equipoise.data.options import DataOptions, Progress, Split
+from equipoise.data.own import load_samples
 from equipoise.data.phantom import PhantomData
 from equipoise.data.samples import Samples, Task
 from equipoise.data.sets import SETS
@@ -30,4 +31,5 @@ __all__ = [
     "Split",
     "StoredData",
     "Task",
+    "load_samples",
 ]

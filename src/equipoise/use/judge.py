@@ -12,7 +12,7 @@ from torch import Tensor
 
 from equipoise import config
 from equipoise.blueprint import Blueprint, Input
-from equipoise.data import DataOptions, Progress, Samples
+from equipoise.data import DataOptions, Progress, Samples, load_samples
 from equipoise.errors import ConfigError, DataError
 from equipoise.evaluate import by_attribute, from_scores
 from equipoise.names import nearest
@@ -27,7 +27,7 @@ def evaluate(model: Predictor, file: str | Path, progress: Progress | None = Non
     """The model's metrics on the data of a config file: its test rows where it says which those are,
     otherwise all of it."""
     options, base = read_data(Path(file), model.blueprint.input)
-    samples = options.load(cache=cache_folder(), base=base, progress=progress)
+    samples = load_samples(options, cache=cache_folder(), base=base, progress=progress)
     facts = model.blueprint
     tested = samples.split == "test" if samples.split is not None else np.zeros(len(samples), bool)
     if not tested.any() and samples.fingerprint == facts.data:

@@ -24,8 +24,8 @@ from equipoise.signatures import parameters
 from equipoise.site.views.base import View
 from equipoise.site.views.options import ViewOptions
 
-TRIED = 16
-"""images that a view is tried on before a run begins"""
+TRIED, PIXELS = 16, 2**22
+"""images that a view is tried on before a run begins, fewer where they would have more pixels than this"""
 
 Change = Callable[[Tensor, Generator], Tensor]
 """float [N, C, H, W] between 0 and 1 to the same, of any height and width"""
@@ -86,7 +86,7 @@ def own_view(name: str, found: Any) -> Maker:
 def try_view(name: str, maker: Maker, channels: int, size: int) -> None:
     """Refuse a view that fails on generated images, or does not give the same twice for the same seed."""
     view = maker(ViewOptions(), (0.0,) * channels, (1.0,) * channels)
-    shape = (TRIED, size, size, channels)
+    shape = (max(2, min(TRIED, PIXELS // size**2)), size, size, channels)
     x = torch.randint(256, shape, dtype=torch.uint8, generator=new_generator(0, "trial")).permute(0, 3, 1, 2)
     try:
         first, second = (view(x, new_generator(1, "trial")) for _ in range(2))
