@@ -60,9 +60,7 @@ def forget_modules(monkeypatch: pytest.MonkeyPatch) -> None:
 USES: dict[str, Callable[[Path], object]] = {
     "load": load,
     "resume": resume,
-    "report": write_report,
     "config": read_folder,
-    "run": lambda folder: run({"data": {"kind": "phantom", "scale": 0.004}}, folder),
 }
 
 
@@ -77,6 +75,17 @@ def test_somebody_elses_folder_runs_no_code(
         Untrusted, match=rf"would run the file {tmp_path}/mine\.py.*fingerprint {mark}.*--trust"
     ):
         USES[use](made)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_page_and_another_run_need_no_code_of_the_folder(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    somebody_else(monkeypatch, tmp_path)
+    forget_modules(monkeypatch)
+    assert write_report(made).is_file()
+    with pytest.raises(StorageError, match="holds a run with another config"):
+        run({"data": {"kind": "phantom", "scale": 0.004}}, made)
     assert not (tmp_path / "ran").exists()
 
 
@@ -185,7 +194,7 @@ def equipoise(*words: object) -> int:
     return int(str(end.value.code))
 
 
-@pytest.mark.parametrize("verb", ["predict", "evaluate", "export", "resume", "report"])
+@pytest.mark.parametrize("verb", ["predict", "evaluate", "export", "resume"])
 def test_every_verb_asks_for_the_word(
     verb: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -69,7 +69,7 @@ def test_a_whole_run_is_said_to_be_and_left_as_it_is(done: Path) -> None:
             "timing.jsonl",
             "journal.jsonl",
             "result.json",
-            "model.json",
+            "blueprint.json",
         ),
         *(
             "data.json",

@@ -164,7 +164,6 @@ def train(
     begun = found[1] if found else None
     if begun:
         check_same(begun, folder, blueprint.config, blueprint.data, journal)
-    watch("begin", {"sites": census.sizes, "classes": blueprint.classes, "rounds": config.train.rounds})
     for text in departures(config):
         watch("note", {"text": text})
 
@@ -185,6 +184,7 @@ def train(
     folder.write(BLUEPRINT, blueprint.model_dump(mode="json"))
     folder.write(CENSUS, census.model_dump(mode="json"))
     folder.write(LEDGER, {"leaves": [*joining, *plan.ledger.rows()]})
+    watch("begin", {"sites": census.sizes, "classes": blueprint.classes, "rounds": config.train.rounds})
     tracking = make_tracking(plan, folder, evaluation.history)
     event = "resumed" if begun else "started"
     journal.write(event, config=blueprint.config, data=blueprint.data, code=code_hash())

@@ -240,9 +240,14 @@ def test_every_kind_of_file_is_drawn_from(cases: dict[str, Case]) -> None:
         "HEAD.json",
         "notes.jsonl",
     } <= names["half"]
-    assert {"result.json", "model.json", "ledger.json", "data.json", "features.json", "report.html"} <= names[
-        "done"
-    ]
+    assert {
+        "result.json",
+        "blueprint.json",
+        "ledger.json",
+        "data.json",
+        "features.json",
+        "report.html",
+    } <= names["done"]
     assert {"federation.json", "roster.json", "tickets.json", "ticket.json", "config.json"} <= names[
         "federation"
     ]

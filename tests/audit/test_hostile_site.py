@@ -27,11 +27,10 @@ from equipoise.data.samples import Samples
 from equipoise.engine import Engine, Question
 from equipoise.engine.flower.wire import array, unwrap, wrap
 from equipoise.errors import Rejected
-from equipoise.evaluate.plausible import Held
 from equipoise.exchange import Bounds, check, decode_upload, encode_upload, unpack
 from equipoise.leaves import Mean
 from equipoise.methods import METHODS
-from equipoise.partition import Census, Holding
+from equipoise.partition import Census, Held, Holding
 from equipoise.running import Result, prepare, run
 from equipoise.setup import make_host, material
 from equipoise.tree import flatten, unflatten

@@ -11,7 +11,6 @@ from typing import Any
 import nibabel
 import numpy as np
 import pytest
-from equipoise.use.images import find_images
 
 from equipoise.data import CsvData, FolderData
 from equipoise.data import nifti as reader
@@ -19,6 +18,7 @@ from equipoise.data.images import decode
 from equipoise.data.nifti import is_nifti
 from equipoise.data.preprocess import Look
 from equipoise.errors import DataError
+from equipoise.predict.images import find_images
 
 RAS = np.diag([1.0, 1, 1, 1])
 

@@ -478,7 +478,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "negative": (pairs(broken(-0.5)), {}, "row 4: pixels go from -0.5 to 0 and not from 0 to 1"),
     "0 to 255": (pairs(broken(255.0)), {}, "row 4: pixels go from 0 to 255 and not from 0 to 1"),
     "int64": (pairs(PIXELS[0].astype(int)), {}, "row 4: the image is int64 and neither uint8 nor"),
-    "PIL fractions": (pairs(Image.new("F", (16, 16))), {}, "row 4: pixels are fractions"),
+    "PIL fractions": (pairs(Image.new("F", (16, 16))), {}, "row 4: its pixels are fractions"),
     "out of range": (
         pairs(label=3),
         {"classes": NAMES},
@@ -852,7 +852,7 @@ def test_compare_evaluate_and_predict(table: dict[str, Any], tmp_path: Path) -> 
     plan = make_plan(table, ["fedavg", "local"], base=tmp_path)
     compare(plan, tmp_path / "table", processes=1)
     model = load(tmp_path / "table" / "fedavg" / "0")
-    assert model.facts.classes == tuple(sorted(NAMES)) and model.facts.input.image_size == 16
+    assert model.classes == tuple(sorted(NAMES)) and model.blueprint.input.image_size == 16
     rng = np.random.default_rng(9)
     new = [(rng.integers(0, 256, (24, 24, 3), dtype=np.uint8), NAMES[i % 3]) for i in range(9)]
     equipoise.store(new, tmp_path / "elsewhere")

@@ -35,7 +35,7 @@ def host(tiny: MakeConfig, tmp_path_factory: pytest.TempPathFactory) -> Host:
 
 def ask(host: Host, name: str, site: str, round: int = 0, **facts: Any) -> bytes:
     """One answer to a broadcast of the first server tree."""
-    first = host.blueprint.first(host.net)["model"]
+    first = {name: host.initial[name] for name in host.shared}
     question = Question(name, round, pack({}, flatten({"model": first})), **facts)
     return host.answer(question.call(site), question.payload)
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from equipoise.data.samples import Task
-from equipoise.evaluate.plausible import Held, doubt, together
+from equipoise.evaluate.plausible import doubt
+from equipoise.partition import Held, together
 from equipoise.site import measure
 from equipoise.site.measure import coarse
 

@@ -109,7 +109,7 @@ STRANGERS = {
     "a key that is not listed": signed(public_key_to_bytes(OTHER.public_key()), private=OTHER),
     "a listed key, signed by another": signed(private=OTHER),
     "a signature that is old": signed(age=400),
-    "a signature of the future": signed(age=-60),
+    "a signature of the future": signed(age=-86400),
     "no time": signed() | {"flwr-timestamp": ""},
     "no time zone": signed() | {"flwr-timestamp": "2026-01-01T00:00:00"},
     "not base64": signed() | {"flwr-signature": "ä"},

@@ -13,9 +13,9 @@ from tests.light import LIGHTEST
 
 from equipoise.config import Config
 from equipoise.methods import METHODS
-from equipoise.running import Result, make_ledger, run
+from equipoise.running import Result, prepare, run
 from equipoise.server.journal import read as read_journal
-from equipoise.setup import make_host, material
+from equipoise.setup import material
 
 MakeConfig = Callable[..., Config]
 Rows = Callable[[Path], list[dict[str, Any]]]
@@ -49,7 +49,7 @@ def test_those_left_to_the_sweep_exchange_what_another_does(tiny: MakeConfig, tm
     def exchanged(name: str) -> set[tuple[Any, ...]]:
         config = tiny_for(tiny, name)
         stuff = material(config)
-        ledger = make_ledger(config, make_host(config, stuff, tmp_path / name), stuff)
+        ledger = prepare(config, stuff.facts, stuff).ledger
         return {(row["question"], row["leaf"], row["kind"]) for row in ledger.rows()}
 
     usual = exchanged("fedavg"), exchanged("fedavgm")

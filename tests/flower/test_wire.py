@@ -233,7 +233,7 @@ class Invited:
 
 def begin(fleet: Any, config: Config, folder: Path) -> list[str]:
     """The sites a run begins with."""
-    return list(roster(config, folder, fleet, tuple(sorted(fleet.cards))).cards)
+    return list(roster(config, RunFolder(folder), fleet, tuple(sorted(fleet.cards))))
 
 
 DIFFERENT: list[tuple[dict[str, Any], str]] = [

@@ -21,7 +21,7 @@ from equipoise.exchange import seal
 from equipoise.reproduce import find, prepare
 from equipoise.running import Result, resume, run
 from equipoise.setup import cache_folder, make_host, material
-from equipoise.use import export, load
+from equipoise.use import export, formats, load
 
 MakeConfig = Callable[..., Config]
 FILE = '''

@@ -193,8 +193,9 @@ def made(tiny: Callable[..., Config], tmp_path_factory: pytest.TempPathFactory) 
         run(config, folder / name)
         write_report(folder / name)
     shutil.copytree(folder / "single", folder / "long")
-    classes = doctored.table(folder / "single" / "data.json")["classes"]
-    doctored.change(folder / "long" / "data.json", classes=[f"{name}_{'unbroken' * 8}" for name in classes])
+    classes = doctored.table(folder / "single" / "blueprint.json")["classes"]
+    long = [f"{name}_{'unbroken' * 8}" for name in classes]
+    doctored.change(folder / "long" / "blueprint.json", classes=long)
     write_report(folder / "long")
     table = {key: value for key, value in tiny().table().items() if key not in ("base", "method")}
     plan = make_plan(table, ["fedavg", "local", "fca"], seeds=(0, 1))

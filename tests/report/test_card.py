@@ -18,7 +18,7 @@ from equipoise.evaluate.scores import read_scores
 from equipoise.evaluate.significance import interval, judge, wilson
 from equipoise.keeping import read_text
 from equipoise.report import read_run, write_report
-from equipoise.report.card import blocks, bucket, card
+from equipoise.report.card import blocks, bucket, model_card
 from equipoise.report.folder import Run
 from equipoise.running import code_hash
 from equipoise.seeds import numpy_generator
@@ -79,7 +79,7 @@ def test_counts_are_told_in_steps(count: int, text: str) -> None:
 
 
 def test_the_card_has_the_figures_of_the_run_with_their_intervals(done: Run) -> None:
-    text = card(done)
+    text = model_card(done)
     assert read_text(done.folder / "model-card.md", "") == text
     everyone = done.test["generalisation"]
     scores = read_scores(done.folder / "scores", done.result["selected_rounds"])
@@ -96,7 +96,7 @@ def test_the_card_has_the_figures_of_the_run_with_their_intervals(done: Run) -> 
 
 
 def test_small_numbers_are_hidden(done: Run) -> None:
-    text = card(done)
+    text = model_card(done)
     rows = [row for row in text.splitlines() if row.startswith("| rare |")]
     assert rows == ["| rare | \\<10 |", "| rare | \\<10 | not told for fewer than 10 |"]
     assert "Tested on fewer than 10 images of rare." in text
@@ -111,14 +111,14 @@ def test_small_numbers_are_hidden(done: Run) -> None:
 
 
 def test_names_cannot_break_out_of_their_cell(done: Run) -> None:
-    text = card(done)
+    text = model_card(done)
     assert EVIL not in text and "a\\|b \\<script\\>" in text
     page = (done.folder / "report.html").read_text()
     assert page.count("<script") == 1  # ours
 
 
 def test_the_card_is_taken_apart_for_the_page(done: Run) -> None:
-    found = list(blocks(card(done)))
+    found = list(blocks(model_card(done)))
     assert [rows[0][0] for kind, rows in found if kind == "h2"] == [
         "Model", "Data", "Performance", "Calibration", "Limits", "Identity",
     ]  # fmt: skip
@@ -133,15 +133,15 @@ def test_the_card_is_taken_apart_for_the_page(done: Run) -> None:
 
 
 def test_identity_is_that_of_the_code_that_trained(done: Run) -> None:
-    text = card(done)
+    text = model_card(done)
     assert line(text, "code") == ["code", code_hash()]
     assert line(text, "final state") == ["final state", done.result["state_hash"]]
     at = next(i for i, one in enumerate(done.journal) if one["event"] == "started")
     later = {**done.journal[at], "event": "resumed", "code": "looked at it"}
-    assert line(card(replace(done, journal=[*done.journal, later])), "code") == ["code", code_hash()]
+    assert line(model_card(replace(done, journal=[*done.journal, later])), "code") == ["code", code_hash()]
     helped = {**later, "code": "helped"}
     assert line(
-        card(replace(done, journal=[*done.journal[: at + 1], helped, *done.journal[at + 1 :]])), "code"
+        model_card(replace(done, journal=[*done.journal[: at + 1], helped, *done.journal[at + 1 :]])), "code"
     ) == [
         "code",
         f"{code_hash()}, helped",
@@ -150,9 +150,9 @@ def test_identity_is_that_of_the_code_that_trained(done: Run) -> None:
 
 def test_the_licence_of_a_published_set_is_told(done: Run) -> None:
     config: dict[str, Any] = {**done.config, "data": {"kind": "ham10000"}}
-    text = card(replace(done, config=config))
+    text = model_card(replace(done, config=config))
     assert "Licence: CC BY-NC 4.0" in text and "HAM10000" in text
-    assert "for the sites to say" in card(done)
+    assert "for the sites to say" in model_card(done)
 
 
 def test_without_scores_the_card_says_why_there_is_no_interval(

@@ -18,7 +18,7 @@ from tests import doctored
 from equipoise import run
 from equipoise.evaluate.scores import Scores, write_scores
 from equipoise.keeping import append_line
-from equipoise.report.card import card
+from equipoise.report.card import model_card
 from equipoise.report.decisions import decisions
 from equipoise.report.figures import ARMS, Figure, comparison_figures, run_figures, site_gains
 from equipoise.report.folder import Run, read_run
@@ -216,7 +216,7 @@ def test_a_methods_ending_is_not_drawn_as_a_round(runs, tmp_path: Path) -> None:
     assert spent == pytest.approx(
         np.mean([line["train"] for line in seconds if line["round"] <= 2]), rel=1e-3
     )
-    assert f"| reported round | {ended['ending_of']}, with the method's ending (rule: " in card(one)
+    assert f"| reported round | {ended['ending_of']}, with the method's ending (rule: " in model_card(one)
 
 
 def test_a_comparison_shows_mean_and_standard_deviation_over_seeds(runs, compared) -> None:

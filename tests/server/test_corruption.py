@@ -151,7 +151,9 @@ def on_images(path: Path, **sections: Any) -> Config:
 def test_replaced_data_stop_a_resume(tmp_path: Path) -> None:
     path = images(tmp_path / "data", 0)
     folder = half(on_images(path), tmp_path / "run")
-    before = {name: (folder / name).read_bytes() for name in ("model.json", "ledger.json", "metrics.jsonl")}
+    before = {
+        name: (folder / name).read_bytes() for name in ("blueprint.json", "ledger.json", "metrics.jsonl")
+    }
     images(tmp_path / "data", 1)
     with pytest.raises(StorageError, match="the data are not those the run was begun with: bring those back"):
         resume(folder)
@@ -263,7 +265,7 @@ def test_lost_rows_of_metrics_are_not_reported(use: Callable[[Path], Any], how: 
     [
         ("result.json", '"selected_rounds"', '"selected_round2"', load),
         ("result.json", '"balanced_accuracy": 0.', '"balanced_accuracy": 1.', write_report),
-        ("model.json", '"image_size": 16', '"image_size": 17', load),
+        ("blueprint.json", '"image_size": 16', '"image_size": 17', load),
         ("data.json", '"images": ', '"images": 1', write_report),
         ("features.json", '"images": ', '"images": 1', write_report),
         ("ledger.json", '"bytes": ', '"bytes": 1', write_report),

@@ -82,7 +82,7 @@ def test_the_file_says_how_to_prepare_images(finished: Callable[..., Result], tm
     with safe_open(tmp_path / "x.safetensors", "pt") as file:  # the library's own reader
         facts = json.loads(file.metadata()["equipoise"])
         assert "net/head.own.weight" in file.keys()  # noqa: SIM118
-    assert facts["input"] | {"mean": None, "std": None} == {
+    assert facts["blueprint"]["input"] | {"mean": None, "std": None} == {
         "image_size": 20,
         "channels": 3,
         "resize": "squash",

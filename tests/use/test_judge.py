@@ -142,9 +142,9 @@ def test_the_model_brings_its_window(tmp_path: Path) -> None:
         "image_size = 16\nwindow = [1000, 100]\n[partition]\nkind = 'iid'\nsites = 1\n[train]\nrounds = 0\n"
     )
     model = load(run(write(tmp_path / "run.toml", data + rest), tmp_path / "run").folder)
-    assert model.facts.input.decode((tmp_path / "0.png").read_bytes()).max() == 128
+    assert model.blueprint.input.decode((tmp_path / "0.png").read_bytes()).max() == 128
     for extra in ("", "window = [1000, 100]\n", "window = [[1000.0, 100]]\n"):
-        options, _ = read_data(write(tmp_path / "new.toml", data + extra), model.facts.input)
+        options, _ = read_data(write(tmp_path / "new.toml", data + extra), model.blueprint.input)
         assert options.look == Look(windows=((1000, 100),))
 
 

@@ -137,7 +137,7 @@ def read_run(folder: Path) -> Run:
         config_text=text,
         result=result or _so_far(config, history, data),
         history=history,
-        ledger=run.read(LEDGER)["leaves"],
+        ledger=run.read(LEDGER)["leaves"] if result or run.has(LEDGER) else [],
         journal=journal,
         data=data,
         features=run.read(FEATURES) if run.has(FEATURES) else None,
@@ -161,7 +161,7 @@ def _so_far(
 def data_of(run: RunFolder) -> dict[str, Any]:
     """What the run's data are and who holds them, see `Facts.table`."""
     if not run.has(BLUEPRINT) or not run.has(CENSUS):
-        raise StorageError(f"{run}: the run has not begun yet; try again when the first round is done")
+        raise StorageError(f"{run}: nothing is known of its data yet; try again when the first round is done")
     plan, census = run.read(BLUEPRINT), Census.model_validate(run.read(CENSUS))
     side, channels = plan["input"]["image_size"], plan["input"]["channels"]
     facts = Facts(

@@ -115,4 +115,5 @@ def check_global_rng(bench: Bench) -> None:
         if dropout.called:
             straight = bench.run(bench.config())
     expect(not moved, f"a run draws from the global generator of {moved[0] if moved else ''}")
-    same(straight, other, "a site draws from torch's global generator; use loc.generator(…)")
+    drawn = "a site draws from a global generator (torch, numpy, Python); use loc.generator(…)"
+    same(straight, other, drawn)
