@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests import doctored
 
-from equipoise.cli.show import _rough
+from equipoise.cli.show.tables import rough
 from equipoise.reproduce import cost
 
 PHANTOM = '[data]\nkind = "phantom"\nscale = 0.004\nimage_size = 16\n[partition]\nkind = "iid"\nsites = 3\n'
@@ -38,7 +38,7 @@ def test_the_list_for_people_and_for_programs(cli, monkeypatch: pytest.MonkeyPat
     [(7, "7 s"), (150, "2.5 min"), (3500, "58 min"), (4.2 * 3600, "4.2 h"), (86400 * 1234, "1,200 days")],
 )
 def test_an_estimate_has_two_digits(seconds: float, text: str) -> None:
-    assert _rough(seconds) == text
+    assert rough(seconds) == text
 
 
 @pytest.mark.slow
