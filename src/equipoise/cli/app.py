@@ -7,24 +7,43 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
 from equipoise.cli import new
+from equipoise.cli.arguments import SUGGEST
 from equipoise.cli.failure import refusal, say
 from equipoise.cli.verbs import coordinator, data, facts, model, rehearse, site, tables, train
 
 app = typer.Typer(
     name="equipoise",
-    help="Train medical image classifiers across hospitals when the classes that matter most are rare.",
     no_args_is_help=True,
-    add_completion=False,
+    suggest_commands=SUGGEST,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for topic in (train, tables, model, facts, data, new, rehearse, coordinator, site):
     topic.mount(app)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        facts.version()
+        raise typer.Exit
+
+
+@app.callback()
+def equipoise(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_version, help="Show what `equipoise version` shows."
+        ),
+    ] = False,
+) -> None:
+    """Train medical image classifiers across hospitals when the classes that matter most are rare."""
 
 
 def main(args: Sequence[str] | None = None) -> None:

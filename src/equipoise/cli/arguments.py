@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import click
 import typer
 
 File = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The config of the run.")]
@@ -33,3 +34,11 @@ Live = Annotated[
 Coordinator = Annotated[
     Path, typer.Argument(metavar="DIR", help="The coordinator's folder (see `equipoise keys new`).")
 ]
+
+SUGGEST = not hasattr(click, "NoSuchCommand")
+"""whether typer must name the nearest verb; click 8.4 does it by itself"""
+
+
+def topic(about: str) -> typer.Typer:
+    """A group of verbs, such as `equipoise data …`."""
+    return typer.Typer(help=about, no_args_is_help=True, suggest_commands=SUGGEST)

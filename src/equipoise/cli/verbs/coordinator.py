@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from equipoise.cli.arguments import Coordinator, File, Json, Overrides
+from equipoise.cli.arguments import Coordinator, File, Json, Overrides, topic
 from equipoise.cli.failure import need
 from equipoise.cli.output import print_json
 from equipoise.errors import ConfigError
 
-keys_app = typer.Typer(help="Keys of a federation: make them, hand them out.", no_args_is_help=True)
-server_app = typer.Typer(help="A coordinator's day: the server the sites dial.", no_args_is_help=True)
+keys_app = topic("Keys of a federation: make them, hand them out.")
+server_app = topic("A coordinator's day: the server the sites dial.")
 
 
 def mount(app: typer.Typer) -> None:

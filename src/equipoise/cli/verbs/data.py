@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from equipoise.cli.arguments import File, Json, Overrides
+from equipoise.cli.arguments import File, Json, Overrides, topic
 from equipoise.cli.output import print_json
 from equipoise.errors import ConfigError, DataError
 from equipoise.names import unknown
 
-data_app = typer.Typer(help="Look at data before training on it.", no_args_is_help=True)
+data_app = topic("Look at data before training on it.")
 
 
 def mount(app: typer.Typer) -> None:

@@ -82,7 +82,7 @@ def export(
     model: Model,
     to: Annotated[str, typer.Option(help="safetensors or onnx.")],
     out: Annotated[
-        Path | None, typer.Option(help="The file. [default: model.<kind> in the run folder]")
+        Path | None, typer.Option(help="The file. [default: `model.<kind>` in the run folder]")
     ] = None,
     site: Site = None,
     trust: Trust = False,

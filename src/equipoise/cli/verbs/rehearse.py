@@ -21,7 +21,7 @@ def rehearse(
     file: File,
     overrides: Overrides = None,
     out: Annotated[
-        Path | None, typer.Option(help="The run folder. [default: runs/<file>-rehearsal-<seed>]")
+        Path | None, typer.Option(help="The run folder. [default: `runs/<file>-rehearsal-<seed>`]")
     ] = None,
     json: Json = False,
 ) -> None:

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from equipoise.cli.arguments import Json
+from equipoise.cli.arguments import Json, topic
 from equipoise.cli.failure import need
 from equipoise.cli.output import print_json
 
-site_app = typer.Typer(help="A hospital's day: set up a site, check it, take part.", no_args_is_help=True)
+site_app = topic("A hospital's day: set up a site, check it, take part.")
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The site's folder (see `equipoise site init`).")]
 

@@ -41,7 +41,7 @@ def compare(
         str | None, typer.Option(help="The arm the others are tested against. [default: the first]")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for runs and tables. [default: runs/<file>-compare]")
+        Path | None, typer.Option(help="Folder for runs and tables. [default: `runs/<file>-compare`]")
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time. [default: one per core]")] = None,
     json: Json = False,
@@ -99,7 +99,7 @@ def reproduce(
         bool, typer.Option("--list", help="Every table: rows, data, estimated cost on this machine.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for runs and tables. [default: runs/<table>[-small]]")
+        Path | None, typer.Option(help="Folder for runs and tables. [default: `runs/<table>[-small]`]")
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time. [default: one per core]")] = None,
     json: Json = False,

@@ -57,7 +57,7 @@ def run(
     file: File,
     overrides: Overrides = None,
     out: Annotated[
-        Path | None, typer.Option(help="The run folder. [default: runs/<file>-<method>-<seed>]")
+        Path | None, typer.Option(help="The run folder. [default: `runs/<file>-<method>-<seed>`]")
     ] = None,
     live: Live = False,
     json: Json = False,
