@@ -78,7 +78,10 @@ def compare(
 
 def reproduce(
     table: Annotated[
-        str | None, typer.Argument(metavar="[TABLE]", help="A table of `equipoise reproduce --list`.")
+        str | None,
+        typer.Argument(
+            metavar="[TABLE]", help="A table, or with --list a paper, of `equipoise reproduce --list`."
+        ),
     ] = None,
     overrides: Overrides = None,
     data: Annotated[
@@ -96,7 +99,10 @@ def reproduce(
         bool, typer.Option("--from-scratch", help="Random weights, not pretrained ones.")
     ] = False,
     list_: Annotated[
-        bool, typer.Option("--list", help="Every table: rows, data, estimated cost on this machine.")
+        bool,
+        typer.Option(
+            "--list", help="The papers, or one, or a table of it: data, estimated cost on this machine."
+        ),
     ] = False,
     out: Annotated[
         Path | None, typer.Option(help="Folder for runs and tables. [default: `runs/<table>[-small]`]")
@@ -112,12 +118,11 @@ def reproduce(
     from equipoise.cli.progress import racing
     from equipoise.cli.show import tables as show
     from equipoise.compare import numbers
-    from equipoise.reproduce import SCALES, find, listing, prepare
+    from equipoise.reproduce import SCALES, find, prepare
     from equipoise.reproduce import reproduce as work
 
     if list_ or table is None:
-        found = listing([table] if table else ())
-        print_json(found) if json else show.papers(found)
+        _list(table, json)
         return
     paper = find(table)
     if scale not in SCALES:
@@ -137,6 +142,23 @@ def reproduce(
         facts = work(task, folder, jobs, watch)
     print_json(facts) if json else show.reproduced(facts, folder)
     _some_failed(facts["failures"], len(task.plan.jobs), json)
+
+
+def _list(name: str | None, json: bool) -> None:
+    """All papers, the tables of one, or one table."""
+    from equipoise.cli.show import tables as show
+    from equipoise.reproduce import listing, names
+
+    of_paper = [one for one in names() if one.startswith(f"{name}-")]
+    found = listing(of_paper or ([name] if name else ()))
+    if json:
+        print_json(found)
+    elif name is None:
+        show.papers(found)
+    elif of_paper:
+        show.paper(found)
+    else:
+        show.paper_table(found[0])
 
 
 def _some_failed(failures: Sequence[dict[str, Any]], runs: int, json: bool) -> None:
