@@ -492,7 +492,7 @@ def told(option: click.Option) -> str:
         text += " (required)"
     elif option.default not in (None, False, "", ()) and "[default" not in text and not option.is_flag:
         text += f" [default: {option.default}]"
-    return text.replace("<", "&lt;").strip()
+    return text.strip()
 
 
 # Python -----------------------------------------------------------------------------------------------------

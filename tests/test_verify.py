@@ -149,7 +149,7 @@ def test_a_comparison(tiny: MakeConfig, tmp_path: Path) -> None:
     assert found.problems == [] and {"comparison.json", "fedavg/0/result.json", "report.html"} <= set(
         found.checked
     )
-    assert set(found.without_digest) == {"table.md", "table.csv", "table.tex"}
+    assert set(found.without_digest) == {"table.md", "table.csv", "table.tex", "runs.csv"}
     flip(tmp_path / "local/0/metrics.jsonl")
     assert any("local/0/metrics.jsonl" in problem for problem in verify(tmp_path).problems)
 

@@ -9,6 +9,7 @@ import pytest
 from tests import doctored
 
 from equipoise.cli.progress import Race, racing
+from equipoise.cli.show import tables
 from equipoise.compare import Failure
 
 FILE = """
@@ -40,7 +41,7 @@ def test_compare_folds_for_people_and_for_programs(cli, file: Path) -> None:
     assert "4 runs, 0 of them finished before" in done.err and "local/4-1 done" in done.err
     folder = Path("runs/tiny-compare")
     assert sorted(path.name for path in folder.iterdir()) == [
-        "comparison.json", "fedavg", "local", "report.html", "table.csv", "table.md", "table.tex",
+        "comparison.json", "fedavg", "local", "report.html", "runs.csv", "table.csv", "table.md", "table.tex",
     ]  # fmt: skip
     told = cli(*words, "--json")
     assert (told.code, told.err) == (0, "")
@@ -88,6 +89,57 @@ def test_failed_runs_have_a_code_of_their_own(cli, file: Path, monkeypatch: pyte
     told = cli(*words, "--json")
     assert told.code == 9
     assert json.loads(told.out)["failures"][0]["exit_code"] == 7
+
+
+def made_up(label: str, reference: str, versus: bool) -> tuple[dict, dict]:
+    """An arm and its comparison with another, as in comparison.json."""
+    figure = {"mean": 0.4321, "std": 0.0123}
+    names = ("balanced_accuracy", "macro_auc", "accuracy", "macro_f1", "tail", "map")
+    views = ("generalisation", "specialisation", "average")
+    arm = {
+        "reference": reference,
+        "runs": [{}, {}],
+        "figures": {view: dict.fromkeys(names, figure) for view in views},
+    }
+    test = {"difference": -0.012, "holm": {"images": 0.0004, "t": 0.21, "sign_flip": 0.5}}
+    return {label: arm}, {label: test} if versus else {}
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+@pytest.mark.parametrize("several", [False, True])
+def test_no_column_is_cut_and_no_deviation_vanishes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int, several: bool
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    first, second = ("fedavg partition.alpha=0.3", "fedavg partition.alpha=3.0")
+    others = ("fca lambda_own=2.5 partition.alpha=0.3", "fca lambda_own=2.5 partition.alpha=3.0")
+    rows = {first: first, second: second if several else first, others[0]: first}
+    rows[others[1]] = second if several else first
+    facts: dict = {"task": "single", "reference": first, "runs": 2, "arms": {}, "versus": {}}
+    facts |= {key: [] for key in ("collapsed", "remarks", "left_out", "twins", "failures")}
+    for label, reference in rows.items():
+        arm, versus = made_up(label, reference, label != reference)
+        facts["arms"] |= arm
+        facts["versus"] |= versus
+    tables.compared(facts, Path("out"))
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    assert shown.count("43.2 ± 1.2") == 7 * 4  # every metric of every row
+    for head in (
+        "G bACC",
+        "S bACC",
+        "A bACC",
+        "G AUC",
+        "G ACC",
+        "G F1",
+        "G tail recall",
+        "p images",
+        "p flip",
+    ):
+        assert head in shown
+    words = shown.split()
+    assert words.count("-1.2") == len(facts["versus"]) and ("against" in words)
+    assert all(len(line) <= width for line in shown.splitlines() if not line.startswith(("tables", "report")))
 
 
 def test_what_is_wrong_is_said_before_any_run(cli, file: Path) -> None:

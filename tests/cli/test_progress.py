@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from equipoise.cli import progress
-from equipoise.cli.flower import _follow
+from equipoise.cli.follow import follow
 from equipoise.cli.progress import Clock, duration, line, watching
 from equipoise.server import Journal
 
@@ -144,7 +144,7 @@ def test_an_answer_that_is_left_out_is_named_at_once(capsys: pytest.CaptureFixtu
 def test_a_submitted_run_names_sites_and_answers_that_are_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    look = _follow(tmp_path, 5, quiet=False)
+    look = follow(tmp_path, 5, quiet=False)
     look()
     book = Journal(tmp_path / "journal.jsonl")
     book.write("left out", site="south", reason="site 'south' does not say in order what it holds")

@@ -19,15 +19,15 @@ import pytest
 import tomli_w
 from scipy import stats
 
-from equipoise.compare import Plan, arm_from, compare, conclude, make_plan
-from equipoise.compare.summary import table_of, twins
+from equipoise.compare import Job, Plan, arm_from, compare, conclude, make_plan, summarise, summary
+from equipoise.compare.summary import collapsed, note, table_of, twins
 from equipoise.errors import StorageError
 from equipoise.evaluate.scores import read_scores
 from equipoise.evaluate.significance import judge
 from equipoise.running import run
 
 Table = dict[str, dict[str, Any]]
-FILES = ("table.md", "table.csv", "table.tex", "comparison.json")
+FILES = ("table.md", "table.csv", "table.tex", "runs.csv", "comparison.json")
 
 
 def texts(folder: Path) -> dict[str, str]:
@@ -85,8 +85,92 @@ def test_a_failing_run_is_named_and_the_others_go_on(made) -> None:
         for row in csv.DictReader(io.StringIO((folder / "table.csv").read_text()))
         if row["method"] == "too few"
     )
-    assert (row["runs"], row["G bACC mean"]) == ("0 of 2", "")
+    assert (row["runs"], row["runs planned"], row["G bACC mean"], row["difference"]) == ("0", "2", "", "")
     assert "too few" not in facts["versus"]
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(path.read_text())))
+
+
+def test_tables_for_programs_hold_numbers_in_one_unit(made) -> None:
+    _, folder, facts, _ = made
+    rows = {row["method"]: row for row in rows_of(folder / "table.csv")}
+    for row in rows.values():
+        numbers = [value for key, value in row.items() if key not in ("method", "reference") and value]
+        assert [float(value) for value in numbers]  # each is one
+    figure = facts["arms"]["local"]["figures"]["generalisation"]["macro_auc"]
+    assert float(rows["local"]["G AUC std"]) == pytest.approx(figure["std"])
+    versus = facts["versus"]["local"]
+    assert float(rows["local"]["difference"]) == pytest.approx(versus["difference"])
+    assert float(rows["local"]["p images"]) == pytest.approx(versus["holm"]["images"])
+    assert (rows["local"]["reference"], rows["fedavg"]["reference"]) == ("fedavg", "")
+    assert rows["fedavg"]["difference"] == ""
+
+
+def test_the_long_table_has_a_row_for_every_run_and_metric(made) -> None:
+    _, folder, facts, _ = made
+    rows = rows_of(folder / "runs.csv")
+    found = {(row["run"], row["view"], row["metric"], row["class"]): row["value"] for row in rows}
+    assert len(found) == len(rows)
+    for label in ("fedavg", "local"):
+        for one in facts["arms"][label]["runs"]:
+            for view, metrics in one["metrics"].items():
+                for name, value in metrics.items():
+                    text = found.pop((one["folder"], view, name, ""))
+                    assert text == "" if value is None else float(text) == pytest.approx(value)
+            for name, value in zip(facts["classes"], one["recall"], strict=True):
+                text = found.pop((one["folder"], "generalisation", "recall", name))
+                assert text == "" if value is None else float(text) == pytest.approx(value)
+    assert not found
+    assert {
+        (row["method"], row["run"], row["seed"], row["fold"]) for row in rows if row["run"] == "local/1"
+    } == {("local", "local/1", "1", "")}
+
+
+def test_a_grid_over_the_data_has_a_reference_for_every_value(
+    table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Balanced accuracy is 10 points higher with three sites than with two, and 1 higher with FCA."""
+    plan = make_plan(table, ["fedavg", "fca"], grid=["partition.sites=2,3"], seeds=(0, 1))
+
+    def result(job: Job) -> dict[str, Any]:
+        value = 0.1 * job.config.partition.sites + 0.01 * (job.config.method_name == "fca")
+        test = {"generalisation": {"balanced_accuracy": value, "recall": [value]}}
+        return {"metrics": {"test": test}, "selected_rounds": [1], "classes": ["a"], "state_hash": "x"}
+
+    monkeypatch.setattr(summary, "results_of", lambda plan, out: {job.name: result(job) for job in plan.jobs})
+    facts = summarise(plan, tmp_path)
+    assert {label: one["reference"] for label, one in facts["versus"].items()} == {
+        "fca partition.sites=2": "fedavg partition.sites=2",
+        "fca partition.sites=3": "fedavg partition.sites=3",
+    }
+    assert [one["difference"] for one in facts["versus"].values()] == pytest.approx([0.01, 0.01])
+    shown = table_of(facts)
+    assert shown.remarks[0] == "against"
+    assert [row.remarks[0] for row in shown.rows] == [
+        "", "", "fedavg partition.sites=2", "fedavg partition.sites=3",
+    ]  # fmt: skip
+    assert "from the row named under 'against'" in note(facts)
+
+
+def test_a_table_in_which_every_row_collapsed_says_so() -> None:
+    def arm(reached: float, *recall: float | None) -> dict[str, Any]:
+        metrics = {"generalisation": {"balanced_accuracy": reached}}
+        return {"runs": [{"metrics": metrics, "recall": list(recall)}]}
+
+    dead = {"a": arm(1 / 3, 1.0, 0.0, 0.0, None), "b": arm(0.336, 0.0, 1.0, 0.01, None)}
+    (said,) = collapsed("single", dead)
+    assert said.startswith("every row collapsed: no run is better than guessing")
+    assert collapsed("single", {**dead, "c": arm(0.36, 1.0, 0.08, 0.0, None)}) == []
+    assert collapsed("multi", {"a": arm(0.5, 0.0, 0.0)})
+    assert not collapsed("multi", {"a": arm(0.52, 0.1, 0.0)})
+    assert collapsed("single", {"failed": {"runs": []}}) == []
+
+
+def test_notes_speak_only_of_what_is_there(table: Table, tmp_path: Path) -> None:
+    facts = conclude(make_plan(table, ["fedavg"]), tmp_path)
+    assert "Δ" not in note(facts) and "p," not in note(facts)
 
 
 def test_where_file_and_method_differ_the_table_says_so(table: Table, tmp_path: Path) -> None:

@@ -65,6 +65,24 @@ def test_a_grid_multiplies_the_methods_that_have_the_option(table: Table) -> Non
     ]
 
 
+def test_every_arm_is_compared_at_its_own_point_of_the_grid(table: Table) -> None:
+    grid = ["partition.sites=2,3", "method.lambda_own=1,2"]
+    plan = make_plan(table, ["fedavg", "fca"], grid=grid)
+    assert {arm.label: plan.reference_of(arm).label for arm in plan.arms} == {
+        "fedavg partition.sites=2": "fedavg partition.sites=2",
+        "fedavg partition.sites=3": "fedavg partition.sites=3",
+        "fca partition.sites=2 lambda_own=1": "fedavg partition.sites=2",
+        "fca partition.sites=2 lambda_own=2": "fedavg partition.sites=2",
+        "fca partition.sites=3 lambda_own=1": "fedavg partition.sites=3",
+        "fca partition.sites=3 lambda_own=2": "fedavg partition.sites=3",
+    }
+    for name in ("fca lambda_own=2", *(f"fca partition.sites={count} lambda_own=2" for count in (2, 3))):
+        other = make_plan(table, ["fedavg", "fca"], grid=grid, reference=name)
+        assert other.reference_of(other.arms[1]).label == "fca partition.sites=3 lambda_own=2"
+    own = make_plan(table, ["fedavg", "fca"], grid=["method.lambda_own=1,2"])
+    assert {own.reference_of(arm).label for arm in own.arms} == {"fedavg"}
+
+
 def test_an_arm_in_words(table: Table) -> None:
     arm = arm_from("FedAvg + BSM: method.name=fedavg train.objective='{ name = \"focal\", gamma = 1.0 }'")
     assert arm == Arm(

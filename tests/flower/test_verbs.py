@@ -22,7 +22,7 @@ with warnings.catch_warnings():
     import typer
 
     from equipoise.cli.app import app, main
-    from equipoise.cli.flower import server_start
+    from equipoise.cli.verbs.coordinator import server_start
 
 from tests.flower.outdated import DATED, redate
 

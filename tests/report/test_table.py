@@ -61,9 +61,17 @@ def test_latex() -> None:
     ]
 
 
+def test_latex_has_a_real_minus_and_a_real_less_than() -> None:
+    row = Row("fed-avg -2 x=-1", (), ("-3.1", "< 0.001", "2 of 3"))
+    assert latex(Table((), (row,), ("Δ", "p", "runs"))).splitlines()[4] == (
+        r"fed-avg $-$2 x=$-$1 & $-$3.1 & $<$ 0.001 & 2 of 3 \\"
+    )
+
+
 def test_comma_separated() -> None:
-    rows = list(csv.reader(io.StringIO(comma_separated(table((0.7, None), labels=('a,"b"',))))))
-    assert rows == [
-        ["method", "G bACC mean", "G bACC std", "G AUC mean", "G AUC std", "Δ"],
-        ['a,"b"', "0.700000", "0.010000", "", "", "+0"],
+    text = comma_separated(["method", "mean", "p", "runs"], [('a,"b"', 0.7, None, 3), ("c", -0.25, 1e-9, 0)])
+    assert list(csv.reader(io.StringIO(text))) == [
+        ["method", "mean", "p", "runs"],
+        ['a,"b"', "0.7", "", "3"],
+        ["c", "-0.25", "1e-09", "0"],
     ]

@@ -117,9 +117,10 @@ def test_several_labels_and_training_alone_have_words_of_their_own() -> None:
 def facts(**changes: Any) -> dict[str, Any]:
     def figures(mean: float, tail: float) -> dict[str, Any]:
         one = {"balanced_accuracy": {"mean": mean, "std": 0.01}, "tail": {"mean": tail, "std": 0.02}}
-        return {"figures": {"generalisation": one}}
+        return {"figures": {"generalisation": one}, "reference": "FedAvg"}
 
     versus = {
+        "reference": "FedAvg",
         "difference": 0.05,
         "differences": [0.04, 0.06],
         "holm": {"images": 0.0004, "t": 0.21, "sign_flip": 0.5},
@@ -131,6 +132,7 @@ def facts(**changes: Any) -> dict[str, Any]:
         "reference": "FedAvg",
         "arms": {"FedAvg": figures(0.5, 0.1), "FCA": figures(0.55, 0.3), "alone": figures(0.4, 0.0)},
         "versus": {"FCA": versus, "alone": {**versus, "difference": -0.1}},
+        "collapsed": [],
         **changes,
     }
 
@@ -177,7 +179,12 @@ def test_a_comparison_in_short() -> None:
 def test_a_comparison_says_what_it_cannot_know() -> None:
     answers = dict(compared(facts(), [one for one in arms() if one[0] != "alone"]))
     assert answers["Who gains by joining"].startswith("Not known: nobody trained alone")
-    one = {"difference": 0.05, "differences": [0.05], "holm": {"images": None, "t": None, "sign_flip": None}}
+    one = {
+        "reference": "FedAvg",
+        "difference": 0.05,
+        "differences": [0.05],
+        "holm": {"images": None, "t": None, "sign_flip": None},
+    }
     told = dict(compared(facts(versus={"FCA": one}), arms()))["More than chance?"]
     assert (
         told
@@ -188,6 +195,19 @@ def test_a_comparison_says_what_it_cannot_know() -> None:
     assert dict(compared(facts(), []))["What was compared"] == "Nothing: every run failed."
     assert "drawn anew" in dict(compared(facts(), arms("dirichlet")))["Who gains by joining"]
     assert "drawn anew" not in dict(compared(facts(), arms()))["Who gains by joining"]
+
+
+def test_a_comparison_at_several_points_names_the_reference_of_each() -> None:
+    made = facts()
+    made["versus"]["FCA"]["reference"] = made["arms"]["FCA"]["reference"] = "alone"
+    answers = dict(compared(made, arms()))
+    assert answers["More than chance?"].startswith("FCA is 5.0 points above alone.")
+    assert "every class counting the same; alone 0.0 ± 2.0 %." in answers["For the rare classes"]
+
+
+def test_a_comparison_in_which_nothing_was_learnt_says_so() -> None:
+    told = dict(compared(facts(collapsed=["every row collapsed"]), arms()))["How good"]
+    assert told == "Not at all: every row collapsed."
 
 
 def test_names_in_a_row() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,13 @@ import tomli_w
 from tests import doctored
 
 from equipoise.errors import ConfigError, DataError
+from equipoise.methods import METHODS
 from equipoise.nets.registry import NETS
 from equipoise.reproduce import cost as costs
 from equipoise.reproduce import find, listing, prepare, read, reproduce
-from equipoise.reproduce.beside import value
+from equipoise.reproduce.beside import summarise, value
 from equipoise.reproduce.plan import placed
-from equipoise.reproduce.recipe import names
+from equipoise.reproduce.recipe import names, notes_of
 
 PHANTOM = """
 [data]
@@ -71,8 +74,7 @@ def test_ours_beside_the_papers(phantom: Path, tmp_path: Path) -> None:
         if row["method"] == "FCA"
     )
     assert (
-        float(row["A bACC ours"]) == pytest.approx(cell["ours"], abs=1e-4)
-        and row["A bACC paper"] == "75.1000"
+        float(row["A bACC ours"]) == pytest.approx(cell["ours"], abs=1e-4) and row["A bACC paper"] == "75.1"
     )
     assert doctored.table(out / "reproduction.json") == facts
     assert r"75.1 $\pm$ 0.4" in (out / "reproduction.tex").read_text() and (out / "table.md").is_file()
@@ -133,9 +135,7 @@ def test_averages_over_tables_and_p_values_stand_beside_ours(phantom: Path, tmp_
         if row["method"] == "B"
     )
     assert (
-        row["p paper"] == "< 0.001"
-        and row["Average ACC paper"] == "61.5000"
-        and row["Average ACC ours"] == ""
+        row["p paper"] == "< 0.001" and row["Average ACC paper"] == "61.5" and row["Average ACC ours"] == ""
     )
 
 
@@ -224,6 +224,51 @@ def test_pace_is_measured_once_and_known_of_every_network(monkeypatch: pytest.Mo
     monkeypatch.setattr(costs, "yardstick", lambda: 1e-6)
     assert costs.pace("resnet18", 20) == pytest.approx(8.3 * 400e-6)
     assert set(costs.EFFORT) == set(NETS)
+
+
+def test_pace_does_not_depend_on_what_else_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Ten milliseconds of computing a step, while the clock on the wall counts other work too."""
+    wall, computing = itertools.count(0, 17), itertools.count()
+
+    def tick(slower: int) -> float:
+        return slower * next(computing) / 100
+
+    monkeypatch.setattr(costs.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(costs.time, "perf_counter", lambda: next(wall))
+    monkeypatch.setenv("EQUIPOISE_CACHE", str(tmp_path / "cache"))
+    costs.yardstick.cache_clear()
+    try:
+        for slower in (1, 3):  # a later, slower measurement changes nothing
+            monkeypatch.setattr(costs.time, "process_time", partial(tick, slower))
+            assert costs.yardstick() == pytest.approx(0.01 / (costs.BATCH * costs.SIZE**2))
+            costs.yardstick.cache_clear()
+        (tmp_path / "cache" / "pace.json").write_text("{")
+        assert costs.yardstick() == pytest.approx(0.03 / (costs.BATCH * costs.SIZE**2))
+    finally:
+        costs.yardstick.cache_clear()
+
+
+def test_notes_are_about_the_rows_that_are_there() -> None:
+    fca, parts = find("fca-table4"), find("fedsdc-table2")
+    assert any(text.startswith("FedProx: mu = 0.01") for text in notes_of(fca, fca.recipe.rows))
+    assert not any("Prox" in text or "MOON" in text for text in notes_of(fca, ["FCA"]))
+    assert not any("FedAdam" in text or "FedSDC+" in text for text in notes_of(parts, parts.recipe.rows))
+    renamed = find("fca-table6-skin")
+    told = notes_of(renamed, renamed.recipe.rows)
+    assert any(text.startswith("1 learnable and regularised: mu") for text in told)
+    for paper in map(find, names()):
+        labels = {label for name in names() for label in find(name).recipe.rows}
+        assert set(paper.recipe.notes_on) <= labels | set(METHODS)
+
+
+def test_a_row_that_cannot_be_run_is_told_with_the_whole_table_only(phantom: Path, tmp_path: Path) -> None:
+    blocked = '[reproduce.rows.C]\ncannot = "nobody knows how"\n'
+    (tmp_path / "printed.toml").write_text(PRINTED + blocked)
+    paper = read(tmp_path / "printed.toml")
+    for rows, shown in ((), ["A", "B", "C"]), (("A",), ["A"]):
+        facts = summarise(prepare(paper, phantom, rows=rows, base=tmp_path), tmp_path / "none", {})
+        assert list(facts["rows"]) == shown
+        assert ("C is not run: nobody knows how" in facts["remarks"]) is not bool(rows)
 
 
 def test_a_recipe_of_ones_own(tmp_path: Path, phantom: Path) -> None:

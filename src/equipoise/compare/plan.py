@@ -31,6 +31,10 @@ class Arm:
 
     label: str
     changes: Changes = ()
+    family: str = ""
+    """the label without the values of `point`; empty: the same"""
+    point: Changes = ()
+    """what a grid changes besides the method's own options: rows are compared at the same point"""
 
     @property
     def slug(self) -> str:
@@ -42,7 +46,11 @@ class Arm:
         shown = (
             value if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else f"{value}"
         )
-        return Arm(f"{self.label} {path.removeprefix('method.')}={shown}", (*self.changes, (path, value)))
+        text = f" {path.removeprefix('method.')}={shown}"
+        family, changes = self.family or self.label, (*self.changes, (path, value))
+        if path.startswith("method."):
+            return Arm(self.label + text, changes, family + text, self.point)
+        return Arm(self.label + text, changes, family, (*self.point, (path, value)))
 
     @property
     def method(self) -> str | None:
@@ -73,12 +81,20 @@ class Plan:
     seeds: tuple[int, ...]
     folds: int | None
     reference: Arm
+    """what the rows of its point are compared with; those of another point, with its like there"""
     task: str
     jobs: tuple[Job, ...]
     left_out: tuple[str, ...] = ()
     """with 'all': methods that cannot be run on this file, and why"""
     remarks: tuple[str, ...] = ()
     """where a method and the file want different things: which of them a row has"""
+
+    def reference_of(self, arm: Arm) -> Arm:
+        """The reference at the arm's point of the grid."""
+        family = self.reference.family or self.reference.label
+        return next(
+            one for one in self.arms if (one.family or one.label) == family and one.point == arm.point
+        )
 
 
 def make_plan(
@@ -99,9 +115,11 @@ def make_plan(
 
     `methods` are NAME or NAME:preset, or "all". The file's [method] section counts for the method it names,
     not for others. `grid` holds `section.key=value,value`: every combination becomes an arm; a method that
-    has no such option is not multiplied. The file's [train] section is for all, so what defines a method that
-    recommends it (`DEFINING`) wins over it, unless the arm changes the key or it is one of `by_hand`, the
-    dotted keys that the user set for all arms.
+    has no such option is not multiplied. `reference` is the label of an arm, with or without the values of a
+    grid that are not the method's own: at each of those values, arms are compared with the reference at the
+    same. The file's [train] section is for all, so what defines a method that recommends it (`DEFINING`) wins
+    over it, unless the arm changes the key or it is one of `by_hand`, the dotted keys that the user set for
+    all arms.
     """
     base = base or Path.cwd()
     wanted, left_out = [], []
@@ -123,9 +141,7 @@ def make_plan(
         )
     wanted = _gridded(wanted, grid, table, base)
     _distinct(wanted)
-    labels = [arm.label for arm in wanted]
-    if reference is not None and reference not in labels:
-        raise ConfigError("--reference: " + unknown("arm", reference, labels))
+    chosen = wanted[0] if reference is None else _named(reference, wanted)
     repeats = [(seed, fold) for seed in seeds for fold in ([None] if folds is None else range(folds))]
     jobs = [
         Job(arm, seed, fold, settled(variant(table, arm, seed, fold, folds), arm, base, by_hand))
@@ -135,7 +151,6 @@ def make_plan(
     tasks = {_check(job.config, progress) for job in jobs[: len(wanted)]}
     if len(tasks) > 1:
         raise ConfigError("the arms are not all single-label or all multi-label: compare them apart")
-    chosen = wanted[labels.index(reference) if reference is not None else 0]
     remarks = [
         text for job in jobs[: len(wanted)] for text in differences(table, job.arm, job.config, by_hand)
     ]
@@ -256,6 +271,14 @@ def _gridded(arms: Sequence[Arm], grid: Sequence[str], table: Mapping[str, Any],
                 one = one.with_change(path, value)
             result.append(one)
     return result
+
+
+def _named(label: str, arms: Sequence[Arm]) -> Arm:
+    """The arm of a label, or the first of a family."""
+    found = [arm for arm in arms if label in (arm.label, arm.family)]
+    if not found:
+        raise ConfigError("--reference: " + unknown("arm", label, [arm.label for arm in arms]))
+    return found[0]
 
 
 def _axis(text: str) -> tuple[str, list[Any]]:

@@ -18,7 +18,7 @@ from equipoise.evaluate.scores import read_scores
 from equipoise.evaluate.significance import Judged, bootstrap, holm, judge, paired_t, sign_flip
 from equipoise.keeping import read_json, write_atomic, write_json
 from equipoise.report import Sheet, write_comparison
-from equipoise.report.table import Figure, Row, Table, comma_separated, latex, markdown
+from equipoise.report.table import Figure, Row, Table, Value, comma_separated, latex, markdown
 from equipoise.run_folder import RESULT, SCORES, RunFolder, private_folder
 from equipoise.running import Watch
 from equipoise.seeds import numpy_generator
@@ -46,10 +46,15 @@ TESTS = {"images": "p images", "t": "p t", "sign_flip": "p flip"}
 NOTE = """\
 Mean ± standard deviation in per cent over {runs}. G: the global predictor on the union of test sets;
 S: each site's own predictor on its own test set, mean over sites; A: the mean of both. Best bold, second
-underlined. Δ: mean difference in G bACC from {reference}. p, two-sided, with Holm's correction over the arms:
+underlined.
+"""
+TEST_NOTE = """\
+Δ: mean difference in G bACC from {reference}. p, two-sided, with Holm's correction over the arms:
 *images* resamples test images and asks whether these models would differ on other patients; *t* (Student's)
 and *flip* (sign-flip permutation) go over runs and ask whether the methods would differ if trained again.
 """
+GUESSING = 0.005
+"""how far above the balanced accuracy of guessing a run may be and still count as no better"""
 
 
 def compare(
@@ -61,16 +66,19 @@ def compare(
 
 
 def conclude(plan: Plan, out: Path, failures: Sequence[Failure] = ()) -> dict[str, Any]:
-    """Write table.md, table.csv, table.tex, comparison.json and report.html of the runs that are there."""
+    """Write table.md, table.csv, table.tex, runs.csv, comparison.json and report.html of the runs that are
+    there."""
     facts = summarise(plan, out, failures)
     shown = table_of(facts)
     text = markdown(shown) + "\n" + note(facts)
-    text += "".join(f"\nNote: {remark}.\n" for remark in (*facts["remarks"], *facts["twins"]))
+    remarks = (*facts["collapsed"], *facts["remarks"], *facts["twins"])
+    text += "".join(f"\nNote: {remark}.\n" for remark in remarks)
     text += "".join(f"\nFailed: {failure.run}: {failure.error}\n" for failure in failures)
     for name, content in {
         "table.md": text,
-        "table.csv": comma_separated(shown),
+        "table.csv": comma_separated(*numbers_of(facts)),
         "table.tex": latex(shown),
+        "runs.csv": comma_separated(*runs_of(facts)),
     }.items():
         write_atomic(out / name, content.encode())
     write_json(out / FACTS, facts)
@@ -92,12 +100,18 @@ def read_facts(path: Path) -> dict[str, Any]:
 
 
 def note(facts: Mapping[str, Any]) -> str:
-    """What the columns of the table mean."""
+    """What the columns of the table mean; of tests only where there are any."""
     seeds, folds = len(facts["seeds"]), facts["folds"]
-    return NOTE.format(
-        runs=f"{seeds} seed{'s' * (seeds > 1)}" + (f" × {folds} folds" if folds else ""),
-        reference=facts["reference"],
-    )
+    text = NOTE.format(runs=f"{seeds} seed{'s' * (seeds > 1)}" + (f" × {folds} folds" if folds else ""))
+    if not facts["versus"]:
+        return text
+    one = len(references(facts)) == 1
+    return text + TEST_NOTE.format(reference=facts["reference"] if one else "the row named under 'against'")
+
+
+def references(facts: Mapping[str, Any]) -> list[str]:
+    """The rows others are compared with: one, or one for every point of a grid."""
+    return list(dict.fromkeys(arm["reference"] for arm in facts["arms"].values()))
 
 
 def summarise(plan: Plan, out: Path, failures: Sequence[Failure] = ()) -> dict[str, Any]:
@@ -113,6 +127,7 @@ def summarise(plan: Plan, out: Path, failures: Sequence[Failure] = ()) -> dict[s
         rows = [_run(job, results[job.name]) for job in jobs]
         arms[arm.label] = {
             "changes": dict(arm.changes),
+            "reference": plan.reference_of(arm).label,
             "runs": rows,
             "figures": {
                 view: {
@@ -135,7 +150,27 @@ def summarise(plan: Plan, out: Path, failures: Sequence[Failure] = ()) -> dict[s
         "left_out": list(plan.left_out),
         "remarks": list(plan.remarks),
         "twins": twins(arms),
+        "collapsed": collapsed(plan.task, arms),
     }
+
+
+def collapsed(task: str, arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A sentence where no run of any arm is better than guessing: such a table has no order."""
+    runs = [row for arm in arms.values() for row in arm["runs"]]
+    if not runs or not all(_guesses(task, row) for row in runs):
+        return []
+    return [
+        "every row collapsed: no run is better than guessing (balanced accuracy), so the order of the rows "
+        "means nothing; train longer, or with another learning rate"
+    ]
+
+
+def _guesses(task: str, row: Mapping[str, Any]) -> bool:
+    reached = row["metrics"].get("generalisation", {}).get("balanced_accuracy")
+    present = sum(recall is not None for recall in row["recall"] or ())
+    if reached is None or not present:
+        return False
+    return bool(reached <= (0.5 if task == "multi" else 1 / present) + GUESSING)
 
 
 def twins(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -155,13 +190,8 @@ def twins(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def table_of(facts: Mapping[str, Any]) -> Table:
     """The table of a comparison."""
-    own = dict.fromkeys(
-        name
-        for arm in facts["arms"].values()
-        for name in arm["figures"]["generalisation"]
-        if name not in NAMES
-    )
-    columns = (*COLUMNS[facts["task"]], *(("generalisation", name) for name in own))
+    columns = columns_of(facts)
+    several = len(references(facts)) > 1
     rows = []
     for label, arm in facts["arms"].items():
         figures = [arm["figures"][view][name] for view, name in columns]
@@ -169,6 +199,8 @@ def table_of(facts: Mapping[str, Any]) -> Table:
         remarks = ["", *("" for _ in TESTS)]
         if versus is not None:
             remarks = [_signed(versus["difference"]), *(p_text(versus["holm"][test]) for test in TESTS)]
+        if several:
+            remarks.insert(0, "" if versus is None else arm["reference"])
         done, wanted = len(arm["runs"]), facts["runs"]
         rows.append(
             Row(
@@ -178,7 +210,54 @@ def table_of(facts: Mapping[str, Any]) -> Table:
             )
         )
     heads = tuple(f"{LETTERS[view]} {NAMES.get(name, name)}" for view, name in columns)
-    return Table(heads, tuple(rows), ("Δ", *TESTS.values(), "runs"))
+    against = ("against",) if several else ()
+    return Table(heads, tuple(rows), (*against, "Δ", *TESTS.values(), "runs"))
+
+
+def columns_of(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """View and metric of every column: ours, then metrics of one's own."""
+    own = dict.fromkeys(
+        name
+        for arm in facts["arms"].values()
+        for name in arm["figures"]["generalisation"]
+        if name not in NAMES
+    )
+    return [*COLUMNS[facts["task"]], *(("generalisation", name) for name in own)]
+
+
+def numbers_of(facts: Mapping[str, Any]) -> tuple[list[str], list[list[Value]]]:
+    """The table for programs, heads and rows: shares from 0 to 1, as in comparison.json, and whole numbers
+    of runs."""
+    columns = [(f"{LETTERS[view]} {NAMES.get(name, name)}", view, name) for view, name in columns_of(facts)]
+    heads = [
+        "method",
+        "reference",
+        *(f"{title} {part}" for title, _, _ in columns for part in ("mean", "std")),
+    ]
+    heads += ["difference", *TESTS.values(), "runs", "runs planned"]
+    rows = []
+    for label, arm in facts["arms"].items():
+        figures = [arm["figures"][view][name] or {} for _, view, name in columns]
+        versus = facts["versus"].get(label, {})
+        row: list[Value] = [label, arm["reference"] if versus else None]
+        row += [figure.get(part) for figure in figures for part in ("mean", "std")]
+        row += [versus.get("difference"), *(versus.get("holm", {}).get(test) for test in TESTS)]
+        rows.append([*row, len(arm["runs"]), facts["runs"]])
+    return heads, rows
+
+
+def runs_of(facts: Mapping[str, Any]) -> tuple[list[str], list[list[Value]]]:
+    """The long table, heads and rows: one row for every metric of every run, and for the recall of every
+    class."""
+    rows: list[list[Value]] = []
+    for label, arm in facts["arms"].items():
+        for run in arm["runs"]:
+            which: list[Value] = [label, run["folder"], run["seed"], run["fold"]]
+            for view, metrics in run["metrics"].items():
+                rows += [[*which, view, name, None, value] for name, value in metrics.items()]
+            recalls = zip(facts["classes"], run["recall"] or (), strict=False)
+            rows += [[*which, "generalisation", "recall", name, value] for name, value in recalls]
+    return ["method", "run", "seed", "fold", "view", "metric", "class", "value"], rows
 
 
 def results_of(plan: Plan, out: Path) -> dict[str, dict[str, Any]]:
@@ -221,23 +300,25 @@ def _versus(plan: Plan, out: Path, results: Mapping[str, Mapping[str, Any]]) -> 
         scores = read_scores(out / job.name / SCORES, results[job.name]["selected_rounds"])
         return None if scores is None else judge(scores)
 
-    reference = scored(plan.reference)
-    standards = {key: judged(job) for key, (_, job) in reference.items()}
+    references = {arm.label: plan.reference_of(arm) for arm in plan.arms}
+    figures = {arm.label: scored(arm) for arm in references.values()}
+    standards = {job.name: judged(job) for found in figures.values() for _, job in found.values()}
     overlap = 1 / (plan.folds - 1) if plan.folds else 0.0
     versus: dict[str, dict[str, Any]] = {}
     for arm in plan.arms:
-        mine = scored(arm)
+        mine, reference = scored(arm), figures[references[arm.label].label]
         keys = [key for key in reference if key in mine]
-        if arm == plan.reference or not keys:
+        if arm == references[arm.label] or not keys:
             continue
         differences = [mine[key][0] - reference[key][0] for key in keys]
-        pairs = [(judged(mine[key][1]), standards[key]) for key in keys]
+        pairs = [(judged(mine[key][1]), standards[reference[key][1].name]) for key in keys]
         whole = [(one, other) for one, other in pairs if one is not None and other is not None]
         images = None
         if len(whole) == len(pairs):
             draw = numpy_generator(0, "bootstrap")  # the same resamples for every arm
             images = bootstrap([one for one, _ in whole], [other for _, other in whole], draw)
         versus[arm.label] = {
+            "reference": references[arm.label].label,
             "difference": sum(differences) / len(differences),
             "differences": differences,
             "interval": None if images is None else [images.low, images.high],

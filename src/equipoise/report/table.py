@@ -6,7 +6,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Literal
@@ -14,6 +14,8 @@ from typing import Literal
 from equipoise.text import cell
 
 Rank = Literal["best", "second", ""]
+Value = str | float | None
+"""a cell of a table for programs"""
 
 LATEX = {
     "\\": r"\textbackslash{}",
@@ -22,6 +24,8 @@ LATEX = {
     "±": r"$\pm$",
     "–": "--",
     "Δ": r"$\Delta$",
+    "<": "$<$",
+    ">": "$>$",
     **{letter: f"\\{letter}" for letter in "&%$#_{}"},
 }
 
@@ -105,18 +109,20 @@ def latex(table: Table) -> str:
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 
 
-def comma_separated(table: Table) -> str:
-    """Plain numbers from 0 to 1 with mean and standard deviation apart, for spreadsheets and scripts."""
+def comma_separated(heads: Sequence[str], rows: Iterable[Sequence[Value]]) -> str:
+    """A table for spreadsheets and scripts: numbers as numbers, empty where there is none."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(
-        ["method", *(f"{name} {part}" for name in table.columns for part in ("mean", "std")), *table.remarks]
-    )
-    for row in table.rows:
-        numbers = [(None, None) if figure is None else (figure.mean, figure.std) for figure in row.figures]
-        cells = ["" if number is None else f"{number:.6f}" for pair in numbers for number in pair]
-        writer.writerow([cell(row.label), *cells, *row.remarks])
+    writer.writerow([cell(head) for head in heads])
+    for row in rows:
+        writer.writerow([_plain_value(value) for value in row])
     return text.getvalue()
+
+
+def _plain_value(value: Value) -> str:
+    if isinstance(value, str):
+        return cell(value)
+    return "" if value is None else f"{value:.8g}"
 
 
 def _marked(table: Table, marks: Mapping[Rank, str], plain: Callable[[str], str]) -> list[list[str]]:
@@ -134,4 +140,5 @@ def escaped(text: str) -> str:
 
 
 def _plain_latex(text: str) -> str:
-    return "".join(LATEX.get(letter, letter) for letter in text)
+    text = "".join(LATEX.get(letter, letter) for letter in text)
+    return re.sub(r"(?<![\w}.])-(?=\d)", "$-$", text)  # a hyphen is no minus

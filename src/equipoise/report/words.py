@@ -185,12 +185,14 @@ def compared(facts: Mapping[str, Any], arms: Arms) -> list[Answer]:
         if one["figures"]["generalisation"]["balanced_accuracy"] is not None
     }
     if figures:
-        answers += [("How good", _best(figures, arms)), ("More than chance?", _chance(facts, figures))]
+        answers += [("How good", _best(facts, figures, arms)), ("More than chance?", _chance(facts, figures))]
         answers += [("For the rare classes", text)] if (text := _rare(facts, run)) else []
     return [*answers, ("Who gains by joining", _gains(arms))]
 
 
-def _best(figures: Mapping[str, Figure], arms: Arms) -> str:
+def _best(facts: Mapping[str, Any], figures: Mapping[str, Figure], arms: Arms) -> str:
+    if facts["collapsed"]:
+        return f"Not at all: {facts['collapsed'][0]}."
     order = sorted(figures, key=lambda label: -figures[label].mean)
     first = order[0]
     text = f"{first} is best on the test images of all sites together: balanced accuracy {figures[first]} %"
@@ -202,13 +204,14 @@ def _best(figures: Mapping[str, Figure], arms: Arms) -> str:
 
 
 def _chance(facts: Mapping[str, Any], figures: Mapping[str, Figure]) -> str:
-    """The best against the reference; if the reference is the best, the runner-up against it."""
-    reference, order = facts["reference"], sorted(figures, key=lambda label: -figures[label].mean)
+    """The best against its reference; if the reference is the best, the runner-up against it."""
+    order = sorted(figures, key=lambda label: -figures[label].mean)
     rivals = [label for label in order if label in facts["versus"]]
     if not rivals:
-        return f"There is nothing to set against {reference}."
+        return f"There is nothing to set against {facts['reference']}."
     label = rivals[0]
     one = facts["versus"][label]
+    reference = one["reference"]
     more = "above" if one["difference"] >= 0 else "below"
     text = f"{label} is {100 * abs(one['difference']):.1f} points {more} {reference}. "
     images, runs = one["holm"]["images"], one["holm"]["t"]
@@ -243,7 +246,7 @@ def _rare(facts: Mapping[str, Any], run: Run) -> str:
         f"Of the rarest third of the classes {best} recognises the most: {found[best]} %, every class "
         f"counting the same"
     )
-    reference = facts["reference"]
+    reference = facts["arms"][best]["reference"]
     text += f"; {reference} {found[reference]} %." if reference in found and reference != best else "."
     few = [
         name

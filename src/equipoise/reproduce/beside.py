@@ -13,7 +13,7 @@ from equipoise.compare import page as comparison_page
 from equipoise.compare.summary import p_text, read_facts, results_of
 from equipoise.keeping import write_atomic, write_json
 from equipoise.report import Sheet
-from equipoise.report.table import Figure, Row, Table, comma_separated, latex, markdown
+from equipoise.report.table import Figure, Row, Table, Value, comma_separated, latex, markdown
 from equipoise.reproduce.plan import Task
 from equipoise.running import Watch
 
@@ -45,7 +45,7 @@ def reproduce(
     text += "".join(f"\nFailed: {one['run']}: {one['error']}\n" for one in facts["failures"])
     for name, content in {
         "reproduction.md": text,
-        "reproduction.csv": comma_separated(_numbers(facts)),
+        "reproduction.csv": comma_separated(*_numbers(facts)),
         "reproduction.tex": latex(shown),
     }.items():
         write_atomic(out / name, content.encode())
@@ -80,10 +80,10 @@ def summarise(task: Task, out: Path, versus: Mapping[str, Any]) -> dict[str, Any
         ]
         for arm in plan.arms
     }
+    whole = len(plan.arms) == len(task.paper.arms)
+    shown = {label: row for label, row in recipe.rows.items() if label in found or (whole and row.cannot)}
     rows = {}
-    for label, row in recipe.rows.items():
-        if label not in found and not row.cannot:
-            continue
+    for label, row in shown.items():
         tests = found.get(label, [])
         cells = {}
         for name, places in recipe.columns.items():
@@ -102,7 +102,7 @@ def summarise(task: Task, out: Path, versus: Mapping[str, Any]) -> dict[str, Any
         rows[label] = {"runs": len(tests), "cells": cells}
         if row.p_value:
             rows[label]["p"] = {"ours": versus.get(label, {}).get("p", {}).get("t"), "paper": row.p_value}
-    cannot = [f"{label} is not run: {row.cannot}" for label, row in recipe.rows.items() if row.cannot]
+    cannot = [f"{label} is not run: {row.cannot}" for label, row in shown.items() if row.cannot]
     return {
         "table": task.paper.name,
         "title": recipe.title,
@@ -170,18 +170,19 @@ def _figure(middle: float | None, spread: float | None) -> str:
     return "–" if middle is None else f"{middle:.1f}" + ("" if spread is None else f" ± {spread:.1f}")
 
 
-def _numbers(facts: Mapping[str, Any]) -> Table:
-    """For programs: plain numbers in per cent, every column with a name of its own."""
+def _numbers(facts: Mapping[str, Any]) -> tuple[list[str], list[list[Value]]]:
+    """For programs, heads and rows: plain numbers in per cent as papers print them, every column with a name
+    of its own; only the paper's p-value is as it is printed."""
     parts = ("ours", "ours_std", "paper", "paper_std", "difference")
-    heads = [f"{name} {part.replace('_', ' ')}" for name in facts["columns"] for part in parts]
+    heads = ["method", *(f"{name} {part.replace('_', ' ')}" for name in facts["columns"] for part in parts)]
     heads += ["p ours", "p paper"] if _with_p(facts) else []
     rows = []
     for label, row in facts["rows"].items():
-        numbers = [row["cells"][name][part] for name in facts["columns"] for part in parts]
-        cells = ["" if one is None else f"{one:.4f}" for one in numbers]
-        cells += _p_texts(row) if _with_p(facts) else []
-        rows.append(Row(label, (), (*cells, str(row["runs"]))))
-    return Table((), tuple(rows), (*heads, "runs"))
+        cells: list[Value] = [row["cells"][name][part] for name in facts["columns"] for part in parts]
+        if _with_p(facts):
+            cells += [row["p"]["ours"], row["p"]["paper"]] if "p" in row else [None, None]
+        rows.append([label, *cells, row["runs"]])
+    return [*heads, "runs"], rows
 
 
 def _runs(plan: Plan) -> str:

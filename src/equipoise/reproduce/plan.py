@@ -15,7 +15,7 @@ from equipoise.data import Progress
 from equipoise.errors import ConfigError
 from equipoise.methods import find as find_method
 from equipoise.names import unknown
-from equipoise.reproduce.recipe import Paper, Recipe, flat
+from equipoise.reproduce.recipe import Paper, Recipe, flat, notes_of
 
 SCALES = ("full", "small")
 
@@ -64,7 +64,7 @@ def prepare(
     recipe, small = paper.recipe, scale == "small"
     table = placed(paper, data, base)
     arms = chosen(paper, rows)
-    remarks = [*recipe.notes]
+    remarks = notes_of(paper, [arm.label for arm in arms])
     if data is not None and data.suffix == ".toml":
         remarks.append(f"The data is that of {data.name}, not of the paper's own files.")
     if small:

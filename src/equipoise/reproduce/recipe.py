@@ -3,7 +3,7 @@ published."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -72,6 +72,8 @@ class Recipe(Options):
     """keys that must name a file of pretrained weights → what the paper started from"""
     notes: tuple[str, ...] = ()
     """what the paper leaves open, or prints wrongly"""
+    notes_on: dict[str, str] = {}
+    """the same about a row, by its label or its method; told where the row is in the table"""
     small: Sections = {}
     """further changes at small scale; keys of [method] count for the rows whose method has them"""
 
@@ -103,6 +105,17 @@ class Paper:
         """The data sets it needs, by kind."""
         data = self.table["data"]
         return tuple(part["kind"] for part in data["parts"]) if data["kind"] == "joined" else (data["kind"],)
+
+
+def notes_of(paper: Paper, labels: Iterable[str]) -> list[str]:
+    """What there is to say about a table with these rows, in sentences."""
+    recipe, told = paper.recipe, dict[str, list[str]]()
+    for label in labels:
+        method = {**paper.table.get("method", {}), **recipe.rows[label].method}.get("name", "")
+        for key in dict.fromkeys((label, method)):
+            if key in recipe.notes_on:
+                told.setdefault(recipe.notes_on[key], []).append(label)
+    return [*recipe.notes, *(f"{', '.join(about)}: {text}" for text, about in told.items())]
 
 
 def flat(sections: Mapping[str, Mapping[str, Any]]) -> Changes:

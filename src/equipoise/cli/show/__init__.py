@@ -1,0 +1,1 @@
+"""Tables for people, by topic; `--json` is for programs."""

@@ -1,0 +1,110 @@
+"""A run, the demo, a model on new data, a folder that was checked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+
+from equipoise.cli.console import terminal
+from equipoise.cli.show.grid import grid
+from equipoise.report.folder import by_size, figures, percent, told_rounds
+
+if TYPE_CHECKING:
+    from equipoise.running import Result
+    from equipoise.verify import Findings
+
+
+COMPARED = {
+    "generalisation": "general",
+    "specialisation": "special",
+    "average": "average",
+    "tail": "tail recall",
+    "macro_auc": "macro AUC",
+}
+"""columns of the comparison; the first three are balanced accuracy"""
+
+
+def result(found: Result, page: Path) -> None:
+    """The metrics of a run: the two protocols, recall per class, and where the rest is."""
+    console = terminal()
+    test = found.metrics.get("test")
+    if test is not None:
+        views = ("generalisation", "specialisation", "average")
+        table = grid("test set", *views)
+        for key, title in figures(test["generalisation"]).items():
+            table.add_row(escape(title), *(percent(test[view].get(key)) for view in views))
+        console.print(table)
+        table = grid("recall", "test images", "global predictor")
+        everyone = test["generalisation"]
+        for i in by_size(everyone["support"]):
+            table.add_row(
+                escape(found.classes[i]), f"{everyone['support'][i]:,.0f}", percent(everyone["recall"][i])
+            )
+        console.print(table)
+        worst = test["worst_site"]
+        console.print(
+            f"worst site  {escape(str(worst['name'] or 'differs'))}, balanced accuracy "
+            f"{percent(worst['balanced_accuracy'])}"
+        )
+    rounds = told_rounds(found.rounds, found.ending_of)
+    console.print(f"rounds      {rounds}\nstate       {found.state_hash}")
+    console.print(f"report      {page}", soft_wrap=True)
+
+
+def comparison(rows: list[dict[str, Any]], page: Path) -> None:
+    """One row per method, the best of each column bold."""
+    best = {key: max((row[key] for row in rows if row[key] is not None), default=None) for key in COMPARED}
+    table = grid("", *COMPARED.values())
+    table.columns[0].no_wrap = True
+    for row in rows:
+        cells = (
+            f"[bold]{percent(row[key])}[/]" if row[key] == best[key] else percent(row[key])
+            for key in COMPARED
+        )
+        table.add_row(escape(row["method"]), *cells)
+    console = terminal()
+    console.print(table)
+    console.print(
+        "general: one model on the test images of all hospitals; special: each hospital's own on its own"
+    )
+    console.print(f"report  {page}", soft_wrap=True)
+
+
+def evaluated(facts: dict[str, Any]) -> None:
+    """The metrics of a model on new data, in all and for every site of it."""
+    console, found = terminal(), facts["metrics"]
+    table = grid("", f"{facts['images']:,} images")
+    for key, title in figures(found).items():
+        table.add_row(escape(title), percent(found[key]))
+    console.print(table)
+    table = grid("recall", "images", "")
+    for i in by_size(found["support"]):
+        table.add_row(escape(facts["classes"][i]), f"{found['support'][i]:,}", percent(found["recall"][i]))
+    console.print(table)
+    if len(facts["sites"]) > 1:
+        table = grid("site", "balanced accuracy", "macro AUC", "recall, tail classes")
+        for name, one in facts["sites"].items():
+            table.add_row(
+                escape(name), *(percent(one[key]) for key in ("balanced_accuracy", "macro_auc", "tail"))
+            )
+        console.print(table)
+    console.print(f"model  {escape(facts['model'])}", soft_wrap=True)
+    which = (
+        "its test images"
+        if facts["rows"] == "test"
+        else "all its images, as it does not say which are for testing"
+    )
+    console.print(f"data   {escape(facts['data'])}, {which}", soft_wrap=True)
+
+
+def verified(found: Findings) -> None:
+    """What is as it was written, and what is not."""
+    console = terminal()
+    for problem in found.problems:
+        console.print(f"✗ {escape(problem)}", soft_wrap=True)
+    console.print(
+        f"✓ {len(found.checked):,} files are as they were written; {len(found.without_digest):,} have no "
+        f"digest"
+    )

@@ -1,0 +1,188 @@
+"""Verbs of a coordinator: keys, the server the sites dial, runs handed to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from equipoise.cli.arguments import Coordinator, File, Json, Overrides, topic
+from equipoise.cli.failure import need
+from equipoise.cli.output import print_json
+from equipoise.errors import ConfigError
+
+keys_app = topic("Keys of a federation: make them, hand them out.")
+server_app = topic("A coordinator's day: the server the sites dial.")
+
+
+def mount(app: typer.Typer) -> None:
+    """Add the verbs to the command."""
+    app.add_typer(keys_app, name="keys")
+    app.add_typer(server_app, name="server")
+    for verb in (submit, status, stop):
+        app.command()(verb)
+
+
+@keys_app.command("new")
+def keys_new(
+    folder: Coordinator,
+    host: Annotated[
+        list[str] | None, typer.Option(help="A name or address sites reach the coordinator at.")
+    ] = None,
+    site: Annotated[list[str] | None, typer.Option(help="A site to make a key pair for.")] = None,
+    json: Json = False,
+) -> None:
+    """Make the federation's certificate authority, the server's certificate and a key pair per site; keep
+    what is there.
+
+    Example: `equipoise keys new federation --host fl.example.org --site north --site south`
+    """
+    need()
+    from equipoise.deploy.keys import new_keys
+
+    made = [str(path) for path in new_keys(folder, host or [], site or [])]
+    if json:
+        print_json({"made": made})
+    else:
+        print("\n".join(made) or "everything was there already")
+
+
+@keys_app.command("renew")
+def keys_renew(
+    folder: Coordinator,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="A name or address sites reach the coordinator at. [default: as before]"),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Sign the server's certificate anew, and the authority's if it would expire before; keys stay as they
+    are.
+
+    Example: `equipoise keys renew federation`
+    """
+    need()
+    from equipoise.deploy.keys import renew
+
+    made = renew(folder, host or [])
+    if json:
+        print_json({"made": [str(path) for path in made]})
+        return
+    print("\n".join(map(str, made)))
+    print("start the server again for it to count")
+    if made[0].name == "ca.crt":
+        print(f"send {made[0]} to every site, to be put into its keys/ before the old one expires")
+
+
+@server_app.command("start")
+def server_start(
+    folder: Coordinator,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    body_mb: Annotated[float, typer.Option(min=6, help="Megabytes one request may have.")] = 16.0,
+    header_seconds: Annotated[
+        float, typer.Option(min=0.1, help="Time for a TLS handshake, and again for a request's headers.")
+    ] = 10.0,
+    stall_seconds: Annotated[
+        float, typer.Option(min=0.1, help="A body that comes slower than 1 kB/s for so long is given up.")
+    ] = 20.0,
+    connections: Annotated[int, typer.Option(min=8, help="Open connections from everywhere.")] = 512,
+    per_address: Annotated[
+        int, typer.Option(min=8, help="Open connections from one address: more where many sites share one.")
+    ] = 64,
+) -> None:
+    """Start the server the sites dial, and keep it running until Ctrl-C. Always TLS; only listed sites are
+    let in."""
+    need()
+    import signal
+
+    from equipoise.deploy import link, processes
+    from equipoise.deploy.limits import Limits
+
+    limits = Limits(
+        body_mb=body_mb,
+        header_seconds=header_seconds,
+        stall_seconds=stall_seconds,
+        connections=connections,
+        per_address=per_address,
+    )
+    process = link.start(folder, host, port, limits)
+    print(
+        f"listening on {host}:{port}; `equipoise submit FILE.toml --to {folder}` hands in a run", flush=True
+    )
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        code = process.wait()
+        raise ConfigError(f"the server ended by itself (exit {code}): {folder / 'server.log'} says why")
+    except KeyboardInterrupt:
+        print("stopped; runs that were going on are gone on with when they are submitted again")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        processes.stop(process)
+
+
+def submit(
+    file: File,
+    overrides: Overrides = None,
+    to: Annotated[Path, typer.Option(help="The coordinator's folder.")] = Path("federation"),
+    out: Annotated[
+        Path | None, typer.Option(help="The run folder; one that was begun is gone on with.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Hand a run to the server and wait for its end. Handed in again with the same --out, it goes on where it
+    stopped.
+
+    Example: `equipoise submit fca.toml --to federation --out runs/fca`
+    """
+    need()
+    from equipoise.cli.follow import follow
+    from equipoise.config import read
+    from equipoise.deploy import link
+    from equipoise.report import write_report
+
+    config = read(file, overrides or ())
+    folder = out or Path("runs") / f"{file.stem}-federated-{config.train.seed}"
+    number = link.submit(to, config, folder)
+    found = link.wait(to, folder, number, follow(folder, config.train.rounds, json))
+    page = write_report(folder)
+    if json:
+        print_json(found | {"report": str(page)})
+    else:
+        print(f"state   {found['state_hash']}\nreport  {page}")
+
+
+def status(folder: Coordinator, json: Json = False) -> None:
+    """Show which sites are online and which runs there are."""
+    need()
+    from equipoise.deploy import link
+
+    facts = link.standing(folder)
+    if json:
+        print_json(facts)
+        return
+    for name, site in facts["sites"].items():
+        print(f"site  {name:<20} {site['status']:<12} {site['since']}")
+    for run in facts["runs"]:
+        print(f"run   {run['run']:<20} {run['outcome'] or run['status']:<12} {run['since']}")
+
+
+def stop(
+    folder: Coordinator,
+    run: Annotated[int | None, typer.Argument(help="The run's number. [default: all that go on]")] = None,
+    json: Json = False,
+) -> None:
+    """Stop runs between two questions; handed in again, they go on from their last finished round."""
+    need()
+    from equipoise.deploy import link
+
+    stopped = link.stop(folder, run)
+    if json:
+        print_json({"stopped": stopped})
+    else:
+        print("\n".join(f"stopped {number}" for number in stopped) or "no run was going on")
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,50 @@
+"""The verb that plays coordinator and sites on one machine: rehearse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from equipoise.cli.arguments import File, Json, Overrides
+from equipoise.cli.failure import need
+from equipoise.cli.output import print_json
+
+
+def mount(app: typer.Typer) -> None:
+    """Add the verb to the command."""
+    app.command()(rehearse)
+
+
+def rehearse(
+    file: File,
+    overrides: Overrides = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run folder. [default: `runs/<file>-rehearsal-<seed>`]")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Run a config as a federation of real processes on this machine (keys, TLS, Flower), and compare with
+    the simulation."""
+    need()
+    from equipoise.cli.follow import follow
+    from equipoise.config import read
+    from equipoise.deploy.rehearse import rehearse as perform
+    from equipoise.report import write_report
+
+    config = read(file, overrides or ())
+    folder = out or Path("runs") / f"{file.stem}-rehearsal-{config.train.seed}"
+    found = perform(config, folder, follow(folder, config.train.rounds, json))
+    page = write_report(folder)
+    if json:
+        print_json(found | {"report": str(page)})
+    else:
+        print(f"state       {found['state_hash']}\nsimulation  {found['simulation_hash']}")
+        print(
+            f"{found['sites']} sites in {found['seconds']} s: "
+            f"{'the same bits' if found['same'] else 'NOT THE SAME'}"
+        )
+        print(f"report      {page}")
+    if not found["same"]:
+        raise typer.Exit(1)
