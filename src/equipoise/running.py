@@ -20,7 +20,7 @@ from equipoise.blueprint import Blueprint, Built
 from equipoise.config import Config, departures, digest_in, read, read_folder, resolve
 from equipoise.engine import Engine, Host, Pool, Serial, frames, probe
 from equipoise.errors import StorageError
-from equipoise.evaluate import ENDING, Evaluation
+from equipoise.evaluate import ENDING, Evaluation, converged
 from equipoise.exchange import Bounds, Ledger
 from equipoise.keeping import FIRST
 from equipoise.locate import Parts
@@ -64,6 +64,8 @@ class Result:
     metrics: dict[str, Any]
     history: list[dict[str, Any]]
     classes: tuple[str, ...]
+    converged: bool | None = None
+    """whether validation had settled, see `evaluate.converged`; None where that is not known"""
 
     def summary(self) -> dict[str, Any]:
         """What `run --json` prints."""
@@ -73,6 +75,7 @@ class Result:
             "ending_of": self.ending_of,
             "metrics": self.metrics,
             "classes": list(self.classes),
+            "converged": self.converged,
             "folder": str(self.folder),
         }
 
@@ -216,7 +219,15 @@ def train(
     ending_of = [row[ENDING] for row in evaluation.history if row["round"] in rounds and ENDING in row]
     state = digest(server)
     result = Result(
-        folder.path, server, state, rounds, ending_of, metrics, evaluation.history, blueprint.classes
+        folder.path,
+        server,
+        state,
+        rounds,
+        ending_of,
+        metrics,
+        evaluation.history,
+        blueprint.classes,
+        converged(evaluation.history),
     )
     if stuff is not None and not folder.has(FEATURES):
         measure_features(folder, plan, stuff, checkpoints, rounds)

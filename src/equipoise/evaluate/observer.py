@@ -17,7 +17,7 @@ from equipoise.errors import SiteError
 from equipoise.evaluate.metrics import by_attribute, from_scores, from_statistics
 from equipoise.evaluate.options import EvaluateOptions
 from equipoise.evaluate.plausible import doubt
-from equipoise.evaluate.protocol import ENDING, blend, select, summarise
+from equipoise.evaluate.protocol import ENDING, FIGURE, blend, select, summarise
 from equipoise.evaluate.scores import Scores, keep_scores, write_scores
 from equipoise.keeping import FIRST
 from equipoise.leaves import Upload
@@ -116,7 +116,7 @@ class Evaluation:
     def selected(self) -> tuple[list[int], dict[str, Any]]:
         """The reported rounds and their metrics."""
         rows = [row for row in self.history if "test" in row]
-        return select(rows, self.options.select, key="generalisation.balanced_accuracy")
+        return select(rows, self.options.select, key=FIGURE)
 
     @property
     def samples(self) -> Samples:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise.errors import ConfigError, StorageError
-from equipoise.evaluate.protocol import ENDING, select
+from equipoise.evaluate.protocol import ENDING, FIGURE, select
 from equipoise.keeping import read_lines
 from equipoise.partition import Census, Facts
 from equipoise.run_folder import (
@@ -144,7 +144,7 @@ def _so_far(
     """The result if this were the end."""
     tested = [row for row in history if "test" in row]
     try:
-        rounds, metrics = select(tested, config["evaluate"]["select"], key="generalisation.balanced_accuracy")
+        rounds, metrics = select(tested, config["evaluate"]["select"], key=FIGURE)
     except ConfigError:  # nothing to select from yet
         rounds, metrics = [], {}
     endings = [row[ENDING] for row in tested if ENDING in row and row["round"] in rounds]

@@ -22,6 +22,7 @@ LATEX = {
     "±": r"$\pm$",
     "–": "--",
     "Δ": r"$\Delta$",
+    "†": r"$\dagger$",
     **{letter: f"\\{letter}" for letter in "&%$#_{}"},
 }
 

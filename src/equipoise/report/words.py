@@ -36,6 +36,7 @@ def in_short(run: Run) -> list[Answer]:
     return [
         *answers,
         ("How good", _good(run, run.test)),
+        *([("Trained long enough?", _settled(run))] if "converged" in run.result else []),
         ("For which classes", _classes(run, run.test)),
         ("At which sites", _sites(run, run.test)),
         ("Who gains by joining", _gain(run)),
@@ -108,6 +109,18 @@ def _good(run: Run, test: Mapping[str, Any]) -> str:
     if not run.finished:
         text += " The run goes on, so this is not its result."
     return text
+
+
+def _settled(run: Run) -> str:
+    """Whether more rounds would change the figures, as validation tells."""
+    return {
+        True: "As far as the validation images tell: their balanced accuracy in the last quarter of rounds "
+        "is within one point of the quarter before.",
+        False: "No: the balanced accuracy on the validation images still changed by more than one point from "
+        "the quarter of rounds before to the last. More rounds may change all figures.",
+        None: "Not known: that takes validation images, and two evaluated rounds in each of the last two "
+        "quarters of the rounds.",
+    }[run.result["converged"]]
 
 
 def _classes(run: Run, test: Mapping[str, Any]) -> str:
@@ -186,6 +199,7 @@ def compared(facts: Mapping[str, Any], arms: Arms) -> list[Answer]:
     }
     if figures:
         answers += [("How good", _best(figures, arms)), ("More than chance?", _chance(facts, figures))]
+        answers += [("Trained long enough?", text)] if (text := _settled_arms(arms)) else []
         answers += [("For the rare classes", text)] if (text := _rare(facts, run)) else []
     return [*answers, ("Who gains by joining", _gains(arms))]
 
@@ -219,6 +233,20 @@ def _chance(facts: Mapping[str, Any], figures: Mapping[str, Figure]) -> str:
     return (
         f"{text}For the methods trained again, {_verdict(runs)}, over "
         f"{many(len(one['differences']), 'run')} of each."
+    )
+
+
+def _settled_arms(arms: Arms) -> str:
+    """Which arms have runs that were still changing."""
+    known = {label: [run.result.get("converged") for run in runs] for label, runs in arms}
+    if all(one is None for runs in known.values() for one in runs):
+        return ""
+    still = [label for label, runs in known.items() if not all(runs)]
+    if not still:
+        return "As far as the validation images tell: every run had converged."
+    return (
+        f"Not in every run of {listed(still)}: the balanced accuracy on the validation images was still "
+        f"changing, or too few rounds were evaluated to know. More rounds may change the order."
     )
 
 
