@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -425,6 +425,7 @@ def _owner(cls: type[BaseModel], loc: Sequence[Any]) -> type[BaseModel]:
     """The options class a nested key belongs to."""
     for part in loc:
         annotation = cls.model_fields[str(part)].annotation if str(part) in cls.model_fields else None
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            cls = annotation
+        for one in (annotation, *get_args(annotation)):
+            if isinstance(one, type) and issubclass(one, BaseModel):
+                cls = one
     return cls

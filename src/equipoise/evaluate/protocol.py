@@ -103,6 +103,27 @@ def converged(history: Sequence[dict[str, Any]]) -> bool | None:
     return abs(mean(late) - mean(before)) <= POINT + ROUNDING
 
 
+def stopped(history: Sequence[dict[str, Any]], patience: int, least: float = 0.0) -> tuple[int, str] | None:
+    """The round after which training ends early, and why; None while validation still improves.
+
+    It follows from the rounds up to that one alone, so a run that is resumed ends where it would have.
+    """
+    best, since, waited = -1.0, 0, 0
+    for round, value in _validated(history):
+        if value > best and value - best >= least - ROUNDING:
+            best, since, waited = value, round, 0
+            continue
+        waited += 1
+        if waited == patience:
+            told = "an evaluated round" if patience == 1 else f"{patience} evaluated rounds"
+            return (
+                round,
+                f"balanced accuracy on the validation images has not improved since round {since}, "
+                f"for {told}",
+            )
+    return None
+
+
 def _validated(history: Sequence[dict[str, Any]]) -> Iterator[tuple[int, float]]:
     """The evaluated rounds of training in order, each with its validation balanced accuracy."""
     for row in sorted((row for row in history if ENDING not in row), key=lambda row: row["round"]):

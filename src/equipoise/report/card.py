@@ -94,12 +94,18 @@ def _model(run: Run) -> Iterator[str]:
             ),
             (
                 "training",
-                f"{train['rounds']} rounds of {train['epochs']} local epochs, {train['optimizer']}, seed "
+                f"{_rounds(run)} of {train['epochs']} local epochs, {train['optimizer']}, seed "
                 f"{train['seed']}",
             ),
             ("reported round", f"{rounds} (rule: {table['evaluate']['select']}; a test set never chooses)"),
         ],
     )
+
+
+def _rounds(run: Run) -> str:
+    """How many rounds were trained."""
+    planned = f"{run.config['train']['rounds']} rounds"
+    return f"{run.done} of {planned} (stopped early)" if run.result.get("stopped_early") else planned
 
 
 def _data(run: Run) -> Iterator[str]:

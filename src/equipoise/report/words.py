@@ -56,8 +56,10 @@ def _trained(run: Run) -> str:
         if run.method == ALONE
         else f"One {network} was trained with {run.method} at {sites}, whose images stayed where they are,"
     )
-    done = f"{run.done} of {train['rounds']}" if not run.finished else f"{train['rounds']}"
-    return f"{how} to {task} {len(data['classes'])}: {listed(data['classes'])}. From {start}, {done} rounds."
+    early = run.result.get("stopped_early")
+    done = f"{train['rounds']}" if run.finished and not early else f"{run.done} of {train['rounds']}"
+    text = f"{how} to {task} {len(data['classes'])}: {listed(data['classes'])}. From {start}, {done} rounds."
+    return f"{text} It stopped early: {early['reason']}." if early else text
 
 
 def whose(run: Run) -> str:

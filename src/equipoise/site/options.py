@@ -11,6 +11,17 @@ from equipoise.options import Options
 from equipoise.site.views import ViewOptions
 
 
+class StopOptions(Options):
+    """When a run ends before its last round."""
+
+    patience: int = Field(ge=1)
+    """evaluated rounds without an improvement after which the run ends"""
+    on: Literal["validation"] = "validation"
+    """what must improve: the global predictor's balanced accuracy on the validation images of all sites"""
+    least: float = Field(0.0, ge=0, le=1)
+    """smallest improvement that counts, from 0 to 1; 0 = any"""
+
+
 class TrainOptions(Options):
     """Rounds and local training, the same at every site."""
 
@@ -51,6 +62,9 @@ class TrainOptions(Options):
     """strengths of the views"""
     participation: float = Field(1.0, gt=0, le=1)
     """share of sites drawn for each round"""
+    stop: StopOptions | None = None
+    """end early: `{ patience = 5 }` ends a run when five evaluated rounds have not improved validation;
+    schedules and what counts rounds are not shortened with it"""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16 is faster and changes results"""
     seed: int = Field(0, ge=0)
