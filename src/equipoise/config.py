@@ -23,6 +23,7 @@ from equipoise.engine import EngineOptions
 from equipoise.errors import ConfigError
 from equipoise.evaluate import EvaluateOptions
 from equipoise.exchange import ExchangeOptions
+from equipoise.initial import settled
 from equipoise.locate import Allow, Code, Parts, context, named
 from equipoise.losses import ObjectiveOptions, parse_objective
 from equipoise.methods import Method, look_up
@@ -243,9 +244,13 @@ def resolve(
     given = _kind(data.KINDS, DataOptions, sections["data"], "data", parts)  # type: ignore[type-abstract]
     wanted = recommended(method, given.multi or _only_multi(sections["train"].get("objective")))
     train = {**wanted, **sections["train"], **{key: wanted[key] for key in yields if key in wanted}}
-    options = validate(TrainOptions, train, "train", parts)
+    options = settled(validate(TrainOptions, train, "train", parts), base)
     _check_views(options.views or method.views, name, method)
     net = validate(NetOptions, sections["net"], "net", parts)
+    if net.weights is not None and options.init is not None:
+        raise ConfigError(
+            "net.weights and train.init both say what the first model is: leave one of them out"
+        )
     objective = objective_of(options.objective, given.multi)
     if objective.scale is not None and net.head != "cosine":
         raise ConfigError("train.objective: 'ldam' needs cosines: set net.head = \"cosine\"")

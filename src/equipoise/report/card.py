@@ -16,7 +16,16 @@ import torch
 
 from equipoise.data.sets import SETS
 from equipoise.evaluate.significance import wilson
-from equipoise.report.folder import FIGURES, SMALL, Run, by_size, objective_name, percent, told_rounds
+from equipoise.report.folder import (
+    FIGURES,
+    SMALL,
+    Run,
+    by_size,
+    objective_name,
+    percent,
+    start_of,
+    told_rounds,
+)
 from equipoise.report.table import escaped
 from equipoise.site.measure import FIXED_POINT, tallies
 from equipoise.version import __version__
@@ -86,7 +95,7 @@ def _model(run: Run) -> Iterator[str]:
             ("base loss", objective_name(run)),
             (
                 "network",
-                f"{net['name']}, {'pretrained weights' if net.get('weights') else 'from a random start'}",
+                f"{net['name']}, from {start_of(run)}",
             ),
             (
                 "input",

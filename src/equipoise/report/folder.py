@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from equipoise.errors import ConfigError, StorageError
@@ -176,6 +176,15 @@ def objective_name(run: Run) -> str:
     """The base loss in words: balanced_softmax, or fedrs + balanced_softmax."""
     parts = run.config["train"]["objective"]
     return " + ".join(part["name"] for part in (parts if isinstance(parts, list) else [parts]))
+
+
+def start_of(run: Run) -> str:
+    """What the first model was."""
+    train = run.config["train"]
+    if name := train.get("init"):
+        part = "the body of " if train.get("init_parts") == "body" else ""
+        return f"{part}the model of another run ({PurePath(name).name})"
+    return "pretrained weights" if run.config["net"].get("weights") else "a random start"
 
 
 def told_rounds(rounds: Sequence[int], endings: Sequence[int]) -> str:

@@ -10,7 +10,7 @@ from statistics import mean
 from typing import Any
 
 from equipoise.report.figures import site_gains
-from equipoise.report.folder import SMALL, Run, percent
+from equipoise.report.folder import SMALL, Run, percent, start_of
 from equipoise.report.table import Figure
 
 ALONE = "local"
@@ -48,7 +48,7 @@ def _trained(run: Run) -> str:
     task = (
         "name the one class of an image out of" if data["task"] == "single" else "find, in any image, any of"
     )
-    start = "pretrained weights" if net.get("weights") else "a random start"
+    start = start_of(run)
     sites = many(len(data["sites"]), "site")
     network = f"{net['name']} network"
     how = (

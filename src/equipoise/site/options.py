@@ -10,6 +10,10 @@ from pydantic import Field
 from equipoise.options import Options
 from equipoise.site.views import ViewOptions
 
+START = ("init", "init_parts", "init_sha256")
+"""keys of [train] that say what the first model is; they are for whoever starts a run, and not for its
+sites"""
+
 
 class StopOptions(Options):
     """When a run ends before its last round."""
@@ -65,6 +69,13 @@ class TrainOptions(Options):
     stop: StopOptions | None = None
     """end early: `{ patience = 5 }` ends a run when five evaluated rounds have not improved validation;
     schedules and what counts rounds are not shortened with it"""
+    init: str | None = None
+    """folder of a finished run to start from: the global predictor of the round it selected"""
+    init_parts: Literal["whole", "body"] | None = None
+    """`whole` takes every tensor that both models have; `body` keeps new heads, as for other classes; none =
+    whole"""
+    init_sha256: str | None = None
+    """digest of that run's state; filled in when the run begins, so that a changed one is noticed"""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16 is faster and changes results"""
     seed: int = Field(0, ge=0)
