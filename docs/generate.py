@@ -118,8 +118,7 @@ def options(
         if but and (name == "kind" or (name in but.model_fields and _alike(field, but.model_fields[name]))):
             continue
         value = field.get_default() if name not in (first or {}) else (first or {})[name]
-        kind = field.annotation
-        nested = kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+        nested = model_of(field.annotation)
         needed = field.is_required() and name not in (first or {})
         default = "required" if needed else "" if nested or value is None else f"`{plain(value)}`"
         rows.append(
@@ -133,6 +132,12 @@ def options(
         if nested:
             rows += options(nested, prefix=f"{prefix}{name}.")
     return rows
+
+
+def model_of(annotation: Any) -> type[BaseModel] | None:
+    """The options class of a key that is a table, also of one that may be left out."""
+    inside = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    return next((one for one in inside if isinstance(one, type) and issubclass(one, BaseModel)), None)
 
 
 def _alike(field: FieldInfo, other: FieldInfo) -> bool:

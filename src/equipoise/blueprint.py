@@ -32,7 +32,7 @@ from equipoise.nets import Net, NetOptions, batch_norm_names, build, state
 from equipoise.options import Options
 from equipoise.partition.census import Facts
 from equipoise.seeds import derive
-from equipoise.site import TrainOptions
+from equipoise.site import START, TrainOptions
 from equipoise.site.views import Eval, View, ViewOptions
 from equipoise.tree import Tree
 
@@ -246,7 +246,7 @@ def draw(
         net=net,
         method_name=method_name,
         method=method,
-        train=train.model_copy(update={"objective": None}),
+        train=train.model_copy(update=dict.fromkeys(("objective", *START))),
         objective=method.base_loss(objective),
     )
     made = plan.build(place)

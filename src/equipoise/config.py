@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -23,6 +23,7 @@ from equipoise.engine import EngineOptions
 from equipoise.errors import ConfigError
 from equipoise.evaluate import EvaluateOptions
 from equipoise.exchange import ExchangeOptions
+from equipoise.initial import settled
 from equipoise.locate import Allow, Code, Parts, context, named
 from equipoise.losses import ObjectiveOptions, parse_objective
 from equipoise.methods import Method, look_up
@@ -243,10 +244,14 @@ def resolve(
     given = _kind(data.KINDS, DataOptions, sections["data"], "data", parts)  # type: ignore[type-abstract]
     wanted = recommended(method, given.multi or _only_multi(sections["train"].get("objective"), parts))
     train = {**wanted, **sections["train"], **{key: wanted[key] for key in yields if key in wanted}}
-    options = validate(TrainOptions, train, "train", parts)
+    options = settled(validate(TrainOptions, train, "train", parts), base)
     _check_views(options, name, method)
     options.try_views(given.channels, given.image_size)
     net = validate(NetOptions, sections["net"], "net", parts)
+    if net.weights is not None and options.init is not None:
+        raise ConfigError(
+            "net.weights and train.init both say what the first model is: leave one of them out"
+        )
     objective = objective_of(options.objective, given.multi, parts)
     if objective.scale is not None and net.head != "cosine":
         raise ConfigError("train.objective: 'ldam' needs cosines: set net.head = \"cosine\"")
@@ -445,6 +450,7 @@ def _owner(cls: type[BaseModel], loc: Sequence[Any]) -> type[BaseModel]:
     """The options class a nested key belongs to."""
     for part in loc:
         annotation = cls.model_fields[str(part)].annotation if str(part) in cls.model_fields else None
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            cls = annotation
+        for one in (annotation, *get_args(annotation)):
+            if isinstance(one, type) and issubclass(one, BaseModel):
+                cls = one
     return cls

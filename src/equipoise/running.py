@@ -19,8 +19,8 @@ import torch
 from equipoise.blueprint import Blueprint, Built
 from equipoise.config import Config, departures, digest_in, read, read_folder, resolve
 from equipoise.engine import Engine, Host, Pool, Serial, frames, probe
-from equipoise.errors import StorageError
-from equipoise.evaluate import ENDING, Evaluation
+from equipoise.errors import ConfigError, StorageError
+from equipoise.evaluate import ENDING, Evaluation, converged
 from equipoise.exchange import Bounds, Ledger
 from equipoise.keeping import FIRST
 from equipoise.locate import Parts
@@ -64,6 +64,10 @@ class Result:
     metrics: dict[str, Any]
     history: list[dict[str, Any]]
     classes: tuple[str, ...]
+    converged: bool | None = None
+    """whether validation had settled, see `evaluate.converged`; None where that is not known"""
+    stopped_early: dict[str, Any] | None = None
+    """`round` after which training ended early and the `reason`; None where it did not"""
 
     def summary(self) -> dict[str, Any]:
         """What `run --json` prints."""
@@ -73,6 +77,8 @@ class Result:
             "ending_of": self.ending_of,
             "metrics": self.metrics,
             "classes": list(self.classes),
+            "converged": self.converged,
+            "stopped_early": self.stopped_early,
             "folder": str(self.folder),
         }
 
@@ -137,12 +143,22 @@ class Plan:
 def prepare(config: Config, facts: Facts, stuff: Material | None = None) -> Plan:
     """Build the networks and try every question on two made-up sites; `stuff` is the data, where it is at
     hand."""
+    watchable(config, facts)
     blueprint, built = draw(config, facts, stuff)
     everyone = len(facts.census.sites)
     participants = drawn(config.train.participation, everyone)
     first = blueprint.first(built.net)
     ledger = probe(blueprint, built, everyone, participants, config.evaluate.exact, place_of(config))
     return Plan(config, blueprint, facts, built, first, ledger)
+
+
+def watchable(config: Config, facts: Facts) -> None:
+    """Refuse to end early by validation images that nobody has."""
+    if config.train.stop and not any(held["validation"].images for held in facts.census.sites.values()):
+        raise ConfigError(
+            "train.stop watches the validation images, and no site has any: set data.split.validation above "
+            "0, or leave train.stop out"
+        )
 
 
 def train(
@@ -206,6 +222,7 @@ def train(
         told=lambda reason: watch("rejected", {"reason": reason}),
         progress=lambda question, site: watch("answer", {"question": question, "site": site}),
         data=blueprint.data,
+        stopped=evaluation.stopped,
     )
     try:
         server = federation.run(lambda: plan.first)
@@ -216,14 +233,31 @@ def train(
     ending_of = [row[ENDING] for row in evaluation.history if row["round"] in rounds and ENDING in row]
     state = digest(server)
     result = Result(
-        folder.path, server, state, rounds, ending_of, metrics, evaluation.history, blueprint.classes
+        folder.path,
+        server,
+        state,
+        rounds,
+        ending_of,
+        metrics,
+        evaluation.history,
+        blueprint.classes,
+        converged(evaluation.history),
+        early_end(evaluation, config.train.rounds),
     )
+    if result.stopped_early:
+        watch("note", {"text": "stopped early after round {round}: {reason}".format(**result.stopped_early)})
     if stuff is not None and not folder.has(FEATURES):
         measure_features(folder, plan, stuff, checkpoints, rounds)
     marks = {"metrics_hash": evaluation.mark(), "journal_hash": journal.head}
     folder.write(RESULT, result.summary() | marks)
     tracking.end(result.summary())
     return result
+
+
+def early_end(evaluation: Evaluation, rounds: int) -> dict[str, Any] | None:
+    """After which round training ended and why, where that was before the last of its rounds."""
+    end = evaluation.stopped()
+    return None if end is None or end[0] == rounds else {"round": end[0], "reason": end[1]}
 
 
 def measure_features(

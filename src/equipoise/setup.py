@@ -19,8 +19,9 @@ from equipoise.data import Progress, Samples, Task, load_samples
 from equipoise.engine import Host
 from equipoise.errors import ConfigError, MethodError
 from equipoise.evaluate import shot_groups
+from equipoise.initial import chosen
 from equipoise.losses import make_objective
-from equipoise.nets import Cosine
+from equipoise.nets import Cosine, load
 from equipoise.partition import Facts, Holding, count, divide
 from equipoise.server import countable
 from equipoise.site import SiteData, Store
@@ -151,7 +152,8 @@ def draw(config: Config, facts: Facts, stuff: Material | None = None) -> tuple[B
     shots = shot_groups(
         facts.census.counts(), evaluate.shots, head=evaluate.head_over, tail=evaluate.tail_under
     )
-    return draw_blueprint(
+    place = place_of(config)
+    blueprint, built = draw_blueprint(
         facts,
         net=config.net,
         method_name=config.method_name,
@@ -163,8 +165,10 @@ def draw(config: Config, facts: Facts, stuff: Material | None = None) -> tuple[B
         shots=tuple(shots.tolist()),
         config=config.digest,
         version=__version__,
-        place=place_of(config),
+        place=place,
     )
+    load(built.net, chosen(built.net, blueprint, config.train, place.base))
+    return blueprint, built
 
 
 def make_host(config: Config, stuff: Material, private: Path) -> Host:

@@ -43,10 +43,17 @@ COLUMNS: dict[str, tuple[tuple[str, str], ...]] = {
 }
 """what the table shows of each task: view and metric"""
 TESTS = {"images": "p images", "t": "p t", "sign_flip": "p flip"}
+CONVERGED = "converged"
+NOT_ALL = "†"
 NOTE = """\
 Mean ± standard deviation in per cent over {runs}. G: the global predictor on the union of test sets;
 S: each site's own predictor on its own test set, mean over sites; A: the mean of both. Best bold, second
 underlined.
+"""
+CONVERGED_NOTE = """\
+Converged: the runs whose mean validation balanced accuracy over the last quarter of rounds is within one
+point of the quarter before. {not_all}: not all of them, so the row may tell how fast a method starts rather
+than how far it gets. –: not known, for want of validation images or of evaluated rounds.
 """
 TEST_NOTE = """\
 Δ: mean difference in G bACC from {reference}. p, two-sided, with Holm's correction over the arms:
@@ -103,6 +110,7 @@ def note(facts: Mapping[str, Any]) -> str:
     """What the columns of the table mean; of tests only where there are any."""
     seeds, folds = len(facts["seeds"]), facts["folds"]
     text = NOTE.format(runs=f"{seeds} seed{'s' * (seeds > 1)}" + (f" × {folds} folds" if folds else ""))
+    text += CONVERGED_NOTE.format(not_all=NOT_ALL)
     if not facts["versus"]:
         return text
     one = len(references(facts)) == 1
@@ -206,12 +214,25 @@ def table_of(facts: Mapping[str, Any]) -> Table:
             Row(
                 label,
                 tuple(None if one is None else Figure(**one) for one in figures),
-                (*remarks, f"{done}" if done == wanted else f"{done} of {wanted}"),
+                (
+                    *remarks,
+                    converged_text(arm["runs"]),
+                    f"{done}" if done == wanted else f"{done} of {wanted}",
+                ),
             )
         )
     heads = tuple(f"{LETTERS[view]} {NAMES.get(name, name)}" for view, name in columns)
     against = ("against",) if several else ()
-    return Table(heads, tuple(rows), (*against, "Δ", *TESTS.values(), "runs"))
+    return Table(heads, tuple(rows), (*against, "Δ", *TESTS.values(), CONVERGED, "runs"))
+
+
+def converged_text(runs: Sequence[Mapping[str, Any]]) -> str:
+    """How many of an arm's runs have converged, marked where not all have; a dash where none is known."""
+    known = [run.get(CONVERGED) for run in runs]
+    if all(one is None for one in known):
+        return "–"
+    done = sum(one is True for one in known)
+    return f"{done} of {len(known)}" + ("" if done == len(known) else f" {NOT_ALL}")
 
 
 def columns_of(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -274,6 +295,7 @@ def _run(job: Job, result: Mapping[str, Any]) -> dict[str, Any]:
         "selected_rounds": result["selected_rounds"],
         "ending_of": result.get("ending_of", []),
         "state_hash": result["state_hash"],
+        "converged": result.get("converged"),
         "metrics": {view: scalars(test[view]) for view in LETTERS if view in test},
         "recall": test.get("generalisation", {}).get("recall"),
     }

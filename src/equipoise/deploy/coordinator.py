@@ -26,11 +26,13 @@ from equipoise.deploy.site import OURS
 from equipoise.engine.flower.fleet import Fleet, Grid, Tell, Tickets
 from equipoise.errors import ConfigError, EquipoiseError, SiteError, StorageError
 from equipoise.exchange.codec import shown
+from equipoise.initial import chosen
 from equipoise.partition import Census, Facts, Held
 from equipoise.run_folder import AGAIN, CONFIG, JOURNAL, PLAN, ROSTER, TICKETS, RunFolder
-from equipoise.running import Result, Watch, claim, one_thread, prepare, train
+from equipoise.running import Plan, Result, Watch, claim, one_thread, prepare, train
 from equipoise.server import Journal, countable, drawn
 from equipoise.setup import fits
+from equipoise.site import START
 from equipoise.text import parse_toml
 from equipoise.trust import of_folder, only, recorded
 from equipoise.version import __version__
@@ -108,7 +110,22 @@ def _coordinate(grid: Grid, folder: RunFolder, journal: Journal, watch: Watch) -
         facts = facts_of(cards)
         fits(config, facts.task)
         joining = rows(facts.classes, facts.shape)
-        return train(prepare(config, facts), fleet, journal, folder, watch, joining=joining)
+        begun = prepare(config, facts)
+        startable(begun)
+        return train(begun, fleet, journal, folder, watch, joining=joining)
+
+
+def startable(plan: Plan) -> None:
+    """Refuse to start from another run where that sets tensors that stay at the sites: nobody sends those."""
+    config, blueprint = plan.config, plan.blueprint
+    found = chosen(plan.built.net, blueprint, config.train, config.base)
+    kept = [name for name in blueprint.private if name in found]
+    if kept:
+        raise ConfigError(
+            f"train.init sets '{kept[0]}', which stays at the sites with this method and network, and a site "
+            f'reads no file of the coordinator\'s: use train.init_parts = "body" if that leaves it out, or '
+            f"net.weights, which sites can have too"
+        )
 
 
 def read_plan(folder: RunFolder) -> tuple[str, dict[str, bytes]]:
@@ -142,6 +159,7 @@ def roster(config: Config, folder: RunFolder, fleet: Fleet, sites: tuple[str, ..
     else:
         table = {key: value for key, value in config.table().items() if key not in OURS}
         del table["evaluate"]["trackers"]
+        table["train"] = {key: value for key, value in table["train"].items() if key not in START}
         given = fleet.invite({"config": table, "version": __version__}, sites, config.engine.patience)
     cards = _usable({site: given[site] for site in sites if site in given}, fleet.tell)
     if len(cards) < max(1, config.exchange.min_sites):

@@ -54,7 +54,7 @@ from equipoise.partition import Holding, PartitionOptions, divide
 from equipoise.server import Journal
 from equipoise.server.journal import read as read_journal
 from equipoise.setup import Material, cache_folder, fits, keep_memory, make_host, place_of
-from equipoise.site import Store
+from equipoise.site import START, Store
 from equipoise.site.measure import LEAST
 from equipoise.text import parse_toml
 from equipoise.version import __version__
@@ -137,7 +137,11 @@ def own_config(options: SiteOptions, folder: Path, table: Mapping[str, Any], all
     own: dict[str, Any] = {"data": options.data, "engine": {"device": options.device}}
     if options.partition is not None:
         own["partition"] = options.partition
-    made = resolve({key: value for key, value in table.items() if key not in OURS} | own, folder, allow=allow)
+    theirs = {key: value for key, value in table.items() if key not in OURS}
+    if isinstance(train := theirs.get("train"), dict):
+        # The first model comes with the first question: no path of the coordinator's is opened here.
+        theirs["train"] = {key: value for key, value in train.items() if key not in START}
+    made = resolve(theirs | own, folder, allow=allow)
     made = replace(
         made,
         evaluate=made.evaluate.model_copy(update={"trackers": ()}),  # the coordinator's, and not for here

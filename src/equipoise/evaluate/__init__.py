@@ -5,7 +5,7 @@ from __future__ import annotations
 from equipoise.evaluate.metrics import by_attribute, from_scores, from_statistics, shot_groups
 from equipoise.evaluate.observer import Evaluation
 from equipoise.evaluate.options import EvaluateOptions
-from equipoise.evaluate.protocol import ENDING, blend, select, summarise
+from equipoise.evaluate.protocol import ENDING, blend, converged, select, summarise
 
 __all__ = [
     "ENDING",
@@ -13,6 +13,7 @@ __all__ = [
     "Evaluation",
     "blend",
     "by_attribute",
+    "converged",
     "from_scores",
     "from_statistics",
     "select",

@@ -17,7 +17,7 @@ from equipoise.errors import SiteError
 from equipoise.evaluate.metrics import by_attribute, from_scores, from_statistics
 from equipoise.evaluate.options import EvaluateOptions
 from equipoise.evaluate.plausible import doubt
-from equipoise.evaluate.protocol import ENDING, blend, select, summarise
+from equipoise.evaluate.protocol import ENDING, FIGURE, blend, select, stopped, summarise
 from equipoise.evaluate.scores import Scores, keep_scores, write_scores
 from equipoise.keeping import FIRST
 from equipoise.leaves import Upload
@@ -116,7 +116,12 @@ class Evaluation:
     def selected(self) -> tuple[list[int], dict[str, Any]]:
         """The reported rounds and their metrics."""
         rows = [row for row in self.history if "test" in row]
-        return select(rows, self.options.select, key="generalisation.balanced_accuracy")
+        return select(rows, self.options.select, key=FIGURE)
+
+    def stopped(self) -> tuple[int, str] | None:
+        """The round after which training ends early, and why, where `train.stop` says so."""
+        stop = self.blueprint.train.stop
+        return None if stop is None else stopped(self.history, stop.patience, stop.least)
 
     @property
     def samples(self) -> Samples:

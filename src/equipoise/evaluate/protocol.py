@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
+from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,13 @@ from equipoise.names import unknown
 RULES = ("last", "best_validation", "mean_last_5")
 ENDING = "ending_of"
 """in the row of a method's ending: the round it started from"""
+FIGURE = "generalisation.balanced_accuracy"
+"""the validation metric that chooses a round, and by which a run has converged"""
+POINT = 0.01
+"""how far apart the last two quarters of a run that has converged may be"""
+FEWEST = 2
+"""evaluated rounds that each of the two quarters needs"""
+ROUNDING = 1e-9
 
 
 def summarise(generalisation: dict[str, Any], per_site: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -77,6 +86,50 @@ def select(
         {name: value for name, value in row.items() if name not in ("round", ENDING)} for row in chosen
     ]
     return [row["round"] for row in chosen], metrics[0] if len(metrics) == 1 else blend(metrics)
+
+
+def converged(history: Sequence[dict[str, Any]]) -> bool | None:
+    """Whether the mean validation balanced accuracy of the last quarter of rounds is within one point of that
+    of the quarter before; None where there are too few evaluated rounds, or no validation images.
+
+    A method's ending is no round of training and does not count.
+    """
+    last = max((row["round"] for row in history if ENDING not in row), default=0)
+    found = list(_validated(history))
+    late = [value for round, value in found if 4 * round > 3 * last]
+    before = [value for round, value in found if 2 * last < 4 * round <= 3 * last]
+    if min(len(late), len(before)) < FEWEST:
+        return None
+    return abs(mean(late) - mean(before)) <= POINT + ROUNDING
+
+
+def stopped(history: Sequence[dict[str, Any]], patience: int, least: float = 0.0) -> tuple[int, str] | None:
+    """The round after which training ends early, and why; None while validation still improves.
+
+    It follows from the rounds up to that one alone, so a run that is resumed ends where it would have.
+    """
+    best, since, waited = -1.0, 0, 0
+    for round, value in _validated(history):
+        if value > best and value - best >= least - ROUNDING:
+            best, since, waited = value, round, 0
+            continue
+        waited += 1
+        if waited == patience:
+            told = "an evaluated round" if patience == 1 else f"{patience} evaluated rounds"
+            return (
+                round,
+                f"balanced accuracy on the validation images has not improved since round {since}, "
+                f"for {told}",
+            )
+    return None
+
+
+def _validated(history: Sequence[dict[str, Any]]) -> Iterator[tuple[int, float]]:
+    """The evaluated rounds of training in order, each with its validation balanced accuracy."""
+    for row in sorted((row for row in history if ENDING not in row), key=lambda row: row["round"]):
+        value = _look_up(row.get("validation"), FIGURE)
+        if value is not None:
+            yield row["round"], value
 
 
 def _look_up(metrics: Any, key: str) -> float | None:

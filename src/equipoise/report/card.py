@@ -16,7 +16,16 @@ import torch
 
 from equipoise.data.sets import SETS
 from equipoise.evaluate.significance import wilson
-from equipoise.report.folder import SMALL, Run, by_size, figures, objective_name, percent, told_rounds
+from equipoise.report.folder import (
+    SMALL,
+    Run,
+    by_size,
+    figures,
+    objective_name,
+    percent,
+    start_of,
+    told_rounds,
+)
 from equipoise.report.table import escaped
 from equipoise.site.measure import FIXED_POINT, tallies
 from equipoise.version import __version__
@@ -86,7 +95,7 @@ def _model(run: Run) -> Iterator[str]:
             ("base loss", objective_name(run)),
             (
                 "network",
-                f"{net['name']}, {'pretrained weights' if net.get('weights') else 'from a random start'}",
+                f"{net['name']}, from {start_of(run)}",
             ),
             (
                 "input",
@@ -94,12 +103,18 @@ def _model(run: Run) -> Iterator[str]:
             ),
             (
                 "training",
-                f"{train['rounds']} rounds of {train['epochs']} local epochs, {train['optimizer']}, seed "
+                f"{_rounds(run)} of {train['epochs']} local epochs, {train['optimizer']}, seed "
                 f"{train['seed']}",
             ),
             ("reported round", f"{rounds} (rule: {table['evaluate']['select']}; a test set never chooses)"),
         ],
     )
+
+
+def _rounds(run: Run) -> str:
+    """How many rounds were trained."""
+    planned = f"{run.config['train']['rounds']} rounds"
+    return f"{run.done} of {planned} (stopped early)" if run.result.get("stopped_early") else planned
 
 
 def _data(run: Run) -> Iterator[str]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from equipoise.errors import ConfigError, StorageError
 from equipoise.evaluate.own import own_names
-from equipoise.evaluate.protocol import ENDING, select
+from equipoise.evaluate.protocol import ENDING, FIGURE, select
 from equipoise.keeping import read_lines
 from equipoise.partition import Census, Facts
 from equipoise.run_folder import (
@@ -150,7 +150,7 @@ def _so_far(
     """The result if this were the end."""
     tested = [row for row in history if "test" in row]
     try:
-        rounds, metrics = select(tested, config["evaluate"]["select"], key="generalisation.balanced_accuracy")
+        rounds, metrics = select(tested, config["evaluate"]["select"], key=FIGURE)
     except ConfigError:  # nothing to select from yet
         rounds, metrics = [], {}
     endings = [row[ENDING] for row in tested if ENDING in row and row["round"] in rounds]
@@ -182,6 +182,15 @@ def objective_name(run: Run) -> str:
     """The base loss in words: balanced_softmax, or fedrs + balanced_softmax."""
     parts = run.config["train"]["objective"]
     return " + ".join(part["name"] for part in (parts if isinstance(parts, list) else [parts]))
+
+
+def start_of(run: Run) -> str:
+    """What the first model was."""
+    train = run.config["train"]
+    if name := train.get("init"):
+        part = "the body of " if train.get("init_parts") == "body" else ""
+        return f"{part}the model of another run ({PurePath(name).name})"
+    return "pretrained weights" if run.config["net"].get("weights") else "a random start"
 
 
 def told_rounds(rounds: Sequence[int], endings: Sequence[int]) -> str:

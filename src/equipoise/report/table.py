@@ -26,6 +26,7 @@ LATEX = {
     "Δ": r"$\Delta$",
     "<": "$<$",
     ">": "$>$",
+    "†": r"$\dagger$",
     **{letter: f"\\{letter}" for letter in "&%$#_{}"},
 }
 

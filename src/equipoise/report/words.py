@@ -10,7 +10,7 @@ from statistics import mean
 from typing import Any
 
 from equipoise.report.figures import site_gains
-from equipoise.report.folder import SMALL, Run, percent
+from equipoise.report.folder import SMALL, Run, percent, start_of
 from equipoise.report.table import Figure
 
 ALONE = "local"
@@ -36,6 +36,7 @@ def in_short(run: Run) -> list[Answer]:
     return [
         *answers,
         ("How good", _good(run, run.test)),
+        *([("Trained long enough?", _settled(run))] if "converged" in run.result else []),
         ("For which classes", _classes(run, run.test)),
         ("At which sites", _sites(run, run.test)),
         ("Who gains by joining", _gain(run)),
@@ -47,7 +48,7 @@ def _trained(run: Run) -> str:
     task = (
         "name the one class of an image out of" if data["task"] == "single" else "find, in any image, any of"
     )
-    start = "pretrained weights" if net.get("weights") else "a random start"
+    start = start_of(run)
     sites = many(len(data["sites"]), "site")
     network = f"{net['name']} network"
     how = (
@@ -55,8 +56,10 @@ def _trained(run: Run) -> str:
         if run.method == ALONE
         else f"One {network} was trained with {run.method} at {sites}, whose images stayed where they are,"
     )
-    done = f"{run.done} of {train['rounds']}" if not run.finished else f"{train['rounds']}"
-    return f"{how} to {task} {len(data['classes'])}: {listed(data['classes'])}. From {start}, {done} rounds."
+    early = run.result.get("stopped_early")
+    done = f"{train['rounds']}" if run.finished and not early else f"{run.done} of {train['rounds']}"
+    text = f"{how} to {task} {len(data['classes'])}: {listed(data['classes'])}. From {start}, {done} rounds."
+    return f"{text} It stopped early: {early['reason']}." if early else text
 
 
 def whose(run: Run) -> str:
@@ -108,6 +111,18 @@ def _good(run: Run, test: Mapping[str, Any]) -> str:
     if not run.finished:
         text += " The run goes on, so this is not its result."
     return text
+
+
+def _settled(run: Run) -> str:
+    """Whether more rounds would change the figures, as validation tells."""
+    return {
+        True: "As far as the validation images tell: their balanced accuracy in the last quarter of rounds "
+        "is within one point of the quarter before.",
+        False: "No: the balanced accuracy on the validation images still changed by more than one point from "
+        "the quarter of rounds before to the last. More rounds may change all figures.",
+        None: "Not known: that takes validation images, and two evaluated rounds in each of the last two "
+        "quarters of the rounds.",
+    }[run.result["converged"]]
 
 
 def _classes(run: Run, test: Mapping[str, Any]) -> str:
@@ -186,6 +201,7 @@ def compared(facts: Mapping[str, Any], arms: Arms) -> list[Answer]:
     }
     if figures:
         answers += [("How good", _best(facts, figures, arms)), ("More than chance?", _chance(facts, figures))]
+        answers += [("Trained long enough?", text)] if (text := _settled_arms(arms)) else []
         answers += [("For the rare classes", text)] if (text := _rare(facts, run)) else []
     return [*answers, ("Who gains by joining", _gains(arms))]
 
@@ -222,6 +238,20 @@ def _chance(facts: Mapping[str, Any], figures: Mapping[str, Figure]) -> str:
     return (
         f"{text}For the methods trained again, {_verdict(runs)}, over "
         f"{many(len(one['differences']), 'run')} of each."
+    )
+
+
+def _settled_arms(arms: Arms) -> str:
+    """Which arms have runs that were still changing."""
+    known = {label: [run.result.get("converged") for run in runs] for label, runs in arms}
+    if all(one is None for runs in known.values() for one in runs):
+        return ""
+    still = [label for label, runs in known.items() if not all(runs)]
+    if not still:
+        return "As far as the validation images tell: every run had converged."
+    return (
+        f"Not in every run of {listed(still)}: the balanced accuracy on the validation images was still "
+        f"changing, or too few rounds were evaluated to know. More rounds may change the order."
     )
 
 

@@ -75,6 +75,9 @@ class Federation:
     """told, in a sentence, of every answer that is left out"""
     data: str = ""
     """the fingerprint of the data"""
+    stopped: Callable[[], tuple[int, str] | None] = lambda: None
+    """the round after which training ends early, and why; None: it goes on. Asked after every round, and
+    again when a run is resumed"""
 
     def __post_init__(self) -> None:
         countable(len(self.sites))
@@ -138,6 +141,8 @@ class Federation:
             begin, versions, norms = commits.durable.round, commits.durable.versions, commits.durable.norms
         pins = self._pins(begin)
         for round in range(begin, self.rounds):
+            if self.stopped() is not None:
+                break
             durable = commits.durable.versions if commits.durable else {}
             ask = self.exchange(
                 round,
@@ -159,14 +164,16 @@ class Federation:
 
     def _end(self, commits: Commits, server: Tree, pins: dict[int, Mapping[str, str]]) -> Tree:
         """The method's ending of every round that is to be reported, each a step of its own, tested and
-        committed like a round.
+        committed like a round. To the sites it is the round after the last planned one, also where training
+        ended early.
 
         A method without an ending changes nothing, and the run ends as its last round left it.
         """
         last = commits.settle()
         assert last is not None
         done, versions, norms = last.round, last.versions, last.norms
-        starts = [round for round in sorted(self.observer.pinned()) if round <= self.rounds] or [self.rounds]
+        rounds = self._trained()
+        starts = [round for round in sorted(self.observer.pinned()) if round <= rounds] or [rounds]
         for i, start in enumerate(starts):
             before, header = self.checkpoints.load(start)
             ask = self.exchange(
@@ -196,6 +203,14 @@ class Federation:
             return server
         commits.save(server, done, versions, self.observer.pinned(), norms, finished=True)
         return server
+
+    def _trained(self) -> int:
+        """The last round of training; an early end is written down."""
+        end = self.stopped()
+        if end is None or end[0] == self.rounds:
+            return self.rounds
+        self.journal.write("stopped early", round=end[0], rounds=self.rounds, reason=end[1])
+        return end[0]
 
     def _pins(self, done: int) -> dict[int, Mapping[str, str]]:
         """By pinned round up to now: the sites' private versions, so that a site's own predictor of that

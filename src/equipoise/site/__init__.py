@@ -3,7 +3,7 @@
 from equipoise.site.batches import Batch, SiteData
 from equipoise.site.loc import Loc
 from equipoise.site.measure import coarse, measure
-from equipoise.site.options import TrainOptions
+from equipoise.site.options import START, TrainOptions
 from equipoise.site.store import Store
 
-__all__ = ["Batch", "Loc", "SiteData", "Store", "TrainOptions", "coarse", "measure"]
+__all__ = ["START", "Batch", "Loc", "SiteData", "Store", "TrainOptions", "coarse", "measure"]

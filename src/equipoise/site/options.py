@@ -18,6 +18,21 @@ from equipoise.site.views import VIEWS, Maker, View, ViewOptions, make_view, own
 OPTIMIZERS = ("sgd", "adam", "adamw")
 """Equipoise's own local optimisers"""
 
+START = ("init", "init_parts", "init_sha256")
+"""keys of [train] that say what the first model is; they are for whoever starts a run, and not for its
+sites"""
+
+
+class StopOptions(Options):
+    """When a run ends before its last round."""
+
+    patience: int = Field(ge=1)
+    """evaluated rounds without an improvement after which the run ends"""
+    on: Literal["validation"] = "validation"
+    """what must improve: the global predictor's balanced accuracy on the validation images of all sites"""
+    least: float = Field(0.0, ge=0, le=1)
+    """smallest improvement that counts, from 0 to 1; 0 = any"""
+
 
 class TrainOptions(Options):
     """Rounds and local training, the same at every site."""
@@ -63,6 +78,16 @@ class TrainOptions(Options):
     """strengths of the views"""
     participation: float = Field(1.0, gt=0, le=1)
     """share of sites drawn for each round"""
+    stop: StopOptions | None = None
+    """end early: `{ patience = 5 }` ends a run when five evaluated rounds have not improved validation;
+    schedules and what counts rounds are not shortened with it"""
+    init: str | None = None
+    """folder of a finished run to start from: the global predictor of the round it selected"""
+    init_parts: Literal["whole", "body"] | None = None
+    """`whole` takes every tensor that both models have; `body` keeps new heads, as for other classes; none =
+    whole"""
+    init_sha256: str | None = None
+    """digest of that run's state; filled in when the run begins, so that a changed one is noticed"""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16 is faster and changes results"""
     seed: int = Field(0, ge=0)

@@ -26,9 +26,11 @@ from equipoise.errors import ConfigError, EquipoiseError, MethodError, StorageEr
 from equipoise.exchange import seal
 from equipoise.exchange.codec import HEADER
 from equipoise.locate import Code, Parts, context
+from equipoise.losses import ObjectiveOptions
 from equipoise.names import unknown
 from equipoise.predict import Predictor
 from equipoise.seeds import generator
+from equipoise.site import TrainOptions
 from equipoise.tree import flatten
 from equipoise.use.source import load
 
@@ -106,10 +108,11 @@ def _foreign(code: Code) -> None:
 
 
 def _header(model: Predictor) -> dict[str, Any]:
-    """What a file says of its model."""
-    plan = model.blueprint.model_copy(
-        update={"net": model.blueprint.net.model_copy(update={"weights": None, "sha256": None})}
-    )
+    """What a file says of its model: what predicting needs. How it was trained, the run folder says."""
+    plan = model.blueprint
+    net = plan.net.model_copy(update={"weights": None, "sha256": None})
+    train = TrainOptions(seed=plan.train.seed, rounds=plan.train.rounds)
+    plan = plan.model_copy(update={"net": net, "train": train, "objective": ObjectiveOptions()})
     return {"blueprint": plan.model_dump(mode="json"), "origin": model.origin.model_dump(mode="json")}
 
 

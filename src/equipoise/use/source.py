@@ -12,17 +12,17 @@ from equipoise.errors import ConfigError, MethodError, StorageError, Untrusted, 
 from equipoise.evaluate import EvaluateOptions
 from equipoise.exchange import unseal
 from equipoise.exchange.codec import CodecError
+from equipoise.initial import parts_of_run, read_blueprint, read_result, read_selected
 from equipoise.locate import Parts, context
 from equipoise.names import unknown
 from equipoise.opening import read_regular
 from equipoise.predict import Origin, Predictor, assemble
-from equipoise.run_folder import BLUEPRINT, CHECKPOINTS, CONFIG, METRICS, PRIVATE, RESULT, RunFolder
-from equipoise.server import Checkpoints
+from equipoise.run_folder import CONFIG, METRICS, PRIVATE, RunFolder
 from equipoise.server.checkpoint import Header
 from equipoise.site import Store
 from equipoise.text import parse_toml
 from equipoise.tree import Tree, unflatten
-from equipoise.trust import nothing, of_folder
+from equipoise.trust import nothing
 
 LARGEST = 8 * 2**30
 """bytes of the largest file that is read: an exported model, or the metrics of a long run"""
@@ -42,13 +42,13 @@ def load(path: str | Path, site: str | None = None, *, trust: bool = False) -> P
 
 
 def _from_run(run: RunFolder, site: str | None, trust: bool) -> Predictor:
-    table = parse_toml(run.text(CONFIG))
-    parts = Parts(Path(str(table["base"])), of_folder(run, trust))
+    parts = parts_of_run(run, trust)
     blueprint = read_blueprint(run, parts)
-    options = EvaluateOptions.model_validate(table["evaluate"], context=context(parts))
+    table = parse_toml(run.text(CONFIG))["evaluate"]
+    options = EvaluateOptions.model_validate(table, context=context(parts))
     result, sites = _result(run)
     endings = result.get("ending_of", [])
-    server, header = _checkpoint(run, result["selected_rounds"])
+    server, header = read_selected(run, result["selected_rounds"])
     origin = Origin(
         site=site,
         round=header.round,
@@ -70,31 +70,12 @@ def _from_run(run: RunFolder, site: str | None, trust: bool) -> Predictor:
     return model
 
 
-def read_blueprint(run: RunFolder, parts: Parts) -> Blueprint:
-    """The blueprint of a run; code that it names is found in `parts`."""
-    try:
-        return Blueprint.model_validate(run.read(BLUEPRINT), context=context(parts))
-    except ValidationError as error:
-        raise StorageError(f"{run / BLUEPRINT} is damaged: {run.fix(BLUEPRINT)}") from error
-
-
 def _result(run: RunFolder) -> tuple[dict[str, Any], list[str]]:
     """What the run came to, and its sites."""
-    if not run.has(RESULT):
-        raise StorageError(f"{run} has no {RESULT}: finish the run with `equipoise resume {run}`")
-    result = run.read(RESULT)
+    result = read_result(run)
     rows = run.rows(METRICS, result["metrics_hash"])
     sites = sorted({site for row in rows for site in (*row["sites"], *row.get("test", {}).get("sites", ()))})
     return result, sites
-
-
-def _checkpoint(run: RunFolder, rounds: list[int]) -> tuple[Tree, Header]:
-    """The coordinator's state after the reported round, the last of several; without any, the newest."""
-    checkpoints = Checkpoints(run / CHECKPOINTS)
-    found = checkpoints.load(rounds[-1]) if rounds else checkpoints.newest()
-    if found is None:
-        raise StorageError(f"{run} has no checkpoint: finish the run with `equipoise resume {run}`")
-    return found
 
 
 def _private(run: RunFolder, site: str, sites: list[str], header: Header) -> Tree:
