@@ -74,7 +74,7 @@ def test_nothing_said_is_a_whole_run() -> None:
             {"method": {"name": "fca", "direction": "persnal"}},
             "'method.direction' is \"persnal\": input should be",
         ),
-        ({"train": {"optimizer": "adm"}}, "(did you mean 'adam'?)"),
+        ({"train": {"optimizer": "adm"}}, "did you mean 'adam'?"),
         ({"engine": {"kind": "pol"}}, "(did you mean 'pool'?)"),
         ({"train": {"rounds": "ten"}}, "'train.rounds' is \"ten\": input should be a valid integer"),
         ({"train": {"rounds": -1}}, "'train.rounds' is -1: input should be greater than or equal to 0"),
