@@ -111,7 +111,7 @@ def _header(model: Predictor) -> dict[str, Any]:
     """What a file says of its model: what predicting needs. How it was trained, the run folder says."""
     plan = model.blueprint
     net = plan.net.model_copy(update={"weights": None, "sha256": None})
-    train = TrainOptions(seed=plan.train.seed, rounds=plan.train.rounds)
+    train = TrainOptions.model_validate({"seed": plan.train.seed, "rounds": plan.train.rounds})
     plan = plan.model_copy(update={"net": net, "train": train, "objective": ObjectiveOptions()})
     return {"blueprint": plan.model_dump(mode="json"), "origin": model.origin.model_dump(mode="json")}
 
