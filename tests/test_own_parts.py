@@ -191,7 +191,7 @@ def test_the_code_of_a_folder_is_asked_about(folder: Path, monkeypatch: pytest.M
     (folder / "mine.py").write_text(MINE + "\n# another\n")
     with pytest.raises(Untrusted, match="which you have not run before"):
         load(done.folder)
-    assert load(done.folder, trust=True).facts.classes == ("top left", "top right", "below")
+    assert load(done.folder, trust=True).classes == ("top left", "top right", "below")
 
 
 def test_a_data_kind_is_a_class(folder: Path) -> None:

@@ -234,7 +234,8 @@ def draw(
     """The blueprint of a run and its networks, which are built once to learn the names of their tensors."""
     mean, std = (tuple(float(str(np.float32(value))) for value in values) for values in normalisation)
     size = {"image_size": facts.shape[0], "channels": facts.shape[2]}
-    plan = Blueprint(
+    # Every part was validated when the config was resolved; code of one's own was found then.
+    plan = Blueprint.model_construct(
         version=version,
         config=config,
         data=facts.fingerprint,

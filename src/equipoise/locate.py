@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -207,6 +208,32 @@ class Code:
             )
 
 
+class Package(Code):
+    """An installed package that a name leads to, such as `timm:resnet18`: known by its version, not by its
+    files."""
+
+    @property
+    def title(self) -> str:
+        return f"the installed package '{self.source}'"
+
+    @cached_property
+    def files(self) -> tuple[File, ...]:
+        return ()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 of its name and version."""
+        try:
+            release = version(self.source)
+        except PackageNotFoundError:
+            release = "unknown"
+        return digest([f"{self.source} {release}".encode()])
+
+    @cached_property
+    def approval(self) -> str:
+        return self.fingerprint
+
+
 Allow = Callable[[Code], None]
 """asked before code is run: raises what refuses it"""
 
@@ -226,12 +253,16 @@ class Parts:
     def find(self, name: str, where: str) -> Any:
         """What a name leads to; `where` is the key of the config that holds it."""
         code = Code(name, self.base, where)
-        self.allow(code)
+        self.ask(code)
         found = code.load()
         if found is None:
             raise ConfigError(f"{where}: '{code.source}' has no '{code.attribute}'")
-        self.codes[name] = code
         return found
+
+    def ask(self, code: Code) -> None:
+        """Ask whether code may be run, and take note of it."""
+        self.allow(code)
+        self.codes[code.name] = code
 
 
 def named(name: Any) -> bool:

@@ -53,6 +53,20 @@ def test_a_network_that_no_site_has_approved_is_not_run(
     assert f"policy rule 'parts': '{config.net.name}' is not approved at this site" in told
 
 
+def test_a_network_of_an_installed_package_is_approved_like_any_other(
+    tiny: Callable[..., Config], town: Callable[..., Any]
+) -> None:
+    """Nothing of the package is looked up before the site's policy was asked."""
+    name = "monai:DenseNet121"
+    options = {"name": name, "init_features": 8, "growth_rate": 4}
+    config = tiny("fedavg", data={"image_size": 32}, net=options, train={"rounds": 1})
+    made = town(config)
+    with pytest.raises(SiteError, match="only 0 of 3 sites joined"):
+        made.go()
+    told = (made.run / "journal.jsonl").read_text()
+    assert f"policy rule 'parts': '{name}' is not approved at this site" in told
+
+
 @pytest.mark.hospitals
 def test_a_rehearsal_with_real_processes_gives_the_bits_of_the_simulation(
     config: Config, tmp_path: Path

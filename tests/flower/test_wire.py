@@ -24,6 +24,7 @@ from equipoise.engine.flower.wire import unwrap
 from equipoise.errors import ConfigError, SiteError, StorageError
 from equipoise.exchange import decode_upload
 from equipoise.exchange.ledger import entries
+from equipoise.exchange.question import Call
 from equipoise.run_folder import RunFolder
 from equipoise.running import run
 from equipoise.server.journal import read as read_journal
@@ -159,8 +160,8 @@ def test_what_is_private_is_nowhere_but_at_its_site(
     there = town(resolve(tables | {"method": {"name": method}, "train": train, "engine": {"device": "cpu"}}))
     answer = Host.answer
 
-    def fail(host: Host, call: dict[str, Any], *data: Any) -> bytes:
-        if call["round"] == 1 and call["site"] == "west":
+    def fail(host: Host, call: Call, *data: Any) -> bytes:
+        if call.round == 1 and call.site == "west":
             raise OSError(f"cannot read {WORD}.png")
         return answer(host, call, *data)
 

@@ -133,9 +133,9 @@ def test_it_is_exported_to_onnx_and_not_to_safetensors(done: Result, tmp_path: P
         export(model, tmp_path / "x.safetensors", "safetensors")
     header = formats._header(model)
     for name in ("mine.py:Features", "monai:DenseNet121"):
-        header["net"] = {**header["net"], "name": name}
+        header["blueprint"]["net"]["name"] = name
         (tmp_path / "evil.safetensors").write_bytes(seal(header, {"net/x": torch.zeros(1)}))
-        with pytest.raises(StorageError, match=f"'{name}' leads to code.* must not choose what is executed"):
+        with pytest.raises(StorageError, match=f"cannot be used: .*'{name}' is not one of Equipoise's own"):
             load(tmp_path / "evil.safetensors")
 
 

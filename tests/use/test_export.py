@@ -96,12 +96,9 @@ def test_the_file_says_how_to_prepare_images(finished: Callable[..., Result], tm
         "mean": None,
         "std": None,
     }
-    assert facts["input"]["mean"] == pytest.approx([0.485, 0.456, 0.406])
-    assert (
-        facts["classes"] == list(done.classes)
-        and facts["site"] == "site-00"
-        and facts["net"]["weights"] is None
-    )
+    assert facts["blueprint"]["input"]["mean"] == pytest.approx([0.485, 0.456, 0.406])
+    assert facts["blueprint"]["classes"] == list(done.classes)
+    assert facts["origin"]["site"] == "site-00" and facts["blueprint"]["net"]["weights"] is None
 
 
 def test_only_what_prediction_reads_leaves_with_it(finished: Callable[..., Result], tmp_path: Path) -> None:

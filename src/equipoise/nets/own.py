@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from equipoise.errors import ConfigError
-from equipoise.locate import named, parts_of
+from equipoise.locate import Package, named, parts_of
 from equipoise.names import nearest
 from equipoise.nets.net import put_back
 from equipoise.nets.norm import batch_norms
@@ -126,6 +126,7 @@ def find(name: str, info: ValidationInfo) -> Maker | None:
     title = f"{where}: '{name}'"
     library, _, rest = name.partition(":")
     if library in LIBRARIES:
+        parts.ask(Package(name, parts.base, where))
         return _from_library(title, library, rest)
     found = parts.find(name, where)
     if isinstance(found, nn.Module):
