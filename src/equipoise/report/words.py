@@ -262,9 +262,9 @@ def _rare(facts: Mapping[str, Any], run: Run) -> str:
 
 
 def _gains(arms: Arms) -> str:
-    alone = next((runs for _, runs in arms if runs[0].method == ALONE), None)
+    alone = [run for _, runs in arms if runs[0].method == ALONE for run in runs]
     others = [(label, runs) for label, runs in arms if runs[0].method != ALONE]
-    if alone is None or not others:
+    if not alone or not others:
         return (
             f"Not known: nobody trained alone and with others. Add {ALONE} to the methods to see it for "
             f"every site."
