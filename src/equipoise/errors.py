@@ -84,6 +84,6 @@ EXIT_CODES: dict[int, str] = {
     8: "a folder cannot be written, or something in it is damaged or was changed (`equipoise verify` says "
     "what)",
     9: "some runs of a comparison failed; the others are in its table",
-    INTERRUPTED: "interrupted from the keyboard; `equipoise resume DIR` goes on",
-    TERMINATED: "asked to end (SIGTERM); `equipoise resume DIR` goes on",
+    INTERRUPTED: "interrupted from the keyboard; `equipoise resume DIR` continues",
+    TERMINATED: "asked to end (SIGTERM); `equipoise resume DIR` continues",
 }

@@ -11,6 +11,7 @@ from tests import doctored
 from equipoise.cli.progress import Race, racing
 from equipoise.cli.show import tables
 from equipoise.compare import Failure
+from equipoise.report import read_run
 
 FILE = """
 [data]
@@ -49,15 +50,9 @@ def test_compare_folds_for_people_and_for_programs(cli, file: Path) -> None:
     assert facts == doctored.table(folder / "comparison.json")
     page = (folder / "report.html").read_text()
     assert 'href="local/4-1/report.html"' in page and "2 methods on phantom" in page
-    images = json.loads((folder / "fedavg/4-0/data.json").read_text())["images"]
-    tested = [
-        sum(
-            site["test"]["images"]
-            for site in json.loads((folder / f"fedavg/4-{f}/data.json").read_text())["sites"].values()
-        )
-        for f in (0, 1)
-    ]
-    assert sum(tested) == images
+    held = [read_run(folder / f"fedavg/4-{fold}").data for fold in (0, 1)]
+    tested = [sum(site["test"]["images"] for site in one["sites"].values()) for one in held]
+    assert sum(tested) == held[0]["images"]
 
 
 def test_a_key_on_the_command_line_wins_over_what_a_method_recommends(

@@ -127,7 +127,7 @@ def test_an_interrupted_run_goes_on_to_the_same_result(
     with monkeypatch.context() as patch:
         patch.setattr(equipoise.running, "run", stopping(number))
         done = cli("run", tiny, "--out", "stopped", "--quiet")
-    assert done == (code, "", "interrupted; `equipoise resume stopped` goes on\n")
+    assert done == (code, "", "interrupted; `equipoise resume stopped` continues\n")
     assert not Path("stopped/result.json").exists()
     resumed = json.loads(cli("resume", "stopped", "--json").out)
     assert resumed["state_hash"] == straight["state_hash"]
@@ -159,5 +159,5 @@ def test_a_real_process_ends_cleanly_with_its_workers(tiny) -> None:
         process.send_signal(signal.SIGTERM)
         rest = process.stderr.read()
     assert process.returncode == 143
-    assert rest.endswith("interrupted; `equipoise resume out` goes on\n")
+    assert rest.endswith("interrupted; `equipoise resume out` continues\n")
     assert "Traceback" not in rest

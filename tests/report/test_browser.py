@@ -7,7 +7,9 @@ after each).
 
 from __future__ import annotations
 
+import base64
 import fcntl
+import io
 import json
 import os
 import select
@@ -18,7 +20,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 from tests import doctored
 
 from equipoise import run
@@ -193,16 +197,16 @@ def made(tiny: Callable[..., Config], tmp_path_factory: pytest.TempPathFactory) 
         run(config, folder / name)
         write_report(folder / name)
     shutil.copytree(folder / "single", folder / "long")
-    classes = doctored.table(folder / "single" / "blueprint.json")["classes"]
-    long = [f"{name}_{'unbroken' * 8}" for name in classes]
-    doctored.change(folder / "long" / "blueprint.json", classes=long)
+    plan = folder / "long" / "blueprint.json"
+    classes = doctored.table(plan)["classes"]
+    doctored.change(plan, classes=[f"{name}_{'unbroken' * 8}" for name in classes])
     write_report(folder / "long")
     table = {key: value for key, value in tiny().table().items() if key not in ("base", "method")}
-    plan = make_plan(table, ["fedavg", "local", "fca"], seeds=(0, 1))
-    for job in plan.jobs[:-1]:
+    race = make_plan(table, ["fedavg", "local", "fca"], seeds=(0, 1))
+    for job in race.jobs[:-1]:
         run(job.config, folder / "comparison" / job.name)
         write_report(folder / "comparison" / job.name)
-    conclude(plan, folder / "comparison", [Failure("fca/1", "the process died", 1)])
+    conclude(race, folder / "comparison", [Failure("fca/1", "the process died", 1)])
     return {name: folder / name / "report.html" for name in ("single", "long", "multi", "comparison")}
 
 
@@ -256,6 +260,47 @@ def test_nothing_is_wider_than_the_screen(
     cut = """[...document.querySelectorAll('main *')].filter((one) => !one.closest('.scroll, pre, svg')
         && one.getBoundingClientRect().right > innerWidth + 0.5).map((one) => one.outerHTML.slice(0, 80))"""
     assert browser.ask(cut) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("width", "height"), [(1280, 900), (375, 667)])
+def test_the_first_screen_says_what_the_page_is_not_and_where_it_was_trained(
+    browser: Browser, made: dict[str, Path], kind: str, width: int, height: int
+) -> None:
+    browser.open(made[kind], width)
+    told = "[...document.querySelectorAll('header p')]"
+    bottoms = browser.ask(f"{told}.map((one) => [one.textContent, one.getBoundingClientRect().bottom])")
+    shown = [text for text, bottom in bottoms if bottom <= height]
+    assert "For research. Not a medical device." in shown
+    assert any("simulated on one machine" in text for text in shown)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_table_that_is_wider_than_its_place_shows_that_it_scrolls(
+    browser: Browser, made: dict[str, Path], dark: bool
+) -> None:
+    """The shade at its right edge is there, and covered once the end is reached."""
+    browser.open(made["comparison"], 375, dark)
+    wide = "[...document.querySelectorAll('.scroll')].find((one) => one.scrollWidth > one.clientWidth + 50)"
+
+    def edge(left: str) -> np.ndarray:
+        """The brightness of the pixels at the right edge of the table, in its empty last line."""
+        browser.ask(
+            f"(() => {{ const one = {wide}; one.style.paddingBottom = '40px'; one.scrollLeft = {left}; }})()"
+        )
+        browser.middle(wide)
+        right, bottom = browser.ask(
+            f"(() => {{ const b = {wide}.getBoundingClientRect(); return [b.right, b.bottom + scrollY] }})()"
+        )
+        clip = {"x": right - 6, "y": bottom - 35, "width": 6, "height": 4, "scale": 1}
+        shot = browser.call("Page.captureScreenshot", format="png", clip=clip)["data"]
+        picture = Image.open(io.BytesIO(base64.b64decode(shot))).convert("L")
+        return np.asarray(picture).astype(int)
+
+    assert browser.ask(f"!!{wide}")
+    at_start, at_end = edge("0"), edge("10000")
+    assert np.ptp(at_end) <= 3
+    assert at_start.mean() < at_end.mean() - 8
 
 
 CONTRAST = """(() => {

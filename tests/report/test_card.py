@@ -20,6 +20,7 @@ from equipoise.keeping import read_text
 from equipoise.report import read_run, write_report
 from equipoise.report.card import blocks, bucket, model_card
 from equipoise.report.folder import Run
+from equipoise.run_folder import PLAN, RunFolder
 from equipoise.running import code_hash
 from equipoise.seeds import numpy_generator
 
@@ -161,9 +162,17 @@ def test_without_scores_the_card_says_why_there_is_no_interval(
     result = run(tiny(evaluate={"exact": False}), tmp_path)
     write_report(result.folder)
     text = (tmp_path / "model-card.md").read_text()
-    assert "the scores of single images, which stay at the sites" in text
+    assert "the scores of single images, which were not kept" in text
     assert re.fullmatch(r"[\d.]+ %", line(text, "balanced accuracy")[1])
-    assert "Made-up images" in text and "says with confidence" not in text
+    assert "Generated images" in text and "says with confidence" not in text
+
+
+def test_a_simulation_says_what_it_is_and_hospitals_what_they_are(done: Run, tmp_path: Path) -> None:
+    assert line(card(done), "method")[1].endswith("(federated; simulated on one machine)")
+    RunFolder(tmp_path).write(PLAN, {})
+    assert line(card(replace(done, folder=tmp_path)), "method")[1].endswith(
+        "(federated; images stayed at their sites)"
+    )
 
 
 def test_a_run_without_rounds_has_a_card(tiny: Callable[..., Config], tmp_path: Path) -> None:

@@ -451,6 +451,19 @@ def test_no_gain_between_runs_of_different_seeds_or_folds(runs) -> None:
     assert site_gains([runs["fedavg"]], [replace(runs["local"], config=folded)]) == {}
 
 
+def test_no_gain_between_sites_that_were_drawn_otherwise(runs) -> None:
+    """With a grid over the partition, each run has a standard on its own sites."""
+
+    def drawn_with(run: Run, alpha: float) -> Run:
+        return replace(run, config={**run.config, "partition": {**run.config["partition"], "alpha": alpha}})
+
+    few, many = (drawn_with(runs["local"], alpha) for alpha in (0.3, 3.0))
+    one = drawn_with(runs["fedavg"], 3.0)
+    assert site_gains([one], [few]) == {}
+    assert site_gains([one], [few, many]) == site_gains([one], [many]) != {}
+    assert site_gains([few], [few, many]) == {}  # no run is its own standard
+
+
 def test_without_a_standard_there_is_no_gain(runs) -> None:
     keys = {figure.key for figure in comparison_figures([("a", [runs["fedmas"]]), ("b", [runs["fedmas"]])])}
     assert not {"gain-local", "gain-fedavg"} & keys

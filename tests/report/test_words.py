@@ -11,6 +11,7 @@ import pytest
 from equipoise.report import words
 from equipoise.report.folder import Run
 from equipoise.report.words import ALONE, compared, in_short, listed
+from equipoise.run_folder import PLAN, RunFolder
 
 CLASSES = ["common", "rare", "odd"]
 
@@ -64,7 +65,7 @@ def test_a_run_in_short() -> None:
         "Who gains by joining",
     ]  # fmt: skip
     assert answers["What was trained"] == (
-        "One small-cnn network was trained with fca at 3 sites, whose images stayed where they are, to "
+        "One small-cnn network was trained with fca at 3 sites, simulated on one machine, to "
         "name the one class of an "
         "image out of 3: common, rare and odd. From a random start, 20 rounds."
     )
@@ -109,9 +110,18 @@ def test_several_labels_and_training_alone_have_words_of_their_own() -> None:
     assert "Guessing would reach 50.0 %" in multi["How good"] and "false alarms" in multi["For which classes"]
     alone = dict(in_short(make(ALONE)))
     assert alone["What was trained"].startswith(
-        "Each of 3 sites trained a small-cnn network of its own, with nothing exchanged"
+        "Each of 3 sites, simulated on one machine, trained a small-cnn network of its own, with nothing "
+        "exchanged"
     )
     assert alone["Who gains by joining"].startswith("Nobody joined")
+
+
+def test_only_hospitals_have_images_that_stay_where_they_are(tmp_path: Path) -> None:
+    here = dict(in_short(make()))["What was trained"]
+    assert "simulated on one machine" in here and "stay" not in here
+    RunFolder(tmp_path).write(PLAN, {})
+    there = dict(in_short(replace(make(), folder=tmp_path)))["What was trained"]
+    assert "whose images stayed where they are" in there and "simulated" not in there
 
 
 def facts(**changes: Any) -> dict[str, Any]:
@@ -152,7 +162,8 @@ def test_a_comparison_in_short() -> None:
     answers = dict(compared(facts(), arms()))
     assert (
         answers["What was compared"]
-        == "FedAvg, FCA and alone on the same images, each trained twice (seeds 0 and 1)."
+        == "FedAvg, FCA and alone on the same images, each trained twice (seeds 0 and 1), with sites "
+        "simulated on one machine."
     )
     assert answers["How good"] == (
         "FCA is best on the test images of all sites together: balanced accuracy 55.0 ± 1.0 %, before "

@@ -1,4 +1,4 @@
-"""Four methods on made-up images at six made-up hospitals, with the same budget each."""
+"""Four methods on generated images at six simulated hospitals, with the same budget each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from equipoise.running import run
 DEFAULT = Path("runs/demo")
 
 BUDGET: dict[str, Any] = {
-    "data": {"kind": "phantom", "name": "made-up dermoscopy", "scale": 0.05, "image_size": 32},
+    "data": {"kind": "phantom", "name": "generated dermoscopy", "scale": 0.05, "image_size": 32},
     "partition": {"kind": "column"},
     "train": {"rounds": 20, "epochs": 1, "batch_size": 32, "lr": 1e-3},
     "evaluate": {"every": 4},
@@ -58,7 +58,7 @@ def _fits(folder: Path, config: Config) -> bool:
 
 
 def compare(folder: Path, workers: int | None, quiet: bool) -> tuple[list[dict[str, Any]], Path]:
-    """Train (or go on with) the four and write the page; the rows of the table and the page."""
+    """Train (or resume) the four and write the page; the rows of the table and the page."""
     wanted = min(workers or os.cpu_count() or 1, len(SITES))
     engine: dict[str, Any] = {"kind": "pool", "workers": wanted} if wanted > 1 else {"kind": "serial"}
     chosen = plan()

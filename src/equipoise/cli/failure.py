@@ -23,7 +23,7 @@ class Stopped(Exception):
     """The user (or the system) asked us to end; what was done is kept."""
 
     def __init__(self, command: str, exit_code: int) -> None:
-        super().__init__(f"interrupted; `{command}` goes on")
+        super().__init__(f"interrupted; `{command}` continues")
         self.exit_code = exit_code
 
 

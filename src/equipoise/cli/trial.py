@@ -26,7 +26,7 @@ class Trial:
 
 
 def trial(config: Config) -> Trial:
-    """Read the data, make the sites, the network and the method, and ask every question of two made-up
+    """Read the data, make the sites, the network and the method, and ask every question of two generated
     sites."""
     with one_thread():
         stuff = material(config)
@@ -41,7 +41,7 @@ def trial(config: Config) -> Trial:
         "sites": f"{len(stuff.holdings)} sites with {min(sizes):,} to {max(sizes):,} training images",
         "net": f"{config.net.name}, {size:,} parameters, on {device_of(config)}",
         "method": f"{config.method_name} with {'+'.join(part.name for part in config.objective.parts)}",
-        "exchange": f"every question asked of two made-up sites; what leaves: {', '.join(leaves)}",
+        "exchange": f"every question asked of two generated sites; what leaves: {', '.join(leaves)}",
     }
     if notes := departures(config):
         checked["note"] = "; ".join(notes)

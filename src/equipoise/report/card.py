@@ -27,6 +27,7 @@ from equipoise.report.folder import (
     told_rounds,
 )
 from equipoise.report.table import escaped
+from equipoise.report.words import SIMULATED
 from equipoise.site.measure import FIXED_POINT, tallies
 from equipoise.version import __version__
 
@@ -91,7 +92,7 @@ def _model(run: Run) -> Iterator[str]:
         ("", ""),
         [
             ("task", f"{labels}: {', '.join(data['classes'])}"),
-            ("method", f"{table['method']['name']} (federated; images stay at their sites)"),
+            ("method", f"{table['method']['name']} (federated; {_where(run)})"),
             ("base loss", objective_name(run)),
             (
                 "network",
@@ -117,6 +118,10 @@ def _rounds(run: Run) -> str:
     return f"{run.done} of {planned} (stopped early)" if run.result.get("stopped_early") else planned
 
 
+def _where(run: Run) -> str:
+    return "images stayed at their sites" if run.federated else SIMULATED
+
+
 def _data(run: Run) -> Iterator[str]:
     data = run.data
     kind = run.config["data"]["kind"]
@@ -127,7 +132,7 @@ def _data(run: Run) -> Iterator[str]:
             f"{escaped(facts.citation)}"
         )
     elif kind == "phantom":
-        yield "Made-up images, drawn by Equipoise: no patient, and no licence needed."
+        yield "Generated images, drawn by Equipoise: no patient, and no licence needed."
     else:
         yield "Images of the sites' own; their licence is for the sites to say."
     yield ""
@@ -155,10 +160,11 @@ def _performance(run: Run) -> Iterator[str]:
         "Global: one model on the test images of all sites together. Own: each site's own predictor on "
         "its own test images, mean"
     )
+    lacking = "which stay at the sites" if run.federated else "which were not kept (`evaluate.exact`)"
     yield "over sites. In brackets the 95 % interval over test images" + (
         " (bootstrap; Wilson's for recall)."
         if run.reach is not None
-        else " (Wilson's, for recall; the others need the scores of single images, which stay at the sites)."
+        else f" (Wilson's, for recall; the others need the scores of single images, {lacking})."
     )
     yield ""
     rows = (
@@ -214,7 +220,7 @@ def _limits(run: Run) -> Iterator[str]:
     data, test = run.data, run.test
     yield "For research. Not a medical device: nobody has shown that using it helps a patient."
     if run.config["data"]["kind"] == "phantom":
-        yield "Trained on made-up images: it says nothing about real ones."
+        yield "Trained on generated images: it says nothing about real ones."
     yield (
         f"Tested at the {len(data['sites'])} sites it was trained at, not elsewhere: `equipoise evaluate` "
         f"tests it on the images of "
@@ -257,7 +263,7 @@ def _identity(run: Run) -> Iterator[str]:
 
 
 def _marks(found: Iterable[str]) -> str:
-    """Usually one; more where a run was gone on with by other code."""
+    """Usually one; more where a run was resumed by other code."""
     return ", ".join(dict.fromkeys(found)) or "unknown"
 
 

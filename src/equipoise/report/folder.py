@@ -21,6 +21,7 @@ from equipoise.run_folder import (
     JOURNAL,
     LEDGER,
     METRICS,
+    PLAN,
     RESULT,
     SCORES,
     RunFolder,
@@ -81,6 +82,11 @@ class Run:
     def test(self) -> dict[str, Any] | None:
         """Metrics on the test sets of the selected round, if any round was evaluated."""
         return self.result["metrics"].get("test")
+
+    @property
+    def federated(self) -> bool:
+        """Whether hospitals trained it, each on its own machine, and not one machine for all of them."""
+        return RunFolder(self.folder).has(PLAN)
 
     @property
     def finished(self) -> bool:

@@ -129,6 +129,7 @@ def _write(folder: Path, template: str, **facts: Any) -> Path:
         "version": __version__,
         "refresh": REFRESH,
         "small": SMALL,
+        "simulated": words.SIMULATED,
     }
     facts |= {"script": script, "allowed": allowed}
     RunFolder(folder).write_text(PAGE, pages.get_template(template).render(facts))

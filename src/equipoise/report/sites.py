@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from statistics import mean
 from typing import Any
@@ -105,13 +106,15 @@ def _by_site(
 def gains(arms: Arms, shown: Arms) -> Iterator[Figure]:
     """What every site's own predictor gains over training alone, and over FedAvg."""
     for method in ("local", "fedavg"):
-        standard = next(((title, runs) for title, runs in arms if runs[0].method == method), None)
-        if standard is None:
+        titles = [title for title, runs in arms if runs[0].method == method]
+        if not titles:
             continue
-        text = "training alone" if method == "local" else standard[0]
+        standard = [run for title, runs in arms if title in titles for run in runs]
+        named = titles[0] if len(titles) == 1 else f"{method} on the same sites"
+        text = "training alone" if method == "local" else named
         rows, cells = [], list[tuple[Cell, ...]]()
         for title, runs in shown:
-            gained = {} if title == standard[0] else site_gains(runs, standard[1])
+            gained = site_gains(runs, standard)
             rows += [Bar(title, heading=True)] if gained else []
             for site, (images, values) in gained.items():
                 gain = table.Figure.of(values)
@@ -137,7 +140,7 @@ def gains(arms: Arms, shown: Arms) -> Iterator[Figure]:
                     f"gain in balanced accuracy over {text}", rows, lambda x: f"{100 * x:+.3g}" if x else "0"
                 ),
                 f"Balanced accuracy of each site's own predictor on its own test set, less that of "
-                f"{standard[0]}, in points; mean "
+                f"{named}, in points; mean "
                 "over runs; sites from the largest to the smallest." + left_out(shown, len(arms)),
                 ("method", "site", "training images", "gain, points", "±"),
                 tuple(cells),
@@ -146,13 +149,15 @@ def gains(arms: Arms, shown: Arms) -> Iterator[Figure]:
 
 def site_gains(runs: Sequence[Run], standard: Sequence[Run]) -> dict[str, tuple[int, list[float]]]:
     """By site, from the largest on: training images, and own balanced accuracy less the standard's in every
-    run both have."""
-    others = {_draw(run): run for run in standard}
+    run both have; no run is its own standard."""
+    others: dict[str, Run] = {}
+    for run in standard:
+        others.setdefault(_draw(run), run)
     found: dict[str, list[float]] = {}
     images: dict[str, list[int]] = {}
     for run in runs:
         other = others.get(_draw(run))
-        if other is None or run.test is None or other.test is None:
+        if other is None or other is run or run.test is None or other.test is None:
             continue
         for site, metrics in run.test["sites"].items():
             one, two = (
@@ -166,10 +171,10 @@ def site_gains(runs: Sequence[Run], standard: Sequence[Run]) -> dict[str, tuple[
     return {site: (round(mean(images[site])), found[site]) for site in order}
 
 
-def _draw(run: Run) -> tuple[Any, Any]:
-    """What two runs must share to be compared: seed and fold."""
-    split = run.config["data"].get("split")
-    return run.config["train"]["seed"], split.get("fold") if isinstance(split, dict) else None
+def _draw(run: Run) -> str:
+    """What two runs must share to have the same sites: data with its fold, partition, seed."""
+    shared = (run.config["data"], run.config["partition"], run.config["train"]["seed"])
+    return json.dumps(shared, sort_keys=True, default=str)
 
 
 def _signed(value: float) -> str:

@@ -18,6 +18,8 @@ ALONE = "local"
 FEW = 100
 """test images in all, below which a figure is said to rest on few"""
 CHANCE = 0.05
+SIMULATED = "simulated on one machine"
+"""what is said of a run in which no hospital took part"""
 DRAWN = "Sites are drawn anew with every seed, so a site's figure is a mean over several that share a name."
 
 Answer = tuple[str, str]
@@ -51,10 +53,11 @@ def _trained(run: Run) -> str:
     start = start_of(run)
     sites = many(len(data["sites"]), "site")
     network = f"{net['name']} network"
+    where = "whose images stayed where they are" if run.federated else SIMULATED
     how = (
-        f"Each of {sites} trained a {network} of its own, with nothing exchanged,"
+        f"Each of {sites}, {where}, trained a {network} of its own, with nothing exchanged,"
         if run.method == ALONE
-        else f"One {network} was trained with {run.method} at {sites}, whose images stayed where they are,"
+        else f"One {network} was trained with {run.method} at {sites}, {where},"
     )
     early = run.result.get("stopped_early")
     done = f"{train['rounds']}" if run.finished and not early else f"{run.done} of {train['rounds']}"
@@ -191,7 +194,7 @@ def compared(facts: Mapping[str, Any], arms: Arms) -> list[Answer]:
     over += f" and {facts['folds']} folds each" if facts["folds"] else ""
     what = (
         f"{listed([label for label, _ in arms])} on the same images, each trained "
-        f"{times(facts['runs'])} ({over})."
+        f"{times(facts['runs'])} ({over}), with sites {SIMULATED}."
     )
     answers = [("What was compared", what), ("On whose data", whose(run))]
     figures = {
@@ -289,9 +292,9 @@ def _rare(facts: Mapping[str, Any], run: Run) -> str:
 
 
 def _gains(arms: Arms) -> str:
-    alone = next((runs for _, runs in arms if runs[0].method == ALONE), None)
+    alone = [run for _, runs in arms if runs[0].method == ALONE for run in runs]
     others = [(label, runs) for label, runs in arms if runs[0].method != ALONE]
-    if alone is None or not others:
+    if not alone or not others:
         return (
             f"Not known: nobody trained alone and with others. Add {ALONE} to the methods to see it for "
             f"every site."

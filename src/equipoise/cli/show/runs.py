@@ -48,6 +48,7 @@ def result(found: Result, page: Path) -> None:
             f"worst site  {escape(str(worst['name'] or 'differs'))}, balanced accuracy "
             f"{percent(worst['balanced_accuracy'])}"
         )
+    console.print("sites       simulated on one machine")
     rounds = told_rounds(found.rounds, found.ending_of)
     console.print(f"rounds      {rounds}\nstate       {found.state_hash}")
     console.print(f"report      {page}", soft_wrap=True)
@@ -67,7 +68,8 @@ def comparison(rows: list[dict[str, Any]], page: Path) -> None:
     console = terminal()
     console.print(table)
     console.print(
-        "general: one model on the test images of all hospitals; special: each hospital's own on its own"
+        "general: one model on the test images of all hospitals; special: each hospital's own on its own; "
+        "simulated on one machine"
     )
     console.print(f"report  {page}", soft_wrap=True)
 

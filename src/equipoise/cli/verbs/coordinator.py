@@ -116,7 +116,7 @@ def server_start(
         code = process.wait()
         raise ConfigError(f"the server ended by itself (exit {code}): {folder / 'server.log'} says why")
     except KeyboardInterrupt:
-        print("stopped; runs that were going on are gone on with when they are submitted again")
+        print("stopped; runs that were not finished continue when they are submitted again")
     finally:
         signal.signal(signal.SIGTERM, before)
         processes.stop(process)
@@ -127,7 +127,7 @@ def submit(
     overrides: Overrides = None,
     to: Annotated[Path, typer.Option(help="The coordinator's folder.")] = Path("federation"),
     out: Annotated[
-        Path | None, typer.Option(help="The run folder; one that was begun is gone on with.")
+        Path | None, typer.Option(help="The run folder; a run that was begun there continues.")
     ] = None,
     json: Json = False,
 ) -> None:

@@ -36,10 +36,10 @@ def demo(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train four methods on made-up images and compare them: offline, in about a minute.
+    """Train four methods on generated images and compare them: offline, in about a minute.
 
-    Training alone, FedAvg, FedAvg with balanced softmax, and FCA, with the same budget each, at six made-up
-    hospitals.
+    Training alone, FedAvg, FedAvg with balanced softmax, and FCA, with the same budget each, at six
+    hospitals that are simulated on this machine.
     """
     from equipoise.cli.demo import choose_folder, compare
     from equipoise.cli.show import runs as show
@@ -63,7 +63,7 @@ def run(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train as a config file says; a run that was begun in the same folder goes on where it stopped.
+    """Train as a config file says; a run that was begun in the same folder continues where it stopped.
 
     Example: `equipoise run fedavg.toml train.rounds=50 method.name=fca --out runs/fca`
     """
@@ -80,7 +80,7 @@ def resume(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Go on with a run that was interrupted, to the same result bit for bit; a finished run is shown
+    """Continue a run that was interrupted, to the same result bit for bit; a finished run is shown
     again."""
     from equipoise.config import read_folder
 
