@@ -168,9 +168,9 @@ def test_without_scores_the_card_says_why_there_is_no_interval(
 
 
 def test_a_simulation_says_what_it_is_and_hospitals_what_they_are(done: Run, tmp_path: Path) -> None:
-    assert line(card(done), "method")[1].endswith("(federated; simulated on one machine)")
+    assert line(model_card(done), "method")[1].endswith("(federated; simulated on one machine)")
     RunFolder(tmp_path).write(PLAN, {})
-    assert line(card(replace(done, folder=tmp_path)), "method")[1].endswith(
+    assert line(model_card(replace(done, folder=tmp_path)), "method")[1].endswith(
         "(federated; images stayed at their sites)"
     )
 
