@@ -228,7 +228,8 @@ def append_line(path: Path, row: Mapping[str, Any], sync: bool = False) -> str:
                 os.fsync(file.fileno())
     except OSError as error:
         raise _unwritable(path, error) from error
-    return line["hash"]
+    result: str = line["hash"]
+    return result
 
 
 def _tail(file: BinaryIO) -> tuple[bytes, bytes]:

@@ -13,8 +13,7 @@ from equipoise.config import Config, digest_in
 from equipoise.data.phantom import SITES
 from equipoise.errors import EquipoiseError
 from equipoise.report import read_run, standing, write_report
-from equipoise.report.page import PAGE
-from equipoise.run_folder import CONFIG
+from equipoise.run_folder import CONFIG, PAGE
 from equipoise.running import run
 
 DEFAULT = Path("runs/demo")

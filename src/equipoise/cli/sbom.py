@@ -88,7 +88,8 @@ def _component(name: str, one: Distribution) -> dict[str, Any]:
 
 
 def _field(one: Distribution, name: str) -> str:
-    return (one.metadata.get_all(name) or [""])[0]
+    result: str = (one.metadata.get_all(name) or [""])[0]
+    return result
 
 
 def _classified(one: Distribution) -> str:

@@ -160,7 +160,8 @@ def check_cache(raw: Path) -> None:
 def _whole(raw: Path, record: str, seen: tuple[int, ...]) -> bool:
     """Read every pixel once per process: a flipped bit changes neither the size nor the date of a file."""
     told = json.loads(record)
-    return _digest(raw, told, tuple(told["shape"])) == told["digest"]
+    result: bool = _digest(raw, told, tuple(told["shape"])) == told["digest"]
+    return result
 
 
 def _chunk(shape: tuple[int, ...]) -> int:

@@ -101,7 +101,8 @@ def draw(
     image = _photograph(image, plane, cameras)
     if channels == 1:
         image = image @ np.array([[0.299], [0.587], [0.114]], np.float32)
-    return np.round(255 * np.clip(image, 0, 1)).astype(np.uint8)
+    result: np.ndarray = np.round(255 * np.clip(image, 0, 1)).astype(np.uint8)
+    return result
 
 
 def _skin(plane: _Plane, tone: np.ndarray) -> np.ndarray:
@@ -109,7 +110,8 @@ def _skin(plane: _Plane, tone: np.ndarray) -> np.ndarray:
     base = SKIN[tone] * (1 + 0.06 * plane.rng.standard_normal((plane.count, 1))).astype(np.float32)
     base = base + (0.02 * plane.rng.standard_normal((plane.count, 3))).astype(np.float32)
     mottle = 1 + 0.025 * plane.waves(0.5, 3)
-    return base[:, None, None, :] * mottle[..., None]
+    result: np.ndarray = base[:, None, None, :] * mottle[..., None]
+    return result
 
 
 def _lesion(
@@ -178,7 +180,8 @@ def _honeycomb(plane: _Plane, turn: np.ndarray, cycles: np.ndarray) -> np.ndarra
     dx, dy = plane.x - plane.uniform(-1, 1), plane.y - plane.uniform(-1, 1)
     ways = [turn + third * np.pi / 3 for third in range(3)]
     waves = [np.cos(2 * np.pi * cycles * (dx * np.cos(way) + dy * np.sin(way))) for way in ways]
-    return (waves[0] + waves[1] + waves[2]) / 3
+    result: np.ndarray = (waves[0] + waves[1] + waves[2]) / 3
+    return result
 
 
 def _hair(image: np.ndarray, plane: _Plane, share: np.ndarray) -> np.ndarray:
@@ -208,17 +211,20 @@ def _photograph(image: np.ndarray, plane: _Plane, cameras: Sequence[Camera]) -> 
     )
     cast = np.array([camera.cast for camera in cameras], np.float32)[:, None, None, :]
     noise = plane.rng.standard_normal(image.shape, np.float32) * each("noise")[..., None]
-    return image * light[..., None] * cast + noise
+    result: np.ndarray = image * light[..., None] * cast + noise
+    return result
 
 
 def _mix(image: np.ndarray, colour: np.ndarray | tuple[float, ...], share: np.ndarray) -> np.ndarray:
     """`image` with a share of `colour` laid over it."""
-    return image + share[..., None] * (np.asarray(colour, np.float32) - image)
+    result: np.ndarray = image + share[..., None] * (np.asarray(colour, np.float32) - image)
+    return result
 
 
 def _step(value: np.ndarray) -> np.ndarray:
     """A soft step from 0 to 1."""
-    return 0.5 + 0.5 * np.tanh(value)
+    result: np.ndarray = 0.5 + 0.5 * np.tanh(value)
+    return result
 
 
 def _strength(trait: np.ndarray) -> np.ndarray:

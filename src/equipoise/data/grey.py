@@ -20,7 +20,8 @@ MOST_VALUES = 2**28
 def window(values: np.ndarray, centre: float, width: float) -> np.ndarray:
     """0 at centre − width / 2 and below, 255 at centre + width / 2 and above, straight between; rounded."""
     share = (values - (centre - width / 2)) / width
-    return np.rint(255 * share.clip(0, 1)).astype(np.uint8)
+    result: np.ndarray = np.rint(255 * share.clip(0, 1)).astype(np.uint8)
+    return result
 
 
 def windowed(values: np.ndarray, windows: Sequence[Window], channels: int) -> Image.Image:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from equipoise.data import dicom, nifti
 from equipoise.data.cache import STEP, Decoded, decoded
@@ -147,7 +147,7 @@ def decode_files(
 
 def reason(error: Exception) -> str:
     """Why an image could not be decoded, and what helps, in words."""
-    if isinstance(error, Image.UnidentifiedImageError):
+    if isinstance(error, UnidentifiedImageError):
         return "not an image; save it as PNG, JPEG, TIFF, DICOM or NIfTI"
     if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
         pixels = re.search(r"\d+", str(error))

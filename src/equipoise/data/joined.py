@@ -207,7 +207,8 @@ class Line:
         self.dtype = arrays[0].dtype
 
     def __len__(self) -> int:
-        return self.shape[0]
+        result: int = self.shape[0]
+        return result
 
     def __getitem__(self, index: np.ndarray) -> np.ndarray:
         """A copy of the images at these positions."""
@@ -237,7 +238,8 @@ def _labels(part: Part, one: Samples, classes: tuple[str, ...]) -> np.ndarray:
         if name not in classes:
             raise DataError(f"data.parts '{part.title}': " + unknown("class of data.classes", name, classes))
     number: dict[str, Any] = {theirs: classes.index(ours) for theirs, ours in taken.items()}
-    return np.array([number.get(name, -1) for name in one.classes], np.int64)[one.labels]
+    result: np.ndarray = np.array([number.get(name, -1) for name in one.classes], np.int64)[one.labels]
+    return result
 
 
 def _sites(part: Part, one: Samples) -> np.ndarray:

@@ -184,7 +184,8 @@ def findings(site: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     score = rng.standard_normal((len(site), len(FINDINGS))) + 0.5 * severity + 0.4 * by_site
     rank = np.argsort(np.argsort(-score, axis=0), axis=0)
     positives = np.maximum(1, np.round([share * len(site) for _, share in FINDINGS.values()]))
-    return (rank < positives).astype(np.float32)
+    result: np.ndarray = (rank < positives).astype(np.float32)
+    return result
 
 
 def finding_traits(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:

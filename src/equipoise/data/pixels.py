@@ -41,7 +41,8 @@ class Survey:
     @property
     def flat(self) -> np.ndarray:
         """bool [N]: nothing to be seen"""
-        return self.highest.astype(int) - self.lowest < FLAT
+        result: np.ndarray = self.highest.astype(int) - self.lowest < FLAT
+        return result
 
     def facts(self) -> dict[str, Any]:
         """The range of all images, and how many are too dark or too flat."""
@@ -102,7 +103,8 @@ def contact_sheet(samples: Samples) -> Image.Image:
 def label_of(samples: Samples, row: int) -> str:
     """The class of a row, or the names of several."""
     if samples.task == "single":
-        return samples.classes[samples.labels[row]]
+        result: str = samples.classes[samples.labels[row]]
+        return result
     names = [name for name, value in zip(samples.classes, samples.labels[row], strict=True) if value > 0]
     return ", ".join(names) or "none"
 

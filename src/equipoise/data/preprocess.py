@@ -66,7 +66,9 @@ def shades_of_grey(counts: np.ndarray, p: float) -> np.ndarray:
     """
     light = (counts @ (np.arange(256) / 255) ** p / counts.sum(axis=1)) ** (1 / p)
     even = np.sqrt((light**2).mean())
-    return np.divide(even, light, out=np.ones_like(light), where=light > 0)  # a black channel stays black
+    # A black channel stays black.
+    result: np.ndarray = np.divide(even, light, out=np.ones_like(light), where=light > 0)
+    return result
 
 
 def even_brightness(counts: np.ndarray, gain: np.ndarray, target: float) -> float:

@@ -27,9 +27,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from equipoise.errors import ConfigError, StorageError
+from equipoise.keeping import write_atomic
 from equipoise.opening import read_regular
 from equipoise.run_folder import private_folder
-from equipoise.server.checkpoint import write_atomic
 
 SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 PEM, SSH = serialization.Encoding.PEM, serialization.Encoding.OpenSSH

@@ -251,7 +251,8 @@ def standing(folder: Path) -> dict[str, Any]:
 def _since(node: Any) -> str:
     if node is None:
         return ""
-    return node.last_activated_at if node.status == "online" else node.last_deactivated_at
+    result: str = node.last_activated_at if node.status == "online" else node.last_deactivated_at
+    return result
 
 
 def stop(folder: Path, number: int | None = None) -> list[int]:

@@ -110,7 +110,8 @@ def bootstrap(
             _balanced(weights[:, row], one.hit - other.hit, one.counts)
             for row, (one, other) in zip(rows, pairs, strict=True)
         ]
-        return np.mean(found, axis=0)
+        result: np.ndarray = np.mean(found, axis=0)
+        return result
 
     step = max(1, CHUNK // len(ids))
     drawn = [difference(_resample(stratum, min(step, draws - done), rng)) for done in range(0, draws, step)]
@@ -161,7 +162,8 @@ def _balanced(weights: np.ndarray, hit: np.ndarray, counts: np.ndarray) -> np.nd
     above, below = ((weights @ x.reshape(len(x), -1)).reshape(shape) for x in (hit, counts))
     there = (below > 0).all(axis=1)
     per_class = np.where(there, (above / np.where(below > 0, below, 1)).mean(axis=1), 0)
-    return per_class.sum(axis=1) / np.maximum(1, there.sum(axis=1))
+    result: np.ndarray = per_class.sum(axis=1) / np.maximum(1, there.sum(axis=1))
+    return result
 
 
 # Over seeds and folds ---------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -92,7 +93,7 @@ def check(
     bounds: Bounds = Bounds(),
     round: int | None = None,
     sent: Mapping[str, Tensor] | None = None,
-) -> tuple[dict, Upload]:
+) -> tuple[dict[str, Any], Upload]:
     """The header and leaves of an answer that keeps every rule; `Rejected` otherwise.
 
     `sent` are the tensors the site received, by the names they have in its answer (none: not known, so a

@@ -42,9 +42,10 @@ class Entry:
         """Size on the wire, with `rows` for every length that varies."""
         item = getattr(torch, self.dtype).itemsize
         size = item * math.prod(rows if n is None else n for n in self.shape)
-        return size + (
+        result: int = size + (
             0 if self.weight is None else 8 * math.prod(rows if n is None else n for n in self.weight)
         )
+        return result
 
     @property
     def name(self) -> str:

@@ -119,7 +119,8 @@ class BalanceFL(Method):
         chance = 1 - loc.counts[batch.y.cpu()] / loc.counts.max()
         chosen = torch.rand(len(batch), generator=draw) < chance
         pick = torch.randint(len(vectors), (len(batch),), generator=draw)
-        return self.noise * vectors[pick] * chosen[:, None]
+        result: Tensor = self.noise * vectors[pick] * chosen[:, None]
+        return result
 
 
 def noise_vectors(features: Tensor, y: Tensor, counts: Tensor, number: int, draw: torch.Generator) -> Tensor:

@@ -138,7 +138,8 @@ class CBAFed(Method):
 
     def used(self, loc: Loc) -> Tensor:
         """Labels and pseudo-labels of each class in an epoch of this round, u_k [C]."""
-        return loc.scratch["used"] / max(1, loc.options.epochs)
+        result: Tensor = loc.scratch["used"] / max(1, loc.options.epochs)
+        return result
 
     def weight(self, loc: Loc) -> float:
         used = self.used(loc)

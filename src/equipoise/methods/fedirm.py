@@ -115,7 +115,8 @@ class FedIRM(Method):
         apart = ((logits[0].sigmoid() - guide) ** 2).sum(1).mean() + self.mismatch(
             logits[0], loc.down["relation"].to(logits[0])
         )
-        return total + self.strength * rise(loc.round, self.ramp) * apart
+        result: Tensor = total + self.strength * rise(loc.round, self.ramp) * apart
+        return result
 
     def mismatch(self, logits: Tensor, known: Tensor) -> Tensor:
         """½ (KL(R* ‖ R^u) + KL(R^u ‖ R*)), the mean over all rows; 0 for a row that one of them lacks."""

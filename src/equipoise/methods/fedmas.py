@@ -143,9 +143,10 @@ class FedMAS(Method):
     @staticmethod
     def _plain_targets(loc: Loc) -> Tensor:
         """The frozen network's features of the site's plain training images, computed once."""
-        return loc.cached(
+        result: Tensor = loc.cached(
             "target", lambda: torch.cat([loc.frozen["target"](batch.x) for batch in loc.scan()])
         )
+        return result
 
     def loss(self, net: Net, batch: Batch, loc: Loc) -> Tensor:
         z = net.body(batch.x)

@@ -163,7 +163,8 @@ class FedSDC(Method):
             score = right.sum(1) / support.sum(1)
         else:
             score = (right / support.clamp_min(1)).sum(1) / (support > 0).sum(1)
-        return score.argsort(descending=True, stable=True)[:count]
+        result: Tensor = score.argsort(descending=True, stable=True)[:count]
+        return result
 
     @torch.no_grad()
     def rank(self, net: Net, loc: Loc) -> Upload:

@@ -123,7 +123,8 @@ class ISFL(Method):
         order = torch.randperm(loc.samples, generator=loc.generator("probe"))
         share = -(-self.probe // max(1, held))
         chosen = [order[found[order, c] > 0][:share] for c in range(len(loc.classes))]
-        return torch.cat(chosen).unique()
+        result: Tensor = torch.cat(chosen).unique()
+        return result
 
     def _scope(self, net: Net) -> list[Tensor]:
         return list((net.head["fed"] if self.scope == "head" else net).parameters())
@@ -160,4 +161,5 @@ def water_filling(prior: Tensor, share: Tensor, smoothness: Tensor, sigma: float
         return prior
     a = gamma / gamma.norm()
     step = ((prior - sigma * share)[falling] / -a[falling]).min().clamp_min(0)
-    return prior + step * a
+    result: Tensor = prior + step * a
+    return result

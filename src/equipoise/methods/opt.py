@@ -135,7 +135,8 @@ class FedAdam(FedAdagrad):
         if not self.bias_correction:
             return self.lr
         steps = round + 2  # Flower numbers rounds from 1 and counts one more
-        return self.lr * (1 - self.beta2**steps) ** 0.5 / (1 - self.beta1**steps)
+        result: float = self.lr * (1 - self.beta2**steps) ** 0.5 / (1 - self.beta1**steps)
+        return result
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
         return self.beta2 * v + (1 - self.beta2) * square

@@ -100,10 +100,10 @@ class PRRImb(Method):
 
     def shared_prototypes(self, about: Answers, ask: Ask) -> Tensor:
         """[C, d] from the moments over the sites that have a class."""
-        mean = about["prototype"]
+        mean: Tensor = about["prototype"]
         if self.prototype == "mean":
             return mean
-        spread = (about["square"] - mean**2).clamp_min(0).sqrt().clamp_min(1)
+        spread: Tensor = (about["square"] - mean**2).clamp_min(0).sqrt().clamp_min(1)
         return mean + spread * torch.randn(mean.shape, generator=ask.generator("prototypes"))
 
     def init_site(self, net: Net, loc: Loc) -> Tree:

@@ -116,7 +116,7 @@ class Block(nn.Module):
         self.project = Conv(wide, stage.outputs, style, act=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.project(self.depthwise(self.expand(x)))
+        y: Tensor = self.project(self.depthwise(self.expand(x)))
         if not self.residual:
             return y
         if self.training and self.drop:
@@ -143,7 +143,8 @@ class Mobile(nn.Module):
         self.last = Conv(inputs, WIDTH, style, act=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.blocks(self.stem(x))).mean((2, 3))
+        result: Tensor = self.last(self.blocks(self.stem(x))).mean((2, 3))
+        return result
 
 
 def efficientnet_lite0(channels: int, size: int) -> Mobile:

@@ -95,11 +95,13 @@ class Net(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """Pooled features [N, width], after dropout: what a head reads."""
-        return self.dropout(self.body(x))
+        result: Tensor = self.dropout(self.body(x))
+        return result
 
     def forward(self, x: Tensor, head: str = FED) -> Tensor:
         """Logits of one head."""
-        return self.head[head](self.features(x))
+        result: Tensor = self.head[head](self.features(x))
+        return result
 
     def restart(self) -> None:
         """Give counters and all other buffers that `state` leaves out their first values again."""

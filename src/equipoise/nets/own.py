@@ -168,13 +168,15 @@ def _from_timm(title: str, rest: str, timm: ModuleType) -> Maker:
 def _timm() -> ModuleType:
     import timm
 
-    return timm
+    result: ModuleType = timm
+    return result
 
 
 def _torchvision() -> ModuleType:
     from torchvision import models
 
-    return models
+    result: ModuleType = models
+    return result
 
 
 def _monai() -> ModuleType:

@@ -198,7 +198,8 @@ def _stratified(
             placed[unit] = part
             missing[part] -= movable.size[unit]
     decided.update({name: int(part) for name, part in zip(group, placed, strict=True) if name})
-    return placed[movable.of]
+    result: np.ndarray = placed[movable.of]
+    return result
 
 
 def thinned(samples: Samples, candidates: np.ndarray, ratio: float, seed: int) -> np.ndarray:

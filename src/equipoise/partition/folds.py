@@ -35,4 +35,5 @@ def folds(
             of_class[fold] += movable.size[unit]
             held[fold] += movable.size[unit]
     decided.update({name: int(fold) for name, fold in zip(group, placed, strict=True) if name})
-    return placed[movable.of]
+    result: np.ndarray = placed[movable.of]
+    return result

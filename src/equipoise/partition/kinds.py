@@ -102,7 +102,8 @@ class Column(PartitionOptions):
                     f"trains; "
                     "leave its rows out of one of the two"
                 )
-        return outside
+        result: np.ndarray | None = outside
+        return result
 
     def _column(self, samples: Samples) -> np.ndarray:
         """The site of every row."""
@@ -356,4 +357,5 @@ def _balanced(samples: Samples, count: int, seed: int) -> np.ndarray:
                 "ask for another number or use another seed"
             )
         chosen[units_of] = True
-    return chosen[movable.of]
+    result: np.ndarray = chosen[movable.of]
+    return result

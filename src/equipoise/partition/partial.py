@@ -33,7 +33,8 @@ def labelled(sites: int, classes: int, options: PartitionOptions, seed: int) -> 
             "cannot cover all classes; use more sites or miss fewer"
         )
     if options.missing == classes - 1:
-        return np.arange(classes) == (np.arange(sites) % classes)[:, None]
+        result: np.ndarray | None = np.arange(classes) == (np.arange(sites) % classes)[:, None]
+        return result
     draw = random.Random(
         derive(seed, "missing labels") if options.missing_seed is None else options.missing_seed
     )

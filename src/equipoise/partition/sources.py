@@ -86,7 +86,8 @@ class Limited(PartitionOptions):
 
     def reserved(self, samples: Samples, seed: int) -> np.ndarray | None:
         movable, _, trains, _ = self._drawn(samples, seed)
-        return (trains < 0)[movable.of]
+        result: np.ndarray | None = (trains < 0)[movable.of]
+        return result
 
     def _drawn(self, samples: Samples, seed: int) -> tuple[Units, list[str], np.ndarray, np.ndarray]:
         """Units, names of the sites, and for each unit the site that trains on it and the one that tests on

@@ -59,7 +59,8 @@ def row_classes(samples: Samples, rows: np.ndarray) -> np.ndarray:
     none)."""
     labels = np.asarray(samples.labels)[rows]
     if samples.task == "single":
-        return labels.astype(np.int64)
+        result: np.ndarray = labels.astype(np.int64)
+        return result
     positive = labels > 0
     count = positive.sum(axis=0)
     rarest = np.where(positive, count, len(rows) + 1).argmin(axis=1)
@@ -72,4 +73,5 @@ def majority(classes: np.ndarray, of: np.ndarray) -> np.ndarray:
     votes = np.zeros((of.max() + 1, len(total)), dtype=np.int64)
     np.add.at(votes, (of, classes), 1)
     tied = votes == votes.max(axis=1, keepdims=True)
-    return np.where(tied, total, len(classes) + 1).argmin(axis=1).astype(np.int64)
+    result: np.ndarray = np.where(tied, total, len(classes) + 1).argmin(axis=1).astype(np.int64)
+    return result

@@ -72,16 +72,19 @@ class Run:
 
     @property
     def data_name(self) -> str:
-        return self.config["data"].get("name") or self.config["data"]["kind"]
+        result: str = self.config["data"].get("name") or self.config["data"]["kind"]
+        return result
 
     @property
     def method(self) -> str:
-        return self.config["method"]["name"]
+        result: str = self.config["method"]["name"]
+        return result
 
     @property
     def test(self) -> dict[str, Any] | None:
         """Metrics on the test sets of the selected round, if any round was evaluated."""
-        return self.result["metrics"].get("test")
+        result: dict[str, Any] | None = self.result["metrics"].get("test")
+        return result
 
     @property
     def federated(self) -> bool:

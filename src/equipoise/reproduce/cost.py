@@ -77,7 +77,8 @@ def _remembered(machine: str, found: float) -> float:
         with suppress(OSError):  # a machine whose cache cannot be written measures anew
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, paces | {machine: best})
-    return best
+    result: float = best
+    return result
 
 
 def _step(model: Net, x: torch.Tensor) -> float:

@@ -87,7 +87,7 @@ class Exchange(Ask):
 
     def _usable(
         self, asked: Question, line: Line, sent: Mapping[str, Tensor]
-    ) -> Iterator[tuple[str, dict, Upload]]:
+    ) -> Iterator[tuple[str, dict[str, Any], Upload]]:
         """The answers that keep the rules. Those that are larger than usual wait until the others are
         known."""
         sizes = Sizes(line, self._bounds, self._limits.max_ratio, self.norms, sent)

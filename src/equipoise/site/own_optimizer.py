@@ -125,7 +125,8 @@ def find_optimizer(name: str, parts: Parts | None) -> Make:
         found = parts.find(name, "train.optimizer")
     if not callable(found):
         raise ConfigError(f"train.optimizer: '{name}' is not a class of optimisers")
-    return found
+    result: Make = found
+    return result
 
 
 def _is_optimizer(value: Any) -> bool:

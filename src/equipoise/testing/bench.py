@@ -17,7 +17,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from equipoise import running
+from equipoise import engine, running, seeds
 from equipoise.config import Config, recommended, resolve
 from equipoise.data.samples import Task
 from equipoise.engine import Engine, Question, Serial
@@ -123,7 +123,7 @@ class Bench:
 
     def _probe(self, config: str) -> Callable[..., Ledger]:
         """What a run will exchange, found out once for runs of the same config."""
-        usual = running.probe
+        usual = engine.probe
 
         def probe(*given: Any) -> Ledger:
             if config not in self._ledgers:
@@ -196,7 +196,7 @@ def global_states() -> dict[str, Any]:
 
 def otherwise_seeded() -> AbstractContextManager[Any]:
     """Inside a question torch's generator is seeded, for dropout layers: here with another number."""
-    isolated = hosts.isolated
+    isolated = seeds.isolated
 
     def elsewhere(seed: int, device: torch.device) -> AbstractContextManager[None]:
         return isolated(seed + 1, device)

@@ -143,7 +143,8 @@ def _to_onnx(model: Predictor) -> bytes:
     content = onnx.load_from_string(file.getvalue())
     onnx.helper.set_model_props(content, {HEADER: json.dumps(_header(model))})
     onnx.checker.check_model(content)
-    return content.SerializeToString()
+    result: bytes = content.SerializeToString()
+    return result
 
 
 def _from_onnx(path: Path) -> Answer:

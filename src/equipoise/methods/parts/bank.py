@@ -23,7 +23,8 @@ class Bottleneck(nn.Module):
         self.register_buffer("units", torch.ones(width))
 
     def forward(self, z: Tensor) -> Tensor:
-        return self.up(self.dropout(self.down(z) * self.units))
+        result: Tensor = self.up(self.dropout(self.down(z) * self.units))
+        return result
 
 
 def draw_bank(count: int, width: int, classes: int, narrowest: float, draw: torch.Generator) -> Tree:

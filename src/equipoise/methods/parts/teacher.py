@@ -39,7 +39,8 @@ class Teacher:
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
-        return self.net(x)
+        result: Tensor = self.net(x)
+        return result
 
 
 def rise(round: int, ramp: int) -> float:

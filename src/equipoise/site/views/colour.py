@@ -107,7 +107,8 @@ def sharpness(x: Tensor, factor: Tensor) -> Tensor:
 def posterise(x: Tensor, bits: int) -> Tensor:
     """Keep the highest `bits` of eight."""
     step = 2 ** (8 - bits)
-    return torch.floor(torch.round(x * 255) / step) * (step / 255)
+    result: Tensor = torch.floor(torch.round(x * 255) / step) * (step / 255)
+    return result
 
 
 def solarise(x: Tensor, threshold: float) -> Tensor:
