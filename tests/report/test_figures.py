@@ -18,7 +18,7 @@ from tests import doctored
 from equipoise import run
 from equipoise.evaluate.scores import Scores, write_scores
 from equipoise.keeping import append_line
-from equipoise.report.card import card
+from equipoise.report.card import model_card as card
 from equipoise.report.decisions import decisions
 from equipoise.report.figures import ARMS, Figure, comparison_figures, run_figures, site_gains
 from equipoise.report.folder import Run, read_run
