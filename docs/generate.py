@@ -28,7 +28,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from equipoise import data, partition
+from equipoise import data, partition, run_folder
 from equipoise.cli.app import app
 from equipoise.cli.catalogue import describe, describe_sets
 from equipoise.config import DEFAULTS
@@ -390,15 +390,39 @@ def layouts() -> str:
 # Results ----------------------------------------------------------------------------------------------------
 
 
+WHAT = {
+    "fca": "FCA beside FedAvg and FedAvg with balanced softmax; the first rows of ham10000-sites",
+    "ham10000-sites": "the papers' methods and FedAvg with two losses, where sites are real",
+    "ham10000-dirichlet": "the same methods, where sites are drawn",
+    "pbc-longtail": "the same methods, where the long tail is made and sites are drawn",
+    "cxr14-missing": "FedMLP part by part beside FedAvg, where each site labels one finding of eight",
+    "fca-list": "the methods of FCA's paper, its Table 4, with one budget",
+    "fedsdc-list": "the methods of FedSDC's paper, its Table 1, with one budget",
+    "fedmlp-list-1": "the methods of FedMLP's paper, its Table 2: each site lacks one label of eight",
+    "fedmlp-list-7": "the methods of FedMLP's paper, its Table 2: each site has one label of eight",
+}
+"""what every table of `benchmarks/tables.py` is"""
+
+
 def results() -> str:
-    """The tables that `benchmarks/tables.py` knows: the recipe each is on, and a link once it has been
-    made."""
+    """The tables that `benchmarks/tables.py` knows: what each is, its data and recipe, and a link once it has
+    been made."""
     rows = []
     for name, recipe in result_tables().items():
+        if name not in WHAT:
+            raise SystemExit(f"say in docs/generate.py, WHAT, what the table '{name}' is")
         about = (ROOT / "recipes" / f"{recipe}.toml").read_text().splitlines()[0].removeprefix("#").strip()
-        page = f"[{name}.md]({name}.md)" if (DOCS / "results" / f"{name}.md").exists() else "not made yet"
-        rows.append((f"`{name}`", about, f"[{recipe}.toml](../../recipes/{recipe}.toml)", page))
-    return table(("table", "data", "recipe", "page"), rows)
+        page = DOCS / "results" / f"{name}.md"
+        link = f"[{name}]({name}.md)" if page.exists() else f"{name}, not made yet"
+        count = f"{len(first_table(page.read_text()))}" if page.exists() else ""
+        rows.append((link, WHAT[name], count, about, f"[{recipe}.toml](../../recipes/{recipe}.toml)"))
+    return table(("table", "what it is", "rows", "data", "recipe"), rows)
+
+
+def run_files() -> str:
+    """The files of a run folder, as its module lists them."""
+    lines = [line for line in (run_folder.__doc__ or "").splitlines() if line.startswith("|")]
+    return "\n".join(lines)
 
 
 def result_tables() -> dict[str, str]:
@@ -614,6 +638,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
         "nets": nets,
         "kinds": kind_names,
     },
+    "run-folder.md": {"files": run_files},
     "results/README.md": {"results": results},
 }
 

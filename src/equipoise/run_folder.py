@@ -2,19 +2,19 @@
 
 | file | what it holds |
 |---|---|
-| `config.toml` | the resolved config, as it was when the run began |
-| `code.json` | fingerprints of the code of one's own that the config names |
-| `blueprint.json` | what is trained and how: see `blueprint` |
+| `config.toml` | the config with every default filled in, as it was when the run began |
+| `code.json` | fingerprints of your own code that the config names; it must be the same on resume |
+| `blueprint.json` | what is trained: task, classes, image size, normalisation, network, shared names |
 | `data.json` | how many images of which class every site holds |
-| `ledger.json` | what leaves a site |
-| `journal.jsonl` | what happened, a line each |
-| `metrics.jsonl`, `timing.jsonl` | a line per round |
-| `scores/` | the global predictor's scores of the test images |
-| `checkpoints/` | the coordinator's state after a round |
+| `ledger.json` | every tensor that leaves a site, by question: kind, shape, bytes, who can read it |
+| `journal.jsonl` | what happened, in order, a line each |
+| `metrics.jsonl`, `timing.jsonl` | a line per round: loss and metrics; seconds |
+| `scores/` | in a simulation: the global predictor's scores of the test images |
+| `checkpoints/` | the coordinator's state after a round: the newest two, and any that may be selected |
 | `sites/` | what the sites keep (in a real federation it never leaves them) |
 | `features.json` | where the classes lie in the network's features |
-| `result.json` | what the run came to; written last |
-| `report.html`, `model-card.md` | for people |
+| `result.json` | selected rounds, their metrics, classes, hash of the final state; written last |
+| `report.html`, `model-card.md` | the page, and the model card: on what, how good, where not to trust it |
 | `federation.json`, `roster.json`, `tickets.json`, `lock` | of a federation: its sites, what they hold |
 
 The run writes all of them; whoever else opens the folder only reads. Files are written in one step and have

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import warnings
 from collections.abc import Iterator
@@ -92,3 +93,13 @@ def test_completion_completes_verbs_and_options(cli, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("COMP_WORDS", "equipoise run --qu")
     monkeypatch.setenv("COMP_CWORD", "2")
     assert cli().out.split() == ["--quiet"]
+
+
+@pytest.mark.parametrize("width", [80, 120, 160])
+def test_the_methods_break_no_word(cli, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    shown = cli("methods").out
+    assert all(len(line) <= width for line in shown.splitlines())
+    words = set(shown.split())
+    for method in json.loads(cli("methods", "--json").out):
+        assert set(f"{method['name']} {method['paper']} {method['leaves']}".split()) <= words

@@ -10,16 +10,23 @@ from equipoise.cli.console import terminal
 from equipoise.cli.show.grid import grid, warnings
 from equipoise.report.folder import size
 
+ROOMY = 140
+"""columns of a terminal that has room for every method's options"""
+
 
 def methods(facts: list[dict[str, Any]]) -> None:
-    """All methods."""
-    table = grid("method", "paper", "labels", "what leaves a site", "defaults", right=5)
+    """All methods; their options where there is room for them."""
+    console = terminal()
+    heads = ("method", "paper", "labels", "what leaves a site", "defaults")
+    shown = len(heads) if console.width >= ROOMY else len(heads) - 1
+    table = grid(*heads[:shown], right=shown)
     for one in facts:
         defaults = ", ".join(f"{field['name']}={field['default']}" for field in one["fields"])
-        table.add_row(
-            *map(escape, (one["name"], one["paper"], ", ".join(one["tasks"]), one["leaves"], defaults))
-        )
-    terminal().print(table)
+        cells = (one["name"], one["paper"], ", ".join(one["tasks"]), one["leaves"], defaults)
+        table.add_row(*map(escape, cells[:shown]))
+    console.print(table)
+    if shown < len(heads):
+        console.print("the options of one, with their defaults: equipoise methods NAME")
 
 
 def method(one: dict[str, Any]) -> None:
