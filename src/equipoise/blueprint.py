@@ -161,6 +161,15 @@ class Blueprint(Options):
         parts = parts_of(info, name) if named(name) else Parts(Path(), nobody)
         return look_up(name, parts).model_validate(value, context=info.context)
 
+    def __repr__(self) -> str:
+        shape = "×".join(map(str, self.input.shape))
+        return (
+            f"Blueprint({self.method_name} with {self.net.name} on images of {shape}, {self.task}-label, "
+            f"{len(self.classes)} classes, {len(self.shared)} tensors shared and {len(self.private)} private)"
+        )
+
+    __str__ = __repr__
+
     @property
     def digest(self) -> str:
         """Hash of what coordinator and sites must have alike."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cache
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from equipoise.errors import ConfigError, StorageError
 from equipoise.evaluate import ENDING, Evaluation, converged
 from equipoise.exchange import Bounds, Ledger
 from equipoise.keeping import FIRST
+from equipoise.listing import Listing
 from equipoise.locate import Parts
 from equipoise.partition import Facts
 from equipoise.predict import Origin, assemble, class_maps
@@ -42,12 +44,21 @@ from equipoise.run_folder import (
 from equipoise.server import Checkpoints, Federation, Header, Journal, check_same, drawn
 from equipoise.setup import Material, draw, keep_memory, material, place_of
 from equipoise.site import Store
+from equipoise.text import percent
 from equipoise.trackers import Tracker, Tracking, describe, make
 from equipoise.tree import Tree, digest
 from equipoise.trust import recorded
 
 Watch = Callable[[str, dict[str, Any]], None]
 """told of events: ("data", …), ("note", …), ("round", …), ("answer", …), ("rejected", …)"""
+
+
+HEADLINES = {
+    "balanced_accuracy": "balanced accuracy",
+    "macro_auc": "macro AUC",
+    "tail": "recall, tail classes",
+}
+"""the figures that a result shows of itself, by their names in the metrics"""
 
 
 @dataclass(frozen=True)
@@ -68,6 +79,38 @@ class Result:
     """whether validation had settled, see `evaluate.converged`; None where that is not known"""
     stopped_early: dict[str, Any] | None = None
     """`round` after which training ended early and the `reason`; None where it did not"""
+
+    def __repr__(self) -> str:
+        return "\n".join([f"Result({str(self.folder)!r})", *self._told()])
+
+    def _repr_html_(self) -> str:
+        told = "".join(f"<p>{escape(line)}</p>" for line in (str(self.folder), *self._told()[:-1]))
+        return told + self._listing()._repr_html_()
+
+    def _told(self) -> list[str]:
+        """The rounds and the headline figures in two lines."""
+        trained = sum(ENDING not in row for row in self.history)
+        reported = ", ".join(map(str, self.ending_of or self.rounds)) or "none"
+        ending = ", with the method's ending" if self.ending_of else ""
+        early = f"; stopped early: {self.stopped_early['reason']}" if self.stopped_early else ""
+        state = {True: "; converged", False: "; not converged", None: ""}[self.converged]
+        rows = self._listing().rows()
+        figures = (f"{row['test set']} {row['generalisation']} / {row['specialisation']}" for row in rows)
+        return [
+            f"{trained} rounds, reported: {reported}{ending}{state}{early}",
+            "global / own: " + (", ".join(figures) or "no round was evaluated"),
+        ]
+
+    def _listing(self) -> Listing:
+        """The headline figures of both views and their mean."""
+        test = self.metrics.get("test")
+        views = ("generalisation", "specialisation", "average")
+        cells = [
+            (name, *(percent(test[view].get(key)) for view in views))
+            for key, name in HEADLINES.items()
+            if test is not None
+        ]
+        return Listing(("test set", *views), tuple(cells))
 
     def summary(self) -> dict[str, Any]:
         """What `run --json` prints."""

@@ -35,6 +35,11 @@ def cell(text: str) -> str:
     return f"'{text}" if text.lstrip().startswith(FORMULA) else text
 
 
+def percent(value: float | None) -> str:
+    """0.1234 → 12.3 %; a dash for what does not exist."""
+    return "–" if value is None else f"{100 * value:.1f} %"
+
+
 def parse_toml(text: str) -> dict[str, Any]:
     """The table in a TOML text; brackets nested beyond reason are as wrong as any other mistake."""
     try:

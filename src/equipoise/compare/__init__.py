@@ -3,9 +3,12 @@ with p-values."""
 
 from __future__ import annotations
 
+import sys
+
 from equipoise.compare.plan import Arm, Job, Plan, arm_from, make_plan, numbers
 from equipoise.compare.pool import Failure, race
 from equipoise.compare.summary import compare, conclude, page, summarise
+from equipoise.verb import Verb
 
 __all__ = [
     "Arm",
@@ -21,3 +24,5 @@ __all__ = [
     "race",
     "summarise",
 ]
+
+sys.modules[__name__].__class__ = Verb

@@ -16,6 +16,7 @@ import torch
 from equipoise.errors import MethodError
 from equipoise.exchange.reduction import tensors_of
 from equipoise.leaves import Kind, Mean, Upload
+from equipoise.listing import Listing
 
 Shape = tuple[int | None, ...]
 """None stands for a length that differs from site to site (one row per sample, say)."""
@@ -102,6 +103,21 @@ class Ledger:
                     }
                 )
         return rows
+
+    def __repr__(self) -> str:
+        lines = [f"Ledger of {len(self.lines)} questions, per site and round"]
+        for line in self.lines:
+            kinds = {entry.leaf: entry.kind for entry in line.up}
+            leaves = ", ".join(f"{leaf} ({kind})" for leaf, kind in kinds.items())
+            since = f" from round {line.since + 1}" if line.since else ""
+            sizes = f"{line.up_bytes:,} bytes up, {line.down_bytes:,} down"
+            lines.append(f"  {line.question}{since}: {leaves}; {sizes}")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        rows = self.rows()
+        cells = tuple(tuple(row.values()) for row in rows)
+        return Listing(tuple(rows[0]) if rows else (), cells)._repr_html_()
 
 
 def entries(upload: Upload) -> tuple[Entry, ...]:

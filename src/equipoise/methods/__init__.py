@@ -6,6 +6,7 @@ A name is one of `METHODS`, or `path/to/file.py:Class`, or `package.module:Class
 from __future__ import annotations
 
 import inspect
+import sys
 from pathlib import Path
 
 from equipoise.errors import ConfigError
@@ -40,6 +41,7 @@ from equipoise.methods.rscfed import RSCFed
 from equipoise.methods.shaped import BSMFL, LDAMFL, FedAvgPL, FedFocal, FedLC, FedRS
 from equipoise.names import unknown
 from equipoise.trust import remember
+from equipoise.verb import Verb
 
 METHODS: dict[str, type[Method]] = {
     "local": Local,
@@ -111,3 +113,5 @@ def fingerprint(cls: type[Method]) -> str:
 
 
 __all__ = ["METHODS", "Ask", "Method", "find", "fingerprint", "look_up"]
+
+sys.modules[__name__].__class__ = Verb

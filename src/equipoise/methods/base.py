@@ -189,6 +189,14 @@ class Method(BaseModel):
         predictor."""
         return {"fed": net(x)}
 
+    def __str__(self) -> str:
+        return repr(self)
+
+    def __repr_args__(self) -> list[tuple[str | None, Any]]:
+        """Only what is not as it is by default."""
+        usual = {name: field.get_default() for name, field in type(self).model_fields.items()}
+        return [(name, value) for name, value in super().__repr_args__() if usual.get(str(name)) != value]
+
     # About the class ----------------------------------------------------------------------------------------
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

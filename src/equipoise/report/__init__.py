@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from equipoise.report.folder import read_run, standing
-from equipoise.report.page import Sheet, write_comparison, write_report
+from equipoise.report.page import Sheet, standalone, write_comparison, write_report
 
-__all__ = ["Sheet", "read_run", "standing", "write_comparison", "write_report"]
+__all__ = ["Sheet", "read_run", "standalone", "standing", "write_comparison", "write_report"]

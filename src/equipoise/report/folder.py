@@ -27,6 +27,7 @@ from equipoise.run_folder import (
     RunFolder,
 )
 from equipoise.text import parse_toml
+from equipoise.text import percent as percent
 
 if TYPE_CHECKING:
     from equipoise.evaluate.scores import Scores
@@ -218,11 +219,6 @@ def told_rounds(rounds: Sequence[int], endings: Sequence[int]) -> str:
 def by_size(counts: Sequence[float]) -> list[int]:
     """Class numbers from the most frequent to the rarest."""
     return sorted(range(len(counts)), key=lambda i: (-counts[i], i))
-
-
-def percent(value: float | None) -> str:
-    """0.1234 → 12.3 %; a dash for what does not exist."""
-    return "–" if value is None else f"{100 * value:.1f} %"
 
 
 def size(count: float) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -110,14 +112,36 @@ def write_comparison(folder: Path, facts: Mapping[str, Any], sheets: Sequence[Sh
     )
 
 
-def _write(folder: Path, template: str, **facts: Any) -> Path:
-    pages = Environment(
+def _templates() -> Environment:
+    return Environment(
         loader=PackageLoader("equipoise.report", "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
+
+def standalone(svg: str) -> str:
+    """A figure of a page with the style it has there on white paper, so that it can stand by itself."""
+    head, close, rest = str(svg).partition(">")
+    head = head.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+    return f"{head}{close}<style>{_chart_style()}</style>{rest}"
+
+
+@cache
+def _chart_style() -> str:
+    """What the style sheet of the pages says of charts, with its light colours."""
+    style = _templates().get_template("page.css.j2").render()
+    light = re.search(r":root \{(.*?)\}", style, re.DOTALL)
+    assert light is not None
+    rules = re.findall(r"\.chart [^{]*\{[^}]*\}", style)
+    own = f".chart {{{light[1]} background: var(--card); font-family: system-ui, sans-serif; }}"
+    return "\n".join([own, *(rule for rule in rules if "max-width" not in rule)])
+
+
+def _write(folder: Path, template: str, **facts: Any) -> Path:
+    pages = _templates()
     assert pages.loader is not None
     script = Markup(pages.loader.get_source(pages, "page.js")[0])
     # Only this very script may run, so that no name or label in the data can bring one of its own.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 from equipoise.reproduce.beside import reproduce, sheet, texts
 from equipoise.reproduce.cost import estimate, listing
 from equipoise.reproduce.plan import SCALES, Task, prepare
 from equipoise.reproduce.recipe import Paper, Recipe, Row, find, names, read
+from equipoise.verb import Verb
 
 __all__ = [
     "SCALES",
@@ -23,3 +26,5 @@ __all__ = [
     "sheet",
     "texts",
 ]
+
+sys.modules[__name__].__class__ = Verb
