@@ -28,6 +28,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from equipoise import api as verbs_of_python
 from equipoise import data, partition, run_folder
 from equipoise.cli.app import app
 from equipoise.cli.catalogue import describe, describe_sets
@@ -527,7 +528,10 @@ def told(option: click.Option) -> str:
 # Python -----------------------------------------------------------------------------------------------------
 
 PUBLIC: dict[str, tuple[str, ...]] = {
-    "equipoise": ("run", "resume", "load", "store", "frame", "Method", "Result"),
+    "equipoise": (
+        *("run", "resume", "compare", "reproduce", "inspect", "ledger", "methods"),
+        *("load", "store", "frame", "Comparison", "Method", "Result"),
+    ),
     "equipoise.config": ("read", "resolve"),
     "equipoise.compare": ("make_plan", "compare"),
     "equipoise.reproduce": ("find", "prepare", "reproduce"),
@@ -543,12 +547,18 @@ def api() -> str:
     """The public names, by module."""
     parts = []
     for module, names in PUBLIC.items():
-        things = ((name, getattr(importlib.import_module(module), name)) for name in names)
+        things = ((name, public(module, name)) for name in names)
         parts += [
             f"**`{module}`**",
             table(("", ""), ((f"`{name}{signature(thing)}`", first_line(thing)) for name, thing in things)),
         ]
     return "\n\n".join(parts)
+
+
+def public(module: str, name: str) -> Any:
+    """A public name; of a verb that is a package too, the function."""
+    thing = getattr(importlib.import_module(module), name)
+    return getattr(verbs_of_python, name) if isinstance(thing, types.ModuleType) else thing
 
 
 def signature(thing: Any) -> str:
@@ -627,7 +637,11 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "cli.md": {"verbs": verbs},
     "exit-codes.md": {"exit-codes": exit_codes},
     "own-method.md": {"hooks": hooks},
-    "python.md": {"api": api, "loc": lambda: members(Loc)},
+    "python.md": {
+        "api": api,
+        "comparison": lambda: members(verbs_of_python.Comparison),
+        "loc": lambda: members(Loc),
+    },
     "data.md": {"sets": sets, "layouts": layouts},
     "methods.md": {
         "overview": overview,

@@ -280,9 +280,9 @@ def test_every_figure_is_a_row(compared: equipoise.Comparison) -> None:
     rows = compared.rows()
     runs = {(row["method"], row["seed"]) for row in rows}
     assert runs == {(label, seed) for label in compared.methods for seed in (0, 1)}
-    keys = [(row["method"], row["seed"], row["view"], row["metric"]) for row in rows]
+    keys = [(row["method"], row["seed"], row["view"], row["metric"], row["class"]) for row in rows]
     assert len(set(keys)) == len(keys)
-    kept = read_json(Path(rows[0]["folder"]) / "result.json", "")["metrics"]["test"]
+    kept = read_json(compared.folder / rows[0]["run"] / "result.json", "")["metrics"]["test"]
     assert rows[0]["value"] == kept[rows[0]["view"]][rows[0]["metric"]]
 
 

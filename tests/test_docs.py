@@ -324,8 +324,9 @@ def test_the_scan_would_see_a_wrong_config() -> None:
 # Running them -----------------------------------------------------------------------------------------------
 #
 # A page is read from top to bottom in a folder of its own: a block with a title becomes that file, commands
-# are run and Python is executed. What a page takes for granted (recipes on real images, a trained model,
-# photographs) is there on a tiny scale.
+# are run and Python is executed, as the cells of a notebook are: later blocks have the names of earlier ones.
+# What a page takes for granted (recipes on real images, a trained model, photographs) is there on a tiny
+# scale.
 
 TINY = """
 [data]
@@ -400,12 +401,13 @@ def test_the_blocks_of_a_page_run(
     shutil.copytree(things, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "160")
+    names: dict[str, object] = {}
     for block in (block for block in blocks() if block.page == page and runs(block)):
         if block.title:
             Path(block.title).write_text(smaller(block.text))
         elif block.language == "python":
             Path("block.py").write_text(smaller(block.text))
-            runpy.run_path("block.py", run_name="__main__")
+            names = runpy.run_path("block.py", init_globals=names, run_name="__main__")
         else:
             for line in block.lines():
                 run_line(smaller(line))

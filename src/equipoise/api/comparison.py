@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from equipoise.compare.summary import FACTS, LETTERS, NAMES, note, read_facts, table_of
+from equipoise.compare.summary import FACTS, LETTERS, LONG, NAMES, note, read_facts, runs_of, table_of
 from equipoise.errors import ConfigError, StorageError
 from equipoise.keeping import write_atomic
 from equipoise.listing import Raw, aligned, html_table, to_frame
@@ -95,25 +95,8 @@ class Comparison:
         return table_of(self.facts) if self.paper is None else beside.sheet(self.paper)
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row per run and metric: method, seed, fold, view, metric, value from 0 to 1, and the run's
-        round, folder and whether it has converged."""
-        return [
-            {
-                "method": label,
-                "seed": run["seed"],
-                "fold": run["fold"],
-                "view": view,
-                "metric": metric,
-                "value": value,
-                "round": run["selected_rounds"][-1] if run["selected_rounds"] else None,
-                "converged": run.get("converged"),
-                "folder": str(self.folder / run["folder"]),
-            }
-            for label, arm in self.facts["arms"].items()
-            for run in arm["runs"]
-            for view, figures in run["metrics"].items()
-            for metric, value in figures.items()
-        ]
+        """One row per run and metric, values from 0 to 1, and per class its recall: what `runs.csv` holds."""
+        return [dict(zip(LONG, row, strict=True)) for row in runs_of(self.facts)]
 
     def frame(self) -> Any:
         """`rows` as a pandas DataFrame."""

@@ -85,7 +85,7 @@ def conclude(plan: Plan, out: Path, failures: Sequence[Failure] = ()) -> dict[st
         "table.md": text,
         "table.csv": comma_separated(*numbers_of(facts)),
         "table.tex": latex(shown),
-        "runs.csv": comma_separated(*runs_of(facts)),
+        "runs.csv": comma_separated(LONG, runs_of(facts)),
     }.items():
         write_atomic(out / name, content.encode())
     write_json(out / FACTS, facts)
@@ -267,18 +267,22 @@ def numbers_of(facts: Mapping[str, Any]) -> tuple[list[str], list[list[Value]]]:
     return heads, rows
 
 
-def runs_of(facts: Mapping[str, Any]) -> tuple[list[str], list[list[Value]]]:
-    """The long table, heads and rows: one row for every metric of every run, and for the recall of every
-    class."""
+LONG = ("method", "run", "seed", "fold", "round", "converged", "view", "metric", "class", "value")
+"""the columns of the long table"""
+
+
+def runs_of(facts: Mapping[str, Any]) -> list[list[Value]]:
+    """The rows of the long table: one for every metric of every run, and for the recall of every class."""
     rows: list[list[Value]] = []
     for label, arm in facts["arms"].items():
         for run in arm["runs"]:
-            which: list[Value] = [label, run["folder"], run["seed"], run["fold"]]
+            round = run["selected_rounds"][-1] if run["selected_rounds"] else None
+            which: list[Value] = [label, run["folder"], run["seed"], run["fold"], round, run.get(CONVERGED)]
             for view, metrics in run["metrics"].items():
                 rows += [[*which, view, name, None, value] for name, value in metrics.items()]
             recalls = zip(facts["classes"], run["recall"] or (), strict=False)
             rows += [[*which, "generalisation", "recall", name, value] for name, value in recalls]
-    return ["method", "run", "seed", "fold", "view", "metric", "class", "value"], rows
+    return rows
 
 
 def results_of(plan: Plan, out: Path) -> dict[str, dict[str, Any]]:
