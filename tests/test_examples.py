@@ -40,9 +40,7 @@ def test_it_runs_to_its_end(path: Path, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     book: Any = nbformat.read(path, 4)  # type: ignore[no-untyped-call]
     NotebookClient(book, timeout=900, kernel_name="python3").execute()
-    text = "".join(
-        str(one.get("data", {}).get("text/html", ""))
-        for cell in book.cells
-        for one in cell.get("outputs", ())
-    )
+    data = [one.get("data", {}) for cell in book.cells for one in cell.get("outputs", ())]
+    assert {kind for one in data for kind in one} >= set(SHOWN[path.stem])
+    text = "".join(str(one.get("text/html", "")) for one in data)
     assert ("<svg" in text) == (path.stem == "table-to-figure")
