@@ -83,11 +83,11 @@ def config_of(net: str, sites: int, images: int, size: int, folder: Path, **engi
 class Bare:
     """The obvious loop: per site a copy of the model, a new optimiser, one epoch; then the weighted mean."""
 
-    def __init__(self, config: Config, stuff: Material, part: slice) -> None:
-        samples = stuff.samples
+    def __init__(self, config: Config, dataset: Material, part: slice) -> None:
+        samples = dataset.samples
         mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in NORMS["imagenet"])
         self.sites: list[tuple[Tensor, Tensor]] = []
-        for holding in stuff.holdings[part]:
+        for holding in dataset.holdings[part]:
             x = torch.from_numpy(np.array(samples.images[holding.train])).permute(0, 3, 1, 2).contiguous()
             self.sites.append(
                 ((x.float() / 255 - mean) / std, torch.from_numpy(samples.labels[holding.train]))
@@ -157,10 +157,10 @@ def bare_process(arguments: list[str]) -> None:
     table, part = json.loads(arguments[0]), arguments[1]
     torch.set_num_threads(1)
     config = resolve(table)
-    stuff = material(config)
-    middle = len(stuff.holdings) // 2
+    dataset = material(config)
+    middle = len(dataset.holdings) // 2
     parts = {"all": slice(None), "first": slice(0, middle), "second": slice(middle, None)}
-    loop = Bare(config, stuff, parts[part])
+    loop = Bare(config, dataset, parts[part])
     loop.round()
     print("ready", flush=True)
     for _ in sys.stdin:
@@ -210,11 +210,11 @@ class Interleave:
 
 def federation_of(config: Config, folder: Path, observer: Observer) -> tuple[Federation, Plan]:
     """A run that is ready to go, in its own folder."""
-    stuff = material(config)
-    plan = prepare(config, stuff.facts, stuff)
+    dataset = material(config)
+    plan = prepare(config, dataset.facts, dataset)
     federation = Federation(
         method=config.method,
-        engine=make_engine(plan, stuff, RunFolder(folder)),
+        engine=make_engine(plan, dataset, RunFolder(folder)),
         ledger=plan.ledger,
         limits=config.exchange,
         journal=Journal(folder / "journal.jsonl"),

@@ -153,15 +153,15 @@ def run(
         watch("data", {"text": text, "done": done, "total": total})
 
     with one_thread():
-        stuff = material(config, read_data)
-        plan = prepare(config, stuff.facts, stuff)
+        dataset = material(config, read_data)
+        plan = prepare(config, dataset.facts, dataset)
         with (
             closing(Journal(folder / JOURNAL)) as journal,
-            closing(make_engine(plan, stuff, folder)) as engine,
+            closing(make_engine(plan, dataset, folder)) as engine,
         ):
             if steps:
                 journal.write("read data", steps=list(steps))
-            return train(plan, wrap(engine) if wrap else engine, journal, folder, watch, stuff)
+            return train(plan, wrap(engine) if wrap else engine, journal, folder, watch, dataset)
 
 
 def resume(folder: str | Path, *, watch: Watch | None = None, trust: bool = False) -> Result:
@@ -183,11 +183,11 @@ class Plan:
     ledger: Ledger
 
 
-def prepare(config: Config, facts: Facts, stuff: Material | None = None) -> Plan:
-    """Build the networks and try every question on two made-up sites; `stuff` is the data, where it is at
+def prepare(config: Config, facts: Facts, dataset: Material | None = None) -> Plan:
+    """Build the networks and try every question on two made-up sites; `dataset` is the data, where it is at
     hand."""
     watchable(config, facts)
-    blueprint, built = draw(config, facts, stuff)
+    blueprint, built = draw(config, facts, dataset)
     everyone = len(facts.census.sites)
     participants = drawn(config.train.participation, everyone)
     first = blueprint.first(built.net)
@@ -210,12 +210,12 @@ def train(
     journal: Journal,
     folder: RunFolder,
     watch: Watch,
-    stuff: Material | None = None,
+    dataset: Material | None = None,
     joining: Sequence[Mapping[str, Any]] = (),
 ) -> Result:
     """The run in a folder, from its newest checkpoint on if there is one.
 
-    `stuff` is the data, where it is at hand; `joining` are the rows of the ledger before any question.
+    `dataset` is the data, where it is at hand; `joining` are the rows of the ledger before any question.
     """
     config, blueprint, census = plan.config, plan.blueprint, plan.facts.census
     checkpoints = Checkpoints(folder / CHECKPOINTS)
@@ -235,8 +235,8 @@ def train(
         config.evaluate,
         folder,
         census.sites,
-        stuff.samples if stuff else None,
-        stuff.holdings if stuff else (),
+        dataset.samples if dataset else None,
+        dataset.holdings if dataset else (),
         tell,
     )
     evaluation.resume(_done(begun), begun.metrics if begun else FIRST)
@@ -262,7 +262,7 @@ def train(
         observer=evaluation,
         bounds=Bounds(blueprint.method.limits(len(blueprint.classes), config.train.epochs), census.images()),
         objection=evaluation.objection,
-        told=lambda reason: watch("rejected", {"reason": reason}),
+        on_rejected=lambda reason: watch("rejected", {"reason": reason}),
         progress=lambda question, site: watch("answer", {"question": question, "site": site}),
         data=blueprint.data,
         stopped=evaluation.stopped,
@@ -289,8 +289,8 @@ def train(
     )
     if result.stopped_early:
         watch("note", {"text": "stopped early after round {round}: {reason}".format(**result.stopped_early)})
-    if stuff is not None and not folder.has(FEATURES):
-        measure_features(folder, plan, stuff, checkpoints, rounds)
+    if dataset is not None and not folder.has(FEATURES):
+        measure_features(folder, plan, dataset, checkpoints, rounds)
     marks = {"metrics_hash": evaluation.mark(), "journal_hash": journal.head}
     folder.write(RESULT, result.summary() | marks)
     tracking.end(result.summary())
@@ -304,7 +304,7 @@ def early_end(evaluation: Evaluation, rounds: int) -> dict[str, Any] | None:
 
 
 def measure_features(
-    folder: RunFolder, plan: Plan, stuff: Material, checkpoints: Checkpoints, rounds: Sequence[int]
+    folder: RunFolder, plan: Plan, dataset: Material, checkpoints: Checkpoints, rounds: Sequence[int]
 ) -> None:
     """Write down where the classes lie in the features of the reported round's global predictor, if there is
     one."""
@@ -314,7 +314,7 @@ def measure_features(
     server, header = found
     origin = Origin(round=header.round, rule=plan.config.evaluate.select, state=header.state)
     model = assemble(plan.blueprint, server, origin, net=plan.built.net)
-    maps = class_maps(model, stuff.samples, stuff.holdings)
+    maps = class_maps(model, dataset.samples, dataset.holdings)
     if maps is not None:
         folder.write(FEATURES, {"round": header.round, **maps})
 
@@ -354,12 +354,12 @@ def _trackers(config: Config, folder: RunFolder) -> dict[str, Tracker]:
     return {} if folder.has(RESULT) else make(config.evaluate.trackers, Parts(config.base, config.allow))
 
 
-def make_engine(plan: Plan, stuff: Material, folder: RunFolder) -> Engine:
+def make_engine(plan: Plan, dataset: Material, folder: RunFolder) -> Engine:
     """The engine the config asks for."""
     config = plan.config
     place, private = place_of(config), folder / PRIVATE
     if config.engine.kind == "serial":
-        sites = stuff.sites(place.device)
+        sites = dataset.sites(place.device)
         return Serial(Host(plan.blueprint, sites, Store(private), place, plan.built))
     setup = {
         "config": config.table(),

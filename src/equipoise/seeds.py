@@ -38,7 +38,7 @@ def isolated(seed: int, device: torch.device) -> Iterator[None]:
     used = _global(device)
     before = [one.get_state() for one in used]
     of_numpy, of_python = np.random.get_state(), random.getstate()
-    sow(seed, device)
+    seed_all(seed, device)
     try:
         yield
     finally:
@@ -48,7 +48,7 @@ def isolated(seed: int, device: torch.device) -> Iterator[None]:
         random.setstate(of_python)
 
 
-def sow(seed: int, device: torch.device) -> None:
+def seed_all(seed: int, device: torch.device) -> None:
     """Seed the global generators of torch, numpy and Python."""
     for one in _global(device):
         one.manual_seed(seed)

@@ -145,10 +145,10 @@ def place_of(config: Config) -> Place:
     return Place(device_of(config), config.base, config.weights)
 
 
-def draw(config: Config, facts: Facts, stuff: Material | None = None) -> tuple[Blueprint, Built]:
-    """The blueprint of a run and its networks; `stuff` is its data, where that is at hand."""
+def draw(config: Config, facts: Facts, dataset: Material | None = None) -> tuple[Blueprint, Built]:
+    """The blueprint of a run and its networks; `dataset` is its data, where that is at hand."""
     evaluate, augment = config.evaluate, config.train.augment
-    measured = stuff.measured() if stuff and augment.normalise == "data" else None
+    measured = dataset.measured() if dataset and augment.normalise == "data" else None
     shots = shot_groups(
         facts.census.counts(), evaluate.shots, head=evaluate.head_over, tail=evaluate.tail_under
     )
@@ -171,8 +171,8 @@ def draw(config: Config, facts: Facts, stuff: Material | None = None) -> tuple[B
     return blueprint, built
 
 
-def make_host(config: Config, stuff: Material, private: Path) -> Host:
+def make_host(config: Config, dataset: Material, private: Path) -> Host:
     """A host that can play every site of the run; `private` is where sites keep their own state."""
-    blueprint, built = draw(config, stuff.facts, stuff)
+    blueprint, built = draw(config, dataset.facts, dataset)
     place = place_of(config)
-    return Host(blueprint, stuff.sites(place.device), Store(private), place, built)
+    return Host(blueprint, dataset.sites(place.device), Store(private), place, built)

@@ -70,12 +70,12 @@ def _host(setup: dict[str, Any]) -> Host:
     torch.set_num_threads(1)
     keep_memory()
     config = resolve(setup["config"], allow=only(setup["code"]))
-    stuff = material(config)
-    if stuff.samples.fingerprint != setup["data"]:
+    dataset = material(config)
+    if dataset.samples.fingerprint != setup["data"]:
         raise StorageError(
             "the data changed while the run was starting: leave them as they are, then `equipoise resume`"
         )
-    host = make_host(config, stuff, Path(setup["private"]))
+    host = make_host(config, dataset, Path(setup["private"]))
     if host.blueprint.digest != setup["blueprint"]:
         raise StorageError("a worker's blueprint is not the run's: install the same Equipoise everywhere")
     return host

@@ -20,7 +20,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from equipoise import __version__
 from equipoise.config import Config
 from equipoise.deploy import apps
-from equipoise.deploy.site import Desk
+from equipoise.deploy.site import SiteClient
 from equipoise.engine.flower.wire import array, unwrap, wrap
 from equipoise.exchange import pack, unpack
 from equipoise.server.journal import read as read_journal
@@ -83,7 +83,7 @@ def untouched(folder: Path) -> Iterator[None]:
 class Asked:
     """A desk that has answered one question, that question and its bytes, and the invitation before it."""
 
-    desk: Desk
+    desk: SiteClient
     table: dict[str, Any]
     data: dict[str, bytes]
     tickets: Iterator[int]

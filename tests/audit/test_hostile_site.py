@@ -120,11 +120,11 @@ def test_bad_scores_are_left_out(name: str, tiny: MakeConfig, lost: Any, rows: R
 
 def honest(config: Config, folder: Path) -> Callable[[str], tuple[bytes, Callable[[bytes], None]]]:
     """honest(question): the site's answer, and what judges another in its place."""
-    stuff = material(config)
-    host, kept, sent = make_host(config, stuff, folder), dict[str, bytes](), dict[str, Any]()
-    census = stuff.facts.census
-    ledger, images = prepare(config, stuff.facts, stuff).ledger, census.images()
-    bounds = Bounds(config.method.limits(len(stuff.samples.classes), config.train.epochs), images)
+    dataset = material(config)
+    host, kept, sent = make_host(config, dataset, folder), dict[str, bytes](), dict[str, Any]()
+    census = dataset.facts.census
+    ledger, images = prepare(config, dataset.facts, dataset).ledger, census.images()
+    bounds = Bounds(config.method.limits(len(dataset.samples.classes), config.train.epochs), images)
 
     class Tap:
         def ask(self, question: Question, sites: tuple[str, ...]) -> Any:

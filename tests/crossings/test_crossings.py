@@ -198,16 +198,16 @@ def _loaded_scores_what_was_reported(result: Result, cell: Cell) -> None:
     if cell["select"] == "mean_last_5" or cell["method"] in ("local", "fedsdc", "fedsdc+"):
         return  # a mean of several models; no global model at all; the mean over a bank of heads
     config = resolve(table(cell))
-    stuff = material(config)
-    rows = np.concatenate([holding.test for holding in stuff.holdings])
+    dataset = material(config)
+    rows = np.concatenate([holding.test for holding in dataset.holdings])
     try:
         model = load(result.folder)
     except MethodError as error:
         if "at the sites" in str(error):  # parts of the model never left them
             return
         raise
-    labels = torch.from_numpy(stuff.samples.labels[rows])
-    found = from_scores(logits(model, stuff.samples.images, rows), labels, task=cell["task"])
+    labels = torch.from_numpy(dataset.samples.labels[rows])
+    found = from_scores(logits(model, dataset.samples.images, rows), labels, task=cell["task"])
     assert found["balanced_accuracy"] == pytest.approx(reported, abs=1e-6)
 
 

@@ -171,9 +171,7 @@ def test_a_slice_of_what_is_no_volume(tmp_path: Path, encode: Any) -> None:
 def test_folders_and_predictions_take_the_middle(volume: np.ndarray, tmp_path: Path) -> None:
     for name, added in (("x", 0), ("y", 9)):
         (tmp_path / "volumes" / name).mkdir(parents=True)
-        (tmp_path / "volumes" / name / "1.nii.gz").write_bytes(
-            gzip.compress(encoded(volume + added))
-        )
+        (tmp_path / "volumes" / name / "1.nii.gz").write_bytes(gzip.compress(encoded(volume + added)))
     found = FolderData(path="volumes", image_size=16).load(cache=tmp_path / "cache", base=tmp_path)
     assert found.ids.tolist() == ["x/1.nii.gz", "y/1.nii.gz"]
     wanted = by_hand(volume, 2, float(volume.min()), float(volume.max()))

@@ -41,8 +41,8 @@ def test_every_real_answer_is_in_the_ledger(
     method: str, exact: bool, tiny: MakeConfig, tmp_path: Path
 ) -> None:
     config = tiny(method, evaluate={"exact": exact})
-    stuff = material(config)
-    ledger = prepare(config, stuff.facts, stuff).ledger
+    dataset = material(config)
+    ledger = prepare(config, dataset.facts, dataset).ledger
     taps: list[Tap] = []
 
     def wrap(engine: Engine) -> Tap:
@@ -60,8 +60,8 @@ def test_every_real_answer_is_in_the_ledger(
 
 def test_probing_leaves_no_trace(tiny: MakeConfig, tmp_path: Path) -> None:
     config = tiny("fca")
-    stuff = material(config)
-    blueprint, built = draw(config, stuff.facts, stuff)
+    dataset = material(config)
+    blueprint, built = draw(config, dataset.facts, dataset)
     before = {name: tensor.clone() for name, tensor in state(built.net).items()}
     first = probe(blueprint, built, 3, 3, exact=True)
     assert all(torch.equal(tensor, before[name]) for name, tensor in state(built.net).items())
@@ -70,8 +70,8 @@ def test_probing_leaves_no_trace(tiny: MakeConfig, tmp_path: Path) -> None:
 
 def test_what_only_a_simulation_may_ask_is_marked(tiny: MakeConfig, tmp_path: Path) -> None:
     config = tiny("local")
-    stuff = material(config)
-    rows = prepare(config, stuff.facts, stuff).ledger.rows()
+    dataset = material(config)
+    rows = prepare(config, dataset.facts, dataset).ledger.rows()
     kinds = {(row["question"], row["leaf"]): row["kind"] for row in rows}
     assert kinds[("train", "loss")] == "mean"
     assert kinds[("reveal", "model")] == "each"

@@ -92,14 +92,14 @@ def check_reported(result: Result, rule: str) -> None:
     )
     told = json.loads((result.folder / "result.json").read_text())
     assert (told["selected_rounds"], told["ending_of"]) == (result.rounds, result.ending_of)
-    stuff = material(read(result.folder / "config.toml"))
-    for holding in stuff.holdings:
+    dataset = material(read(result.folder / "config.toml"))
+    for holding in dataset.holdings:
         model = load(result.folder, holding.name)
         assert (model.origin.round, model.origin.rule) == (result.rounds[-1], rule)
         found = from_scores(
-            logits(model, stuff.samples.images, holding.test),
-            torch.from_numpy(stuff.samples.labels[holding.test]),
-            task=stuff.samples.task,
+            logits(model, dataset.samples.images, holding.test),
+            torch.from_numpy(dataset.samples.labels[holding.test]),
+            task=dataset.samples.task,
             shots=torch.tensor(model.blueprint.shots),
         )
         wanted = rows[-1]["test"]["sites"][holding.name]

@@ -126,9 +126,9 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Tow
         if "min_sites" not in config.exchange.model_fields_set:
             config = replace(config, exchange=config.exchange.model_copy(update={"min_sites": 1}))
         config = federated(config)
-        stuff = material(config)
-        names = sorted(holding.name for holding in stuff.holdings)
-        ledger = prepare(config, stuff.facts, stuff).ledger
+        dataset = material(config)
+        names = sorted(holding.name for holding in dataset.holdings)
+        ledger = prepare(config, dataset.facts, dataset).ledger
         each = {f"{row['question']}.{row['leaf']}" for row in ledger.rows() if row["kind"] == "each"} | {
             COUNTS,
             "evaluate.own",

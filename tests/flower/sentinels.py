@@ -41,8 +41,8 @@ def at_home(site: Path) -> dict[str, bytes]:
     is longer."""
     options = read_site(site)
     config = next(site.glob("runs/*/config.json"))
-    stuff = own_material(options, own_config(options, site, doctored.table(config), nothing))
-    held = stuff.samples.labels[stuff.holdings[0].train]
+    dataset = own_material(options, own_config(options, site, doctored.table(config), nothing))
+    held = dataset.samples.labels[dataset.holdings[0].train]
     labels = torch.as_tensor(held)
     found = {"word": WORD.encode(), "labels as text": json.dumps(labels.tolist())[1:-1].encode()}
     for dtype in (torch.int64, torch.int32, torch.float32, torch.uint8):

@@ -17,7 +17,7 @@ from tests import doctored
 from equipoise import __version__
 from equipoise.config import Config
 from equipoise.deploy import apps
-from equipoise.deploy.site import Desk, Whole, read_site
+from equipoise.deploy.site import SiteClient, Whole, read_site
 from equipoise.engine.flower.wire import unwrap
 from equipoise.errors import ConfigError
 from equipoise.exchange import decode_upload, pack, unpack
@@ -33,7 +33,7 @@ SITE = "site-00"
 class Asked:
     """A desk that has answered one question, that question and its bytes."""
 
-    desk: Desk
+    desk: SiteClient
     table: dict[str, Any]
     data: dict[str, bytes]
     tickets: Iterator[int]
@@ -59,7 +59,7 @@ def asked(tiny: MakeConfig, town: Any) -> Asked:
     return Asked(apps.desk(str(there.sites[SITE])), table, data, count(table["ticket"] + 10**12))
 
 
-def last(desk: Desk) -> dict[str, Any]:
+def last(desk: SiteClient) -> dict[str, Any]:
     return read_journal(desk.folder / "journal.jsonl")[0][-1]
 
 

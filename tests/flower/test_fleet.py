@@ -11,7 +11,7 @@ import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from equipoise.engine import Question
-from equipoise.engine.flower.fleet import Fleet
+from equipoise.engine.flower.fleet import FlowerEngine
 from equipoise.engine.flower.wire import array, message_type, unwrap, wrap
 from equipoise.errors import SiteError
 from equipoise.exchange.codec import CodecError
@@ -106,8 +106,8 @@ class Told:
         return [line["event"] for line in self.lines if line["site"] == site]
 
 
-def fleet(desks: Desks, told: Told, deadline: float = 0.3, retries: int = 1) -> Fleet:
-    return Fleet(
+def fleet(desks: Desks, told: Told, deadline: float = 0.3, retries: int = 1) -> FlowerEngine:
+    return FlowerEngine(
         desks, RUN, {"a": b"key a", "b": b"key b"}, told, deadline=deadline, retries=retries, poll=0.01
     )
 

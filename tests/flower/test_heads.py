@@ -16,7 +16,7 @@ from tests import doctored
 from equipoise.config import Config
 from equipoise.deploy import apps
 from equipoise.deploy.coordinator import coordinate
-from equipoise.deploy.site import Desk
+from equipoise.deploy.site import SiteClient
 from equipoise.engine.flower.fleet import BLOCK, Tickets
 from equipoise.engine.flower.wire import unwrap
 from equipoise.errors import StorageError
@@ -142,7 +142,7 @@ def test_whole_journals_fit_together(copies: tuple[Path, Path], played: Any) -> 
     assert "not the journals of a coordinator and a site" in verify(run, run).problems[0]
     assert "there is no journal" in verify(run, run / "none").problems[0]
     (site / "journal.jsonl").unlink()
-    Desk(site).close()  # begun anew
+    SiteClient(site).close()  # begun anew
     assert any("know nothing of each other" in problem for problem in verify(run, site).problems)
 
 
@@ -222,7 +222,7 @@ def asked(tiny: MakeConfig, town: Any) -> tuple[Path, Callable[[], dict[str, Any
     tickets = iter(range(table["ticket"] + 10**12, 2**63))
 
     def ask(**changes: Any) -> dict[str, Any]:
-        desk = Desk(folder)
+        desk = SiteClient(folder)
         try:
             return desk.reply("train.train", table | {"ticket": next(tickets)} | changes, data)[0]
         finally:

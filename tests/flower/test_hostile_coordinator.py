@@ -25,7 +25,7 @@ from equipoise.deploy.keys import new_keys, new_pair
 from equipoise.deploy.policy import approved, read_policy
 from equipoise.deploy.rehearse import stage
 from equipoise.deploy.setting import check_site
-from equipoise.deploy.site import OURS, Desk, read_site
+from equipoise.deploy.site import OURS, SiteClient, read_site
 from equipoise.errors import ConfigError, SiteError
 from equipoise.exchange import decode_upload, pack
 from equipoise.locate import Code
@@ -45,16 +45,16 @@ tickets = count(1)
 
 
 @pytest.fixture
-def home(tiny: MakeConfig, tmp_path: Path) -> Iterator[Callable[..., Desk]]:
+def home(tiny: MakeConfig, tmp_path: Path) -> Iterator[Callable[..., SiteClient]]:
     """home(**policy) → the desk of a site with that policy."""
     from tests.flower.conftest import write_site
 
-    made: list[Desk] = []
+    made: list[SiteClient] = []
 
-    def make(**policy: Any) -> Desk:
+    def make(**policy: Any) -> SiteClient:
         usual: dict[str, Any] = {"small_cell": 0, "methods": approved()}
         folder = write_site(tmp_path / f"site-{len(made)}", SITE, tiny(), usual | policy)
-        made.append(Desk(folder))
+        made.append(SiteClient(folder))
         return made[-1]
 
     yield make
@@ -62,7 +62,7 @@ def home(tiny: MakeConfig, tmp_path: Path) -> Iterator[Callable[..., Desk]]:
         desk.close()
 
 
-def invite(desk: Desk, config: Config, run: str = RUN, **sections: dict[str, Any]) -> dict[str, Any]:
+def invite(desk: SiteClient, config: Config, run: str = RUN, **sections: dict[str, Any]) -> dict[str, Any]:
     """What a site says to an invitation."""
     table = {key: value for key, value in federated(config).table().items() if key not in OURS}
     table |= {name: {**table[name], **changes} for name, changes in sections.items()}
@@ -70,7 +70,7 @@ def invite(desk: Desk, config: Config, run: str = RUN, **sections: dict[str, Any
     return desk.reply("query", {**letter, "config": table, "version": __version__}, {})[0]
 
 
-def reasons(desk: Desk) -> str:
+def reasons(desk: SiteClient) -> str:
     return json.dumps(read_journal(desk.folder / "journal.jsonl")[0])
 
 
@@ -126,7 +126,7 @@ def test_a_restarted_site_asks_its_policy_again(home: Any, tiny: MakeConfig, tmp
     (tmp_path / "ran").unlink()
     path.write_text(MINE.format(mark=str(tmp_path / "ran")) + "# and more\n")
     desk.close()
-    again = Desk(desk.folder)
+    again = SiteClient(desk.folder)
     assert "not the ones this site approved" in ask(again, "train", {})[0]["refused"]
     assert not (tmp_path / "ran").exists()
     again.close()
@@ -161,7 +161,7 @@ def authority(folder: Path) -> None:
 
 
 def ask(
-    desk: Desk, question: str, tree: Tree, *, write: str | None = "0.0", **changes: Any
+    desk: SiteClient, question: str, tree: Tree, *, write: str | None = "0.0", **changes: Any
 ) -> tuple[dict[str, Any], Any]:
     """What a site says to a question of round 0."""
     call = {
@@ -179,8 +179,8 @@ def ask(
 
 def model_of(config: Config) -> dict[str, Any]:
     """The first model of a run."""
-    stuff = material(config)
-    return prepare(config, stuff.facts, stuff).first["model"]
+    dataset = material(config)
+    return prepare(config, dataset.facts, dataset).first["model"]
 
 
 def test_a_question_to_too_few_sites_is_not_answered(home: Any, tiny: MakeConfig) -> None:
@@ -257,9 +257,9 @@ SGD = {"optimizer": "sgd", "lr": 1.0, "batch_size": 1000, "epochs": 1}
 
 
 def class_counts(config: Config) -> list[int]:
-    stuff = material(config)
-    labels = stuff.samples.labels[next(one for one in stuff.holdings if one.name == SITE).train]
-    return [int((labels == i).sum()) for i in range(len(stuff.samples.classes))]
+    dataset = material(config)
+    labels = dataset.samples.labels[next(one for one in dataset.holdings if one.name == SITE).train]
+    return [int((labels == i).sum()) for i in range(len(dataset.samples.classes))]
 
 
 def test_one_step_of_plain_sgd_tells_the_class_counts(home: Any, tiny: MakeConfig) -> None:
@@ -322,7 +322,7 @@ def test_questions_are_counted(home: Any, tiny: MakeConfig) -> None:
         in ask(desk, "train", model)[0]["refused"]
     )
     desk.close()
-    again = Desk(desk.folder)
+    again = SiteClient(desk.folder)
     assert "questions_per_round" in ask(again, "train", model)[0]["refused"]
     assert ask(again, "train", model, round=1, write="1.0")[1] is not None
     told = ask(again, "train", model, round=1, write="1.0")[0]

@@ -48,8 +48,8 @@ def mark(name: str) -> Any:
 def test_those_left_to_the_sweep_exchange_what_another_does(tiny: MakeConfig, tmp_path: Path) -> None:
     def exchanged(name: str) -> set[tuple[Any, ...]]:
         config = tiny_for(tiny, name)
-        stuff = material(config)
-        ledger = prepare(config, stuff.facts, stuff).ledger
+        dataset = material(config)
+        ledger = prepare(config, dataset.facts, dataset).ledger
         return {(row["question"], row["leaf"], row["kind"]) for row in ledger.rows()}
 
     usual = exchanged("fedavg"), exchanged("fedavgm")

@@ -165,17 +165,17 @@ class Bare:
     """A run taken apart: the first weights, and each site's images as the net sees them."""
 
     def __init__(self, config: Config, folder: Path) -> None:
-        self.stuff: Material = material(config)
-        self.net = make_host(config, self.stuff, folder).net.eval()
+        self.dataset: Material = material(config)
+        self.net = make_host(config, self.dataset, folder).net.eval()
         self.first = {name: tensor.clone() for name, tensor in state(self.net).items()}
 
     def rows(self, site: str, split: str) -> tuple[Tensor, Tensor]:
         """Normalised images and labels, in order."""
-        (holding,) = (h for h in self.stuff.holdings if h.name == site)
+        (holding,) = (h for h in self.dataset.holdings if h.name == site)
         index = getattr(holding, split)
         mean, std = (torch.tensor(values).view(3, 1, 1) for values in NORMS["imagenet"])
-        images = torch.tensor(self.stuff.samples.images[index]).permute(0, 3, 1, 2).float() / 255
-        return (images - mean) / std, torch.tensor(self.stuff.samples.labels[index])
+        images = torch.tensor(self.dataset.samples.images[index]).permute(0, 3, 1, 2).float() / 255
+        return (images - mean) / std, torch.tensor(self.dataset.samples.labels[index])
 
 
 @pytest.fixture

@@ -106,7 +106,7 @@ def test_constraint_is_the_mean_loss_of_the_received_model(
 ) -> None:
     config = make_config({"name": NAME})
     here = bare(config)
-    host = make_host(config, here.stuff, tmp_path / "sites")
+    host = make_host(config, here.dataset, tmp_path / "sites")
     call = Question("constraint", 0, b"").call("north")
     up = decode_upload(host.answer(call, pack({}, flatten({"model": here.first}))))[1]
     x, y = here.rows("north", "train")

@@ -534,8 +534,8 @@ def test_one_site_without_momentum_is_local_training(make_config: Callable[..., 
         {"name": "fedsdc", "beta": 0.0, "dropout": 0.0, "diversity": False}, ["west"], optimizer="sgd"
     )
     server = run(config, tmp_path / "run").server
-    stuff = material(config)
-    host = make_host(config, stuff, tmp_path / "plain")
+    dataset = material(config)
+    host = make_host(config, dataset, tmp_path / "plain")
     net, rows = host.net, host.sites["west"].splits["train"]
     load(net, host.initial)
     ask = SimpleNamespace(sites=("west",), generator=lambda *purpose: generator(3, 0, "server", *purpose))

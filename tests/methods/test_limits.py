@@ -40,9 +40,9 @@ def table(method: dict[str, Any], multi: bool) -> dict[str, Any]:
 @pytest.mark.parametrize("name", [name for name, cls in METHODS.items() if cls.limits is not Method.limits])
 def test_limits_are_about_leaves_there_are(name: str, tmp_path: Path) -> None:
     config = resolve(table({"name": name, **LIGHT.get(name, {})}, METHODS[name].tasks == ("multi",)))
-    stuff = material(config)
-    rows = prepare(config, stuff.facts, stuff).ledger.rows()
-    limits = config.method.limits(len(stuff.samples.classes), 1)
+    dataset = material(config)
+    rows = prepare(config, dataset.facts, dataset).ledger.rows()
+    limits = config.method.limits(len(dataset.samples.classes), 1)
     asked, leaves = {row["question"] for row in rows}, {f"{row['question']}.{row['leaf']}" for row in rows}
     assert {key.split(".")[0] for key in limits} <= set(config.method.questions())
     assert {key for key in limits if key.split(".")[0] in asked} <= leaves
@@ -128,8 +128,8 @@ def test_a_method_that_weighs_otherwise_and_does_not_say_so_is_refused_before_it
 ) -> None:
     monkeypatch.setitem(METHODS, "heavy", Heavy)
     config = resolve(table({"name": "heavy"}, False))
-    stuff = material(config)
+    dataset = material(config)
     with pytest.raises(
         MethodError, match=r"an honest answer to 'train' would be left out .* mend the method's limits\(\)"
     ):
-        prepare(config, stuff.facts, stuff)
+        prepare(config, dataset.facts, dataset)

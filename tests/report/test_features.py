@@ -87,16 +87,16 @@ def test_class_means_by_loops() -> None:
 def test_features_of_a_run_by_hand(folder: Path) -> None:
     found = features_of(folder)
     assert found is not None and list(found["maps"]) == ["body", "projector"]
-    stuff, model = material(read(folder / "config.toml")), load(folder)
-    rows = np.concatenate([holding.test for holding in stuff.holdings])  # a tiny run: all test images
+    dataset, model = material(read(folder / "config.toml")), load(folder)
+    rows = np.concatenate([holding.test for holding in dataset.holdings])  # a tiny run: all test images
     assert found["images"] == len(rows) and found["round"] == 1
     means: dict[str, list[np.ndarray]] = {"body": [], "projector": []}
     projector = model.net.projector
     assert projector is not None
-    for c in range(len(stuff.samples.classes)):
-        own = [row for row in rows if stuff.samples.labels[row] == c]
+    for c in range(len(dataset.samples.classes)):
+        own = [row for row in rows if dataset.samples.labels[row] == c]
         body = torch.stack(
-            [model.net.body(model.see(np.array(stuff.samples.images[row][None])))[0] for row in own]
+            [model.net.body(model.see(np.array(dataset.samples.images[row][None])))[0] for row in own]
         )
         means["body"].append(body.double().mean(0).numpy())
         means["projector"].append(projector(body).double().mean(0).numpy())
@@ -128,18 +128,18 @@ def test_a_damaged_map_is_named(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("task", ["single", "multi"])
 def test_images_are_few_and_of_every_class(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    stuff = material(resolve({"data": {"kind": "phantom", "scale": 0.02, "image_size": 16, "task": task}}))
-    rows = np.concatenate([holding.test for holding in stuff.holdings])
-    labels = stuff.samples.labels
+    dataset = material(resolve({"data": {"kind": "phantom", "scale": 0.02, "image_size": 16, "task": task}}))
+    rows = np.concatenate([holding.test for holding in dataset.holdings])
+    labels = dataset.samples.labels
     held = [
         int((labels[rows] == c).sum() if task == "single" else (labels[rows][:, c] > 0.5).sum())
         for c in range(8)
     ]
     monkeypatch.setattr(module, "IMAGES", 40)
-    found = chosen(stuff.samples, stuff.holdings)
+    found = chosen(dataset.samples, dataset.holdings)
     assert len(found) <= 40 and len(set(found.tolist())) == len(found) and set(found) <= set(rows.tolist())
     for c in range(8):
         of_class = int((labels[found] == c).sum() if task == "single" else (labels[found][:, c] > 0.5).sum())
         assert of_class == min(5, held[c]) if task == "single" else of_class >= min(5, held[c])
     monkeypatch.setattr(module, "PIXELS", 16 * 16 * 16)  # two of each class
-    assert len(chosen(stuff.samples, stuff.holdings)) <= 16
+    assert len(chosen(dataset.samples, dataset.holdings)) <= 16

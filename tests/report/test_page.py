@@ -167,10 +167,10 @@ def test_a_multi_label_census_counts_positives() -> None:
     from equipoise.config import resolve
     from equipoise.setup import material
 
-    stuff = material(resolve({"data": {"scale": 0.01, "image_size": 8, "task": "multi"}}))
-    facts = stuff.facts.table()
-    rows = np.concatenate([holding.train for holding in stuff.holdings])
-    assert facts["train"] == stuff.samples.labels[rows].sum(0).astype(int).tolist()
+    dataset = material(resolve({"data": {"scale": 0.01, "image_size": 8, "task": "multi"}}))
+    facts = dataset.facts.table()
+    rows = np.concatenate([holding.train for holding in dataset.holdings])
+    assert facts["train"] == dataset.samples.labels[rows].sum(0).astype(int).tolist()
     assert facts["task"] == "multi"
 
 

@@ -31,11 +31,11 @@ OWN = (*GLOBAL, "prr-imb", "local", "fedrep")
 
 def own_metrics(model: Predictor, folder: Path, site: str) -> dict[str, Any]:
     """What the predictor reaches on a site's test images."""
-    stuff = material(read(folder / "config.toml"))
-    (rows,) = (holding.test for holding in stuff.holdings if holding.name == site)
-    labels = torch.from_numpy(stuff.samples.labels[rows])
-    found = logits(model, stuff.samples.images, rows)
-    return from_scores(found, labels, task=stuff.samples.task, shots=torch.tensor(model.blueprint.shots))
+    dataset = material(read(folder / "config.toml"))
+    (rows,) = (holding.test for holding in dataset.holdings if holding.name == site)
+    labels = torch.from_numpy(dataset.samples.labels[rows])
+    found = logits(model, dataset.samples.images, rows)
+    return from_scores(found, labels, task=dataset.samples.task, shots=torch.tensor(model.blueprint.shots))
 
 
 @pytest.mark.parametrize("method", GLOBAL)

@@ -200,17 +200,17 @@ class Inspection:
 def inspect(config: Given, *, watch: Watch | None = None, progress: bool | None = None) -> Inspection:
     """Count the images of every class at every site, in each split."""
     with showing(progress, watch) as tell:
-        stuff = material(_config(config), _reading(tell))
-    more = {"cache": str(cache_folder()), "skipped": list(stuff.samples.skipped)}
-    return Inspection(stuff.facts.table() | more)
+        dataset = material(_config(config), _reading(tell))
+    more = {"cache": str(cache_folder()), "skipped": list(dataset.samples.skipped)}
+    return Inspection(dataset.facts.table() | more)
 
 
 def ledger(config: Given, *, watch: Watch | None = None, progress: bool | None = None) -> Ledger:
     """What would leave a site: every question is asked of two generated sites; nothing is trained."""
     resolved = _config(config)
     with showing(progress, watch) as tell, one_thread():
-        stuff = material(resolved, _reading(tell))
-        return running.prepare(resolved, stuff.facts, stuff).ledger
+        dataset = material(resolved, _reading(tell))
+        return running.prepare(resolved, dataset.facts, dataset).ledger
 
 
 # What they share --------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ class Trial:
     """What was tried, and the ledger it ended in."""
 
     checked: dict[str, str]
-    stuff: Material
+    dataset: Material
     ledger: Ledger
 
 
@@ -29,33 +29,33 @@ def trial(config: Config) -> Trial:
     """Read the data, make the sites, the network and the method, and ask every question of two generated
     sites."""
     with one_thread():
-        stuff = material(config)
-        plan = prepare(config, stuff.facts, stuff)
-    samples, ledger, sizes = stuff.samples, plan.ledger, plan.facts.census.sizes.values()
+        dataset = material(config)
+        plan = prepare(config, dataset.facts, dataset)
+    samples, ledger, sizes = dataset.samples, plan.ledger, plan.facts.census.sizes.values()
     size = sum(parameter.numel() for parameter in plan.built.net.parameters())
     leaves = sorted({entry.leaf for line in ledger.lines for entry in line.up})
     checked = {
         "config": f"every key is known; digest {config.digest[:12]}",
         "data": f"{len(samples):,} images of {len(samples.classes)} classes ({samples.task}-label); "
         f"{len(samples.skipped)} bad rows skipped",
-        "sites": f"{len(stuff.holdings)} sites with {min(sizes):,} to {max(sizes):,} training images",
+        "sites": f"{len(dataset.holdings)} sites with {min(sizes):,} to {max(sizes):,} training images",
         "net": f"{config.net.name}, {size:,} parameters, on {device_of(config)}",
         "method": f"{config.method_name} with {'+'.join(part.name for part in config.objective.parts)}",
         "exchange": f"every question asked of two generated sites; what leaves: {', '.join(leaves)}",
     }
     if notes := departures(config):
         checked["note"] = "; ".join(notes)
-    return Trial(checked, stuff, ledger)
+    return Trial(checked, dataset, ledger)
 
 
-def doubts(config: Config, stuff: Material, seen: Survey) -> list[str]:
+def doubts(config: Config, dataset: Material, seen: Survey) -> list[str]:
     """What may be wrong with the data."""
-    return warnings_of(stuff.samples, _splits(stuff), seen, config.data.declared)
+    return warnings_of(dataset.samples, _splits(dataset), seen, config.data.declared)
 
 
-def can_be_judged(config: Config, stuff: Material) -> None:
+def can_be_judged(config: Config, dataset: Material) -> None:
     """Refuse data on which no round could be evaluated or selected."""
-    rows = _splits(stuff)
+    rows = _splits(dataset)
     if not len(rows["test"]):
         raise DataError("no image is for testing, so nothing could be said of a model: set data.split.test")
     if config.evaluate.select == "best_validation" and not len(rows["validation"]):
@@ -64,10 +64,10 @@ def can_be_judged(config: Config, stuff: Material) -> None:
         )
 
 
-def _splits(stuff: Material) -> dict[str, np.ndarray]:
+def _splits(dataset: Material) -> dict[str, np.ndarray]:
     """The rows for train, validation and test of all sites."""
     return {
-        split: np.concatenate([getattr(holding, split) for holding in stuff.holdings]) for split in SPLITS
+        split: np.concatenate([getattr(holding, split) for holding in dataset.holdings]) for split in SPLITS
     }
 
 

@@ -11,18 +11,18 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from equipoise.deploy.coordinator import coordinate
-from equipoise.deploy.site import Desk
+from equipoise.deploy.site import SiteClient
 from equipoise.engine.flower.wire import array, unwrap, wrap
 from equipoise.exchange.codec import CodecError
 
 
 @cache
-def desk(folder: str) -> Desk:
+def desk(folder: str) -> SiteClient:
     """The desk of a site's folder, one per process."""
-    return Desk(Path(folder))
+    return SiteClient(Path(folder))
 
 
-def respond(message: Message, desk: Desk) -> Message:
+def respond(message: Message, desk: SiteClient) -> Message:
     """A site's reply to one message."""
     try:
         table, data = unwrap(message.content)

@@ -23,7 +23,7 @@ from equipoise.config import Config, resolve
 from equipoise.deploy.card import SPLITS, Card, rows
 from equipoise.deploy.policy import MIN_SITES
 from equipoise.deploy.site import OURS
-from equipoise.engine.flower.fleet import Fleet, Grid, Tell, Tickets
+from equipoise.engine.flower.fleet import FlowerEngine, Grid, Tell, Tickets
 from equipoise.errors import ConfigError, EquipoiseError, SiteError, StorageError
 from equipoise.exchange.codec import shown
 from equipoise.initial import chosen
@@ -95,7 +95,7 @@ def _coordinate(grid: Grid, folder: RunFolder, journal: Journal, watch: Watch) -
     config = replace(config, allow=of_folder(folder))  # for trackers: `plan` has noted them as trusted
     run, keys = read_plan(folder)
     options = config.engine
-    fleet = Fleet(
+    fleet = FlowerEngine(
         grid,
         run,
         keys,
@@ -150,7 +150,7 @@ def read_roster(folder: RunFolder) -> dict[str, Any]:
     return given
 
 
-def roster(config: Config, folder: RunFolder, fleet: Fleet, sites: tuple[str, ...]) -> dict[str, Card]:
+def roster(config: Config, folder: RunFolder, fleet: FlowerEngine, sites: tuple[str, ...]) -> dict[str, Card]:
     """The sites of the run and what they hold: asked once, then kept. Who does not join now is not in the
     run."""
     begun = folder.has(ROSTER)

@@ -38,7 +38,7 @@ from equipoise.deploy import processes
 from equipoise.deploy.apps import respond
 from equipoise.deploy.keys import NEW_AUTHORITY, check_dates, outdated, own_key
 from equipoise.deploy.policy import read_policy
-from equipoise.deploy.site import Desk, read_site
+from equipoise.deploy.site import SiteClient, read_site
 from equipoise.errors import ConfigError, SiteError
 from equipoise.run_folder import private_folder
 
@@ -85,7 +85,7 @@ def join(folder: Path, patience: float = PATIENCE) -> None:
         *("--superexec-auth-secret-file", str(secret_file)),
     ]
     before = signal.signal(signal.SIGTERM, _stop)
-    desk, end = Desk(folder), time.monotonic() + patience
+    desk, end = SiteClient(folder), time.monotonic() + patience
     try:
         while True:
             reason = _once(desk, command, f"127.0.0.1:{port}", secret)
@@ -105,7 +105,7 @@ def join(folder: Path, patience: float = PATIENCE) -> None:
         desk.close()
 
 
-def _once(desk: Desk, command: Sequence[str], address: str, secret: bytes) -> str:
+def _once(desk: SiteClient, command: Sequence[str], address: str, secret: bytes) -> str:
     """Serve as long as one SuperNode runs and keeps in step; why it ended."""
     log = Log(desk.folder / LOG)
     node = processes.start(command, desk.folder / HOME, log.path)
@@ -171,7 +171,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def serve(desk: Desk, address: str, secret: bytes, node: subprocess.Popen[bytes], log: Log) -> None:
+def serve(desk: SiteClient, address: str, secret: bytes, node: subprocess.Popen[bytes], log: Log) -> None:
     """Answer what the SuperNode holds for us, one message after the other, as long as it runs and keeps in
     step."""
     claim = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={CLAIM})
@@ -212,7 +212,7 @@ class Task:
         return found
 
 
-def _answer(desk: Desk, task: Any) -> None:
+def _answer(desk: SiteClient, task: Any) -> None:
     """One message, from the SuperNode and back to it."""
     beat = HeartbeatSender(_alive(task))
     beat.start()

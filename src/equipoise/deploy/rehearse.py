@@ -125,8 +125,8 @@ def _absolute(data: dict[str, Any], base: Path) -> dict[str, str]:
 
 def allowed(config: Config) -> list[str]:
     """The leaves of a run that the coordinator reads site by site: what each site's policy must name."""
-    stuff = material(config)
-    ledger = prepare(config, stuff.facts, stuff).ledger
+    dataset = material(config)
+    ledger = prepare(config, dataset.facts, dataset).ledger
     return sorted(
         {COUNTS, *(f"{row['question']}.{row['leaf']}" for row in ledger.rows() if row["kind"] == "each")}
     )

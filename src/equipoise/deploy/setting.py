@@ -154,7 +154,7 @@ def check_site(folder: Path, file: Path | None = None) -> Checked:
     with one_thread(), tempfile.TemporaryDirectory() as place:
         joined = take_part(options, config, Path(place))
         ledger = None if file is None else joined.ledger()
-    samples = joined.stuff.samples
+    samples = joined.dataset.samples
     train = ", ".join(
         f"{name} {n}" for name, n in zip(samples.classes, joined.counts["train"].tolist(), strict=True)
     )

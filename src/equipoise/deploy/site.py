@@ -198,7 +198,7 @@ class Joined:
 
     folder: Path
     config: Config
-    stuff: Material
+    dataset: Material
     host: Host
     splits: Watched
     journal: Journal | None = None
@@ -207,9 +207,9 @@ class Joined:
     @cached_property
     def counts(self) -> dict[str, Tensor]:
         """Images per class of each split (positives, for multi-label)."""
-        wide = len(self.stuff.samples.classes)
+        wide = len(self.dataset.samples.classes)
         labels = {split: dict.__getitem__(self.splits, split).labels for split in self.splits}
-        if self.stuff.samples.task == "single":
+        if self.dataset.samples.task == "single":
             return {split: torch.bincount(y, minlength=wide) for split, y in labels.items()}
         return {split: y.sum(0).to(torch.int64) for split, y in labels.items()}
 
@@ -217,7 +217,7 @@ class Joined:
     def facts(self) -> dict[str, Any]:
         """What a policy must know of this site."""
         names = (*self.host.shared, *self.host.private)
-        return {"classes": self.stuff.samples.classes, "parameters": names, "counts": self.counts}
+        return {"classes": self.dataset.samples.classes, "parameters": names, "counts": self.counts}
 
     def ledger(self) -> Ledger:
         """What the run would exchange, tried on made-up sites."""
@@ -256,7 +256,7 @@ class Joined:
 
     def check_data(self) -> None:
         """Refuse a run that we joined with other data."""
-        path, now = self.folder / DATA, {"fingerprint": self.stuff.samples.fingerprint}
+        path, now = self.folder / DATA, {"fingerprint": self.dataset.samples.fingerprint}
         if not path.exists():
             write_json(path, now)
         if read_json(path, LEAVE) != now:
@@ -276,12 +276,12 @@ class Joined:
 
 def take_part(options: SiteOptions, config: Config, folder: Path, progress: Progress | None = None) -> Joined:
     """Data, network and method of a run, ready to answer; `folder` is where the run is kept."""
-    stuff = own_material(options, config, progress)
-    host = make_host(config, stuff, folder / "private")
+    dataset = own_material(options, config, progress)
+    host = make_host(config, dataset, folder / "private")
     host.store = Store(folder / "private", durable=True)
     site = host.sites[options.name]
     site.splits = splits = Watched(site.splits)
-    return Joined(folder, config, stuff, host, splits)
+    return Joined(folder, config, dataset, host, splits)
 
 
 def _keep_terms(policy: Policy, config: Config) -> None:
@@ -289,7 +289,7 @@ def _keep_terms(policy: Policy, config: Config) -> None:
         raise Refused(sentence)
 
 
-class Desk:
+class SiteClient:
     """Answers for one site, run after run."""
 
     def __init__(self, folder: Path) -> None:
@@ -384,12 +384,12 @@ class Desk:
             write_json(path, config)
         joined = self._run(run)
         joined.accept(self._ticket(table))
-        samples = joined.stuff.samples
+        samples = joined.dataset.samples
         return {
             "classes": list(samples.classes),
             "task": samples.task,
             "shape": list(samples.images.shape[1:]),
-            "partial": joined.stuff.holdings[0].labelled is not None,
+            "partial": joined.dataset.holdings[0].labelled is not None,
             "images": {split: len(dict.__getitem__(joined.splits, split)) for split in joined.counts},
             "counts": {split: self.policy.cells(counts) for split, counts in joined.counts.items()},
         }

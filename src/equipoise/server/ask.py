@@ -47,7 +47,7 @@ class Exchange(Ask):
         norms: Mapping[str, float] | None = None,
         objection: Objection | None = None,
         progress: Callable[[str, str], None] | None = None,
-        told: Callable[[str], None] | None = None,
+        on_rejected: Callable[[str], None] | None = None,
         **conversation: Any,
     ) -> None:
         super().__init__(**conversation, least=limits.min_sites)
@@ -55,7 +55,8 @@ class Exchange(Ask):
         self.norms = dict(norms or {})
         """by question.leaf: how large answers usually are, as far as earlier rounds have shown"""
         self._engine, self._ledger, self._limits, self._journal = engine, ledger, limits, journal
-        self._bounds, self._objection, self._progress, self._told = bounds, objection, progress, told
+        self._bounds, self._objection = bounds, objection
+        self._progress, self._on_rejected = progress, on_rejected
         self._fallen = set[str]()
 
     def _present(self) -> tuple[str, ...]:
@@ -144,5 +145,5 @@ class Exchange(Ask):
 
     def _reject(self, site: str, question: str, error: Rejected) -> None:
         self._journal.write("rejected", site=site, round=self.round, question=question, reason=str(error))
-        if self._told:
-            self._told(f"round {self.round + 1}: {error}")
+        if self._on_rejected:
+            self._on_rejected(f"round {self.round + 1}: {error}")

@@ -131,13 +131,13 @@ class Commits:
         checkpoints: Checkpoints,
         config: str,
         durable: Header | None,
-        told: Callable[[Header], None],
+        on_saved: Callable[[Header], None],
         data: str = "",
         marks: Callable[[], tuple[str, str]] = lambda: ("", ""),
         sync: Callable[[], None] = lambda: None,
     ) -> None:
         self.durable = durable
-        self._checkpoints, self._config, self._told = checkpoints, config, told
+        self._checkpoints, self._config, self._on_saved = checkpoints, config, on_saved
         self._data, self._marks, self._sync = data, marks, sync
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[Header] | None = None
@@ -193,7 +193,7 @@ class Commits:
         if self._pending is not None:
             pending, self._pending = self._pending, None
             self.durable = pending.result()
-            self._told(self.durable)
+            self._on_saved(self.durable)
         return self.durable
 
 

@@ -71,7 +71,7 @@ class Federation:
     bounds: Bounds = field(default_factory=Bounds)
     objection: Objection | None = None
     progress: Callable[[str, str], None] | None = None
-    told: Callable[[str], None] | None = None
+    on_rejected: Callable[[str], None] | None = None
     """told, in a sentence, of every answer that is left out"""
     data: str = ""
     """the fingerprint of the data"""
@@ -106,7 +106,7 @@ class Federation:
             bounds=self.bounds,
             objection=self.objection,
             progress=self.progress,
-            told=self.told,
+            on_rejected=self.on_rejected,
             **kwargs,
         )
 

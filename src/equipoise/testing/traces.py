@@ -70,8 +70,8 @@ class Trace:
         """What the run said it would exchange."""
         if self.tap is None:
             raise AssertionError("a ledger is looked at where the sites run in this process")
-        stuff = material(self.config)
-        return prepare(self.config, stuff.facts, stuff).ledger
+        dataset = material(self.config)
+        return prepare(self.config, dataset.facts, dataset).ledger
 
     def difference(self, other: Trace) -> str | None:
         """Where two runs part, or None where they agree to the bit."""

@@ -339,8 +339,8 @@ def test_question_is_in_the_ledger_only_if_it_is_asked(
 ) -> None:
     for crt in (0, 1):
         config = make_config({"name": "fedavg", "crt": crt})
-        stuff = material(config)
-        ledger = prepare(config, stuff.facts, stuff).ledger
+        dataset = material(config)
+        ledger = prepare(config, dataset.facts, dataset).ledger
         lines = [line for line in ledger.lines if line.question == "retrain"]
         assert len(lines) == crt
         for line in lines:

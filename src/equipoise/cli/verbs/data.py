@@ -85,15 +85,15 @@ def inspect(
     from equipoise.setup import cache_folder, material
 
     config = read(file, overrides or ())
-    stuff = material(config)
-    seen = survey(stuff.samples)
+    dataset = material(config)
+    seen = survey(dataset.samples)
     if contact_sheet is not None:
-        write_contact_sheet(stuff.samples, contact_sheet)
-    facts = stuff.facts.table() | {
+        write_contact_sheet(dataset.samples, contact_sheet)
+    facts = dataset.facts.table() | {
         "pixels": seen.facts(),
         "cache": str(cache_folder()),
-        "skipped": list(stuff.samples.skipped),
-        "warnings": doubts(config, stuff, seen),
+        "skipped": list(dataset.samples.skipped),
+        "warnings": doubts(config, dataset, seen),
         "contact_sheet": None if contact_sheet is None else str(contact_sheet),
     }
     print_json(facts) if json else show.census(facts)

@@ -26,8 +26,8 @@ def check(file: File, overrides: Overrides = None, json: Json = False) -> None:
 
     config = read(file, overrides or ())
     found = trial(config)
-    can_be_judged(config, found.stuff)
-    warnings = doubts(config, found.stuff, survey(found.stuff.samples))
+    can_be_judged(config, found.dataset)
+    warnings = doubts(config, found.dataset, survey(found.dataset.samples))
     if json:
         print_json({"ok": True, "checked": found.checked, "warnings": warnings})
     else:

@@ -89,7 +89,7 @@ class Owed:
     """by message id: the table that went with it"""
 
 
-class Fleet:
+class FlowerEngine:
     """Sites behind a Flower grid. `keys` are the sites' public keys: they say which node is which site."""
 
     def __init__(

@@ -19,7 +19,7 @@ from torch import Generator, Tensor
 
 from equipoise.errors import ConfigError, DataError
 from equipoise.seeds import generator as new_generator
-from equipoise.seeds import isolated, sow
+from equipoise.seeds import isolated, seed_all
 from equipoise.signatures import parameters
 from equipoise.site.views.base import View
 from equipoise.site.views.options import ViewOptions
@@ -129,7 +129,7 @@ def _on_images(transform: Callable[..., Any], name: str) -> Change:
         images = []
         with isolated(0, x.device):
             for image, seed in zip(x, _seeds(len(x), generator), strict=True):
-                sow(seed, x.device)
+                seed_all(seed, x.device)
                 if own_seed is not None:
                     own_seed(seed)
                 images.append(_scaled(show(transform, image), name))
