@@ -136,7 +136,8 @@ def _chart_style() -> str:
     light = re.search(r":root \{(.*?)\}", style, re.DOTALL)
     assert light is not None
     rules = re.findall(r"\.chart [^{]*\{[^}]*\}", style)
-    own = f".chart {{{light[1]} background: var(--card); font-family: system-ui, sans-serif; }}"
+    paper = "max-width: 36rem; background: var(--card); font-family: system-ui, sans-serif;"
+    own = f".chart {{{light[1]} {paper} }}"
     return "\n".join([own, *(rule for rule in rules if "max-width" not in rule)])
 
 
