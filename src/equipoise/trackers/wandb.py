@@ -14,7 +14,7 @@ from equipoise.trackers.base import Numbers, Run, Summary, Tracker
 
 FOLDER, KEPT = "wandb", "run.json"
 LONGEST_TAG = 64
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "mode": "offline",
     "console": "off",
     "host": "equipoise",
