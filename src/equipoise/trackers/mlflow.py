@@ -15,7 +15,6 @@ from equipoise.keeping import read_json, write_json
 from equipoise.trackers.base import Numbers, Run, Summary, Tracker
 
 FOLDER, KEPT = "mlflow", "run.json"
-QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
 PATIENCE = {
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
@@ -41,7 +40,7 @@ class MLflow(Tracker):
         self._keys: dict[str, str] = {}
 
     def begin(self, run: Run) -> None:
-        os.environ.update(QUIET)
+        os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
         for name, value in PATIENCE.items():
             os.environ.setdefault(name, value)
         from mlflow.tracking import MlflowClient
@@ -96,9 +95,7 @@ class MLflow(Tracker):
 
         tags = {f"equipoise.{name}": text for name, text in run.tags.items()}
         made = self._client.create_run(self._experiment(folder), run_name=run.name, tags=tags)
-        params = [
-            Param(_allowed(key), text[:LONGEST_VALUE]) for key, text in _flat(run.config) if text
-        ]  # MLflow takes no empty value everywhere
+        params = [Param(_allowed(key), text[:LONGEST_VALUE]) for key, text in _flat(run.config) if text]
         for i in range(0, len(params), MOST_PARAMS):
             self._client.log_batch(made.info.run_id, params=params[i : i + MOST_PARAMS])
         return str(made.info.run_id)
