@@ -49,10 +49,10 @@ class MLflow(Tracker):
         folder.mkdir(exist_ok=True)
         uri = self.uri or f"sqlite:///{(folder / 'mlflow.db').resolve()}"
         self._client = MlflowClient(uri)
-        found = self._find(folder / KEPT, uri)
+        found = self._find(folder / KEPT)
         if found is None:
             self._run = self._new(run, folder)
-            write_json(folder / KEPT, {"uri": uri, "run": self._run})
+            write_json(folder / KEPT, {"uri": self.uri, "run": self._run})
         else:
             self._run = found
             self._client.update_run(found, status="RUNNING")
@@ -73,14 +73,14 @@ class MLflow(Tracker):
             self.row(0, summary.numbers)
         self._client.set_terminated(self._run, "KILLED" if summary is None else "FINISHED")
 
-    def _find(self, path: Path, uri: str) -> str | None:
+    def _find(self, path: Path) -> str | None:
         """The run that an earlier session began in this store, if it is still there."""
         from mlflow.exceptions import MlflowException
 
         if not path.exists():
             return None
         kept = read_json(path, "delete it to begin another run in MLflow")
-        if kept["uri"] != uri:
+        if kept["uri"] != self.uri:
             return None
         try:
             there = self._client.get_run(kept["run"]).info.lifecycle_stage == "active"
