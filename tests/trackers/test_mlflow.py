@@ -158,3 +158,12 @@ def test_a_server_that_is_not_there_does_not_stop_the_run(
     assert done.rounds == [2]
     said = [line for line in capsys.readouterr().err.splitlines() if "tracker" in line]
     assert len(said) == 1 and said[0].startswith("the tracker 'mlflow' is left out from here on (")
+
+
+def test_a_folder_that_was_moved_goes_on_with_its_run(
+    tmp_path: Path, with_store: Callable[[Path], Path]
+) -> None:
+    begun(MLflow(), with_store(tmp_path / "here"))
+    (tmp_path / "here").rename(tmp_path / "there")
+    begun(MLflow(), tmp_path / "there")
+    assert len(kept(local(tmp_path / "there"))[1]) == 1

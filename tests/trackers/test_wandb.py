@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -57,3 +58,17 @@ def test_config_tags_and_result_are_there(tiny: Callable[..., Config], tmp_path:
     assert summary["result/test/generalisation/balanced_accuracy"] == pytest.approx(wanted)
     assert begun.host == "equipoise" and not begun.git.remote_url  # not this machine's name
     assert not [one for one in records if one.WhichOneof("record_type") in ("stats", "output_raw")]
+
+
+def test_a_run_that_is_open_in_this_process_stays_its_owners(
+    tiny: Callable[..., Config], tmp_path: Path
+) -> None:
+    import wandb
+
+    own = wandb.init(mode="offline", dir=str(tmp_path), id="own", settings=wandb.Settings(console="off"))
+    run(tiny(evaluate={"trackers": ["wandb"]}), tmp_path / "run")
+    own.log({"mine": 1.0})
+    own.finish()
+    assert [set(numbers) for _, numbers in wandb_rows(the_file(tmp_path))] == [{"mine"}]
+    assert [step for step, _ in wandb_rows(the_file(tmp_path / "run"))] == [1, 2]
+    assert os.environ.get("WANDB_MODE") is None

@@ -15,7 +15,6 @@ from equipoise.keeping import read_json, write_json
 from equipoise.trackers.base import Numbers, Run, Summary, Tracker
 
 FOLDER, KEPT = "mlflow", "run.json"
-QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
 PATIENCE = {
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
@@ -41,7 +40,7 @@ class MLflow(Tracker):
         self._keys: dict[str, str] = {}
 
     def begin(self, run: Run) -> None:
-        os.environ.update(QUIET)
+        os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
         for name, value in PATIENCE.items():
             os.environ.setdefault(name, value)
         from mlflow.tracking import MlflowClient
@@ -50,10 +49,10 @@ class MLflow(Tracker):
         folder.mkdir(exist_ok=True)
         uri = self.uri or f"sqlite:///{(folder / 'mlflow.db').resolve()}"
         self._client = MlflowClient(uri)
-        found = self._find(folder / KEPT, uri)
+        found = self._find(folder / KEPT)
         if found is None:
             self._run = self._new(run, folder)
-            write_json(folder / KEPT, {"uri": uri, "run": self._run})
+            write_json(folder / KEPT, {"uri": self.uri, "run": self._run})
         else:
             self._run = found
             self._client.update_run(found, status="RUNNING")
@@ -74,14 +73,14 @@ class MLflow(Tracker):
             self.row(0, summary.numbers)
         self._client.set_terminated(self._run, "KILLED" if summary is None else "FINISHED")
 
-    def _find(self, path: Path, uri: str) -> str | None:
+    def _find(self, path: Path) -> str | None:
         """The run that an earlier session began in this store, if it is still there."""
         from mlflow.exceptions import MlflowException
 
         if not path.exists():
             return None
         kept = read_json(path, "delete it to begin another run in MLflow")
-        if kept["uri"] != uri:
+        if kept["uri"] != self.uri:
             return None
         try:
             there = self._client.get_run(kept["run"]).info.lifecycle_stage == "active"
@@ -96,9 +95,7 @@ class MLflow(Tracker):
 
         tags = {f"equipoise.{name}": text for name, text in run.tags.items()}
         made = self._client.create_run(self._experiment(folder), run_name=run.name, tags=tags)
-        params = [
-            Param(_allowed(key), text[:LONGEST_VALUE]) for key, text in _flat(run.config) if text
-        ]  # MLflow takes no empty value everywhere
+        params = [Param(_allowed(key), text[:LONGEST_VALUE]) for key, text in _flat(run.config) if text]
         for i in range(0, len(params), MOST_PARAMS):
             self._client.log_batch(made.info.run_id, params=params[i : i + MOST_PARAMS])
         return str(made.info.run_id)

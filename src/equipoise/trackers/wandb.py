@@ -46,7 +46,7 @@ class WandB(Tracker):
     def begin(self, run: Run) -> None:
         """A resumed run is written anew from its first round on, under its old id: offline runs cannot be
         continued, and of rounds that come again none is there twice."""
-        os.environ |= {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}
+        os.environ["WANDB_ERROR_REPORTING"] = "false"
         import wandb
 
         folder = run.folder / FOLDER
@@ -58,6 +58,7 @@ class WandB(Tracker):
             project=self.project,
             id=name,
             resume="allow",
+            reinit="create_new",  # a run that the user has open is his own, and may be online
             name=run.name,
             config={**run.config, "equipoise": run.tags},
             tags=[run.tags[key][-LONGEST_TAG:] for key in ("method", "version")],
