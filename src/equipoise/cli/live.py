@@ -10,31 +10,26 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.compare import summary
-from equipoise.config import read_folder
 from equipoise.errors import EquipoiseError, StorageError
 from equipoise.report import write_report
 from equipoise.reproduce import beside
+from equipoise.run_folder import CONFIG
 from equipoise.running import Watch
 
 LOOK = 2.0
 """seconds between two looks into the folder of a run"""
 
 
-def write_page(folder: Path, trust: bool = False) -> Path:
-    """The page of whatever is in a folder: a run, a comparison, a table of a paper.
-
-    `trust` lets its runs use a method's file or module that this user has not run before.
-    """
-    if trust:
-        for path in (*folder.glob("config.toml"), *folder.glob("*/*/config.toml")):
-            read_folder(path.parent, trust)
+def write_page(folder: Path) -> Path:
+    """The page of whatever is in a folder: a run, a comparison, a table of a paper. No code that the folder
+    names is run."""
     if (folder / beside.FACTS).is_file():
         return beside.page(folder)
     if (folder / summary.FACTS).is_file():
         return summary.page(folder)
-    if not (folder / "config.toml").is_file():
+    if not (folder / CONFIG).is_file():
         raise StorageError(
-            f"{folder} has no config.toml and no {summary.FACTS}: name a run folder, or that of a "
+            f"{folder} has no {CONFIG} and no {summary.FACTS}: name a run folder, or that of a "
             f"comparison that has ended"
         )
     return write_report(folder)

@@ -11,7 +11,7 @@ from io import BytesIO
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 from equipoise.data.grey import MOST_VALUES, Window, eight_bits, span, windowed
 from equipoise.errors import DataError
@@ -60,7 +60,7 @@ def picture(data: bytes, channels: int, windows: Sequence[Window] | None = None)
         content.get("RescaleIntercept", 0)
     )
     grey = windowed(values, windows or [_own_window(content, values)], channels)
-    return Image.eval(grey, lambda level: 255 - level) if kind == "MONOCHROME1" else grey
+    return ImageOps.invert(grey) if kind == "MONOCHROME1" else grey
 
 
 def patient(head: bytes) -> str:

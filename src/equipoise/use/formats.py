@@ -133,7 +133,7 @@ def _to_onnx(model: Predictor) -> bytes:
         torch.onnx.export(
             model,
             (torch.zeros(TRACED, *model.blueprint.input.shape),),
-            file,  # type: ignore[arg-type]  # a stream is as good as a path, which torch's annotation does not say
+            file,  # type: ignore[arg-type]  # a stream will do, which torch's annotation does not say
             input_names=["images"],
             output_names=["probabilities"],
             dynamic_axes={"images": {0: "n"}, "probabilities": {0: "n"}},

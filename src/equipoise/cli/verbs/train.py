@@ -95,7 +95,6 @@ def report(
         bool, typer.Option("--live", help="Follow a run that goes on, until it is finished or Ctrl-C.")
     ] = False,
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
-    trust: Trust = False,
     json: Json = False,
 ) -> None:
     """Write the page of a run or a comparison: one file, without requests to any network.
@@ -104,7 +103,7 @@ def report(
     """
     from equipoise.cli.live import follow, write_page
 
-    page = write_page(folder, trust)
+    page = write_page(folder)
     if show:
         import webbrowser
 
