@@ -334,8 +334,7 @@ def _check_views(options: TrainOptions, name: str, method: Method) -> None:
         own = ", ".join(f'"{view}"' for view in method.views)
         raise ConfigError(
             f"train.views: '{name}' sees {len(method.views)} views of every image and {[*views]} has "
-            f"{len(views)}: "
-            f"set train.views = [{own}], or leave it out"
+            f"{len(views)}: set train.views = [{own}], or leave it out"
         )
 
 

@@ -98,8 +98,7 @@ def fits(config: Config, task: Task) -> None:
     if task not in config.method.tasks:
         raise MethodError(
             f"method '{config.method_name}' is for {' and '.join(config.method.tasks)}-label data and this "
-            f"is {task}-label; "
-            "see `equipoise methods` for those that fit"
+            f"is {task}-label; see `equipoise methods` for those that fit"
         )
     if task not in objective.tasks:
         names = "+".join(part.name for part in objective.parts)
@@ -110,8 +109,7 @@ def fits(config: Config, task: Task) -> None:
     if objective.scale is not None and not gives_cosines(config):
         raise ConfigError(
             f"train.objective 'ldam' needs a head that gives cosines, and method '{config.method_name}' "
-            f"brings "
-            "another: choose another objective"
+            "brings another: choose another objective"
         )
 
 

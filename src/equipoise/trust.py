@@ -72,8 +72,7 @@ def of_folder(folder: RunFolder, trust: bool = False) -> Allow:
         changed = f" (the run was made with {made})" if made not in (None, code.fingerprint) else ""
         raise Untrusted(
             f"{folder} would run {code.title}, which you have not run before (fingerprint "
-            f"{code.fingerprint}){changed}: "
-            "read it, then say --trust (in Python: trust=True)"
+            f"{code.fingerprint}){changed}: read it, then say --trust (in Python: trust=True)"
         )
 
     return remember if trust else allow

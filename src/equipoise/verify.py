@@ -222,6 +222,5 @@ def _strange(lines: Sequence[Line], key: str, theirs: Sequence[Line], keeper: st
         return []
     return [
         f"the journal of the {writer} was cut or written anew: {len(gone)} of the {len(lines)} heads that "
-        f"the "
-        f"{keeper} has of it are not in it, the first in line {gone[0]['seq'] + 1} of the {keeper}'s"
+        f"the {keeper} has of it are not in it, the first in line {gone[0]['seq'] + 1} of the {keeper}'s"
     ]

@@ -162,9 +162,9 @@ def hardly_visible(samples: Samples, survey: Survey) -> list[str]:
         (survey.flat & ~survey.dark, f"fewer than {FLAT} levels of 256 between darkest and brightest pixel"),
     )
     return [
-        f"{int(rows.sum()):,} of {len(samples):,} images have {what} "
-        f"({listed(samples.ids[rows])}): see them with `equipoise data inspect … --contact-sheet`, "
-        f"and set data.bits or data.window if they were read wrongly"
+        f"{int(rows.sum()):,} of {len(samples):,} images have {what} ({listed(samples.ids[rows])}): see them "
+        "with `equipoise data inspect … --contact-sheet`, and set data.bits or data.window if they were "
+        "read wrongly"
         for rows, what in kinds
         if rows.any()
     ]

@@ -235,8 +235,7 @@ def _difference(first: str, one: Card, site: str, card: Card) -> str:
     return (
         f"sites '{first}' and '{site}' do not agree on their {what} ({_short(getattr(one, what))} and "
         f"{_short(getattr(card, what))}): name the same classes in data.classes in the same order, and the "
-        f"same "
-        "data.image_size, at every site"
+        "same data.image_size, at every site"
     )
 
 

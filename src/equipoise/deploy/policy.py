@@ -98,8 +98,8 @@ class Policy(Options):
         if config.exchange.min_sites < self.min_sites:
             yield (
                 f"policy rule 'min_sites': the run adds up as few as {config.exchange.min_sites} answers, "
-                f"this site takes part in "
-                f"sums of at least {self.min_sites}: set exchange.min_sites = {self.min_sites}"
+                f"this site takes part in sums of at least {self.min_sites}: set exchange.min_sites = "
+                f"{self.min_sites}"
             )
         if config.train.batch_size < self.batch_size:
             yield (
@@ -114,8 +114,8 @@ class Policy(Options):
         if len(set(sites)) < self.min_sites:
             raise Refused(
                 f"policy rule 'min_sites': this site answers only when at least {self.min_sites} sites are "
-                f"asked, "
-                f"and {len(set(sites))} {'was' if len(set(sites)) == 1 else 'were'} (policy.toml: min_sites)"
+                f"asked, and {len(set(sites))} {'was' if len(set(sites)) == 1 else 'were'} (policy.toml: "
+                "min_sites)"
             )
 
     def counted(self, in_round: int, in_run: int) -> None:

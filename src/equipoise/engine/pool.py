@@ -54,9 +54,8 @@ class Worker:
                 if attempt == 2:
                     raise SiteError(
                         f"the worker process died twice while site '{site}' answered '{question.name}' in "
-                        f"round "
-                        f"{question.round} (exit {code}): probably out of memory; use fewer workers or a "
-                        f"smaller batch, then resume"
+                        f"round {question.round} (exit {code}): probably out of memory; use fewer workers or "
+                        "a smaller batch, then resume"
                     ) from None
                 self.start()
         raise AssertionError

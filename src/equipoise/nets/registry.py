@@ -72,8 +72,7 @@ NETS: dict[str, Arch] = {
     ),
     "efficientnet-b0-torchvision": Arch(
         "EfficientNet-B0 with BatchNorm momentum 0.1 and eps 0.00001, padding alike on all sides: as in "
-        "torchvision, "
-        "whose weights fit",
+        "torchvision, whose weights fit",
         width=borrowed.B0_WIDTH,
         make=borrowed.efficientnet_b0_torchvision,
         stem="_conv_stem.weight",

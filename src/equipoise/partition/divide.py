@@ -71,8 +71,7 @@ def divide(
         if given is not None or split.folds:
             raise PartitionError(
                 f"{'split.folds' if split.folds else 'the split of the data'} and partition.kind "
-                f"'{options.kind}', as it is set, "
-                "both choose the test rows; remove one of the two"
+                f"'{options.kind}', as it is set, both choose the test rows; remove one of the two"
             )
         given = np.where(reserved, TEST, TRAIN)
     test = 1 / split.folds if split.folds else split.test

@@ -84,8 +84,7 @@ class Column(PartitionOptions):
         if small:
             raise PartitionError(
                 f"partition.min_size is {self.min_size}, but these sites have fewer rows: "
-                f"{', '.join(small)}; "
-                "lower min_size, or merge or leave out these sites"
+                f"{', '.join(small)}; lower min_size, or merge or leave out these sites"
             )
         return found
 
@@ -99,8 +98,7 @@ class Column(PartitionOptions):
             if len(both):
                 raise PartitionError(
                     f"partition.test_site: group '{both[0]}' is at '{self.test_site}' and at a site that "
-                    f"trains; "
-                    "leave its rows out of one of the two"
+                    "trains; leave its rows out of one of the two"
                 )
         result: np.ndarray | None = outside
         return result
@@ -270,9 +268,9 @@ class Dirichlet(PartitionOptions):
         alpha = ", ".join(f"{value:g}" for value in self._alphas)
         cells = f", each with {self.min_cell} rows of its classes," if self.min_cell else ""
         return PartitionError(
-            f"partition.kind 'dirichlet': {self.tries} draws with alpha={alpha} gave no {sites} sites "
-            f"of {self.min_size} rows or more{cells} from {rows} rows; "
-            f"use fewer sites, a larger alpha or a smaller min_size{' or min_cell' if self.min_cell else ''}"
+            f"partition.kind 'dirichlet': {self.tries} draws with alpha={alpha} gave no {sites} sites of "
+            f"{self.min_size} rows or more{cells} from {rows} rows; use fewer sites, a larger alpha or a "
+            f"smaller min_size{' or min_cell' if self.min_cell else ''}"
         )
 
 
@@ -299,8 +297,7 @@ def filled(samples: Samples, column: np.ndarray, name: str, kind: str) -> np.nda
     if len(blank):
         raise PartitionError(
             f"partition.kind '{kind}': {len(blank)} rows have no {name}, the first is "
-            f"'{samples.ids[blank[0]]}'; "
-            f"fill in the {name} column or leave these rows out"
+            f"'{samples.ids[blank[0]]}'; fill in the {name} column or leave these rows out"
         )
     return text
 
@@ -345,8 +342,7 @@ def _balanced(samples: Samples, count: int, seed: int) -> np.ndarray:
         if rows <= count:
             raise PartitionError(
                 f"partition.test_per_class is {count}, but class '{name}' has {rows} rows and some must be "
-                f"left to train on; "
-                "ask for fewer or leave the class out"
+                "left to train on; ask for fewer or leave the class out"
             )
         units_of = filling(
             movable.size, rng.permutation(np.flatnonzero(pure & (movable.stratum == index))), count

@@ -28,9 +28,8 @@ def labelled(sites: int, classes: int, options: PartitionOptions, seed: int) -> 
         )
     if sites * (classes - options.missing) < classes:
         raise PartitionError(
-            f"partition.missing = {options.missing}: {sites} sites that label {classes - options.missing} "
-            f"of {classes} classes each "
-            "cannot cover all classes; use more sites or miss fewer"
+            f"partition.missing = {options.missing}: {sites} sites that label {classes - options.missing} of "
+            f"{classes} classes each cannot cover all classes; use more sites or miss fewer"
         )
     if options.missing == classes - 1:
         result: np.ndarray | None = np.arange(classes) == (np.arange(sites) % classes)[:, None]

@@ -43,8 +43,7 @@ class Attribute(PartitionOptions):
             if len(members) < self.sites:
                 raise PartitionError(
                     f"partition.sites is {self.sites}, but '{value}' in '{self.column}' has only "
-                    f"{len(members)} groups, "
-                    "which are never cut; use fewer sites"
+                    f"{len(members)} groups, which are never cut; use fewer sites"
                 )
             owner = np.full(len(movable), -1)
             owner[members] = deal(
@@ -138,8 +137,8 @@ class Limited(PartitionOptions):
             if len(open_classes) < count:
                 raise PartitionError(
                     f"partition.kind 'limited': '{source}' has {len(open_classes)} classes with more than "
-                    f"{fewest} rows left for "
-                    f"site {site + 1} of {self.sites}, which wants {count}; use fewer sites, classes or rows"
+                    f"{fewest} rows left for site {site + 1} of {self.sites}, which wants {count}; use fewer "
+                    "sites, classes or rows"
                 )
             for label in rng.permutation(open_classes)[:count]:
                 wanted = int(rng.integers(fewest, min(most, left[label] - 1) + 1))
@@ -149,8 +148,7 @@ class Limited(PartitionOptions):
                 if size[taken].sum() < fewest:
                     raise PartitionError(
                         f"partition.kind 'limited': no whole groups of class '{classes[label]}' in "
-                        f"'{source}' have "
-                        f"{fewest} to {wanted} rows; ask for a wider range of rows"
+                        f"'{source}' have {fewest} to {wanted} rows; ask for a wider range of rows"
                     )
                 owner[taken] = site
         return owner

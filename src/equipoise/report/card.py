@@ -223,8 +223,7 @@ def _limits(run: Run) -> Iterator[str]:
         yield "Trained on generated images: it says nothing about real ones."
     yield (
         f"Tested at the {len(data['sites'])} sites it was trained at, not elsewhere: `equipoise evaluate` "
-        f"tests it on the images of "
-        "another."
+        "tests it on the images of another."
     )
     yield from _names(
         data["classes"], (n < RARE for n in data["train"]), f"Trained on fewer than {RARE} images of"

@@ -81,8 +81,8 @@ def decided(run: Run, found: Decisions | None) -> Iterator[Figure]:
             "What is taken for what",
             matrix("true class by predicted class", [Bar(name) for name in names], names, values, _number),
             "Test images of each true class (rows) by the class the global predictor gives them (columns), "
-            "both from the most "
-            "frequent to the rarest. The darker, the larger the share of the row; framed: right.",
+            "both from the most frequent to the rarest. The darker, the larger the share of the row; "
+            "framed: right.",
             ("true class", *names),
             tuple((name, *row) for name, row in zip(names, values, strict=True)),
         )
@@ -113,8 +113,7 @@ def decided(run: Run, found: Decisions | None) -> Iterator[Figure]:
             kinds=[("right", RIGHT), ("wrong", WRONG)],
         ),
         "Test images that have a finding and those that have it not, as shares; at the end how many there "
-        "are. A finding is called "
-        "where the global predictor gives it more than 50 %.",
+        "are. A finding is called where the global predictor gives it more than 50 %.",
         ("finding", "found (TP)", "missed (FN)", "called in error (FP)", "rightly not called (TN)"),
         tuple(cells),
     )
@@ -130,10 +129,8 @@ def calibration(found: Decisions | None) -> Iterator[Figure]:
         f"How far its confidence can be trusted: calibration error {percent(found.ece)}",
         reliability("share of right decisions by confidence", bins),
         "Decisions of the global predictor in bins of its confidence: how often they are right (bars; the "
-        "diamond stands at the "
-        "bin's mean confidence) and how many there are (below). On the broken line it would be right as "
-        "often as it is sure. The "
-        "calibration error is the mean distance from it.",
+        "diamond stands at the bin's mean confidence) and how many there are (below). On the broken line "
+        "it would be right as often as it is sure. The calibration error is the mean distance from it.",
         ("confidence from, %", "to, %", "decisions", "mean confidence, %", "right, %"),
         tuple(
             (rate(low), rate(high), digits(n), rate(sure), rate(right))
@@ -165,10 +162,8 @@ def feature_map(run: Run) -> Iterator[Figure]:
         "Where the classes lie",
         maps("class means of the features", panels),
         f"Mean features of each class over {found['images']:,} test images after round {found['round']}, "
-        f"along the two axes that "
-        "spread the class means most; per cent: how much of the spread each axis holds. The area grows "
-        "with the training images. "
-        "Classes that lie together are hard to tell apart.",
+        "along the two axes that spread the class means most; per cent: how much of the spread each axis "
+        "holds. The area grows with the training images. Classes that lie together are hard to tell apart.",
         ("features", "class", "across", "up"),
         tuple(cells),
     )

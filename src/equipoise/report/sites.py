@@ -48,8 +48,7 @@ def distribution(data: dict[str, Any]) -> Iterator[Figure]:
             "not labelled there",
         ),
         "Training images of each class (the number under its name, all sites together) at each site; the "
-        "area of a circle is the "
-        "count, and there is none where the site has none."
+        "area of a circle is the count, and there is none where the site has none."
         + (" A cross: the site does not label the class." if partial else ""),
         ("class", *sites),
         tuple((data["classes"][i], *row) for i, row in zip(order, counts, strict=True)),
@@ -139,9 +138,9 @@ def gains(arms: Arms, shown: Arms) -> Iterator[Figure]:
                 bars(
                     f"gain in balanced accuracy over {text}", rows, lambda x: f"{100 * x:+.3g}" if x else "0"
                 ),
-                f"Balanced accuracy of each site's own predictor on its own test set, less that of "
-                f"{named}, in points; mean "
-                "over runs; sites from the largest to the smallest." + left_out(shown, len(arms)),
+                "Balanced accuracy of each site's own predictor on its own "
+                f"test set, less that of {named}, in points; mean over runs; "
+                "sites from the largest to the smallest." + left_out(shown, len(arms)),
                 ("method", "site", "training images", "gain, points", "±"),
                 tuple(cells),
             )

@@ -173,8 +173,8 @@ def _gain(run: Run) -> str:
     if run.method == ALONE:
         return "Nobody joined: this is the training alone that joining is compared with."
     return (
-        "One run does not tell: it takes the same training without joining. "
-        f"`equipoise compare FILE.toml --methods {ALONE},{run.method}` shows it for every site."
+        "One run does not tell: it takes the same training without joining. `equipoise compare FILE.toml "
+        f"--methods {ALONE},{run.method}` shows it for every site."
     )
 
 
@@ -239,8 +239,8 @@ def _chance(facts: Mapping[str, Any], figures: Mapping[str, Figure]) -> str:
     if runs is None:
         return f"{text}One run each says nothing about how training again would turn out."
     return (
-        f"{text}For the methods trained again, {_verdict(runs)}, over "
-        f"{many(len(one['differences']), 'run')} of each."
+        f"{text}For the methods trained again, {_verdict(runs)}, over {many(len(one['differences']), 'run')} "
+        "of each."
     )
 
 

@@ -184,12 +184,11 @@ def small_remark(configs: Sequence[Config]) -> str:
 
     return (
         f"Small scale: {each(one.net.name for one in configs)} on images of "
-        f"{each(one.data.image_size for one in configs)} pixels, "
-        f"{each(one.train.rounds for one in configs)} rounds of "
-        f"{each(one.train.epochs for one in configs)} epoch with "
+        f"{each(one.data.image_size for one in configs)} pixels, {each(one.train.rounds for one in configs)} "
+        f"rounds of {each(one.train.epochs for one in configs)} epoch with "
         f"{each(one.train.optimizer for one in configs)} at {each(one.train.lr for one in configs)}. These "
-        f"numbers are no "
-        "reproduction of the paper's: only the order of the rows can be compared, and that with care."
+        "numbers are no reproduction of the paper's: only the order of the rows can be compared, and that "
+        "with care."
     )
 
 

@@ -82,8 +82,7 @@ class Exchange(Ask):
         if len(good) < self._limits.min_sites or not good:
             raise SiteError(
                 f"round {self.round}: only {len(good)} of {len(asked.asked)} sites gave a usable answer to "
-                f"'{asked.name}', "
-                f"{self._limits.min_sites} are needed; the journal names the others and why"
+                f"'{asked.name}', {self._limits.min_sites} are needed; the journal names the others and why"
             )
 
     def _usable(
