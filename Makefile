@@ -16,7 +16,7 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.core
-	$(PIP) -e ".[dev,flower,medical,export,tensorboard,mlflow,wandb,docs]"
+	$(PIP) -e ".[dev,flower,medical,export,dp,ray,tensorboard,mlflow,wandb,docs]"
 	@touch $@
 
 setup: $(VENV)/.core  ## install the package into .venv
