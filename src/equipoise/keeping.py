@@ -41,9 +41,7 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def put(
-    path: Path, data: bytes, recycle: Path | None = None, sync: bool = True, writer: str = ""
-) -> None:
+def put(path: Path, data: bytes, recycle: Path | None = None, sync: bool = True, writer: str = "") -> None:
     """tmp → fsync → rename.
 
     An old file given to `recycle` is written over and renamed: its place on disk is there already. `writer`

@@ -41,8 +41,8 @@ from equipoise.run_folder import (
     RESULT,
     RunFolder,
 )
-from equipoise.server import Checkpoints, Federation, Header, Journal, check_same, drawn, sample
 from equipoise.seeds import generator
+from equipoise.server import Checkpoints, Federation, Header, Journal, check_same, drawn, sample
 from equipoise.setup import Material, draw, keep_memory, material, order, place_of
 from equipoise.site import Store
 from equipoise.task import answer

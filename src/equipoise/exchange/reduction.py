@@ -67,9 +67,7 @@ def fixed(x: Tensor, weight: Tensor | None = None, scale: float = SCALE) -> Tens
     return y.round_().to(torch.int64)
 
 
-def fixed_fine(
-    x: Tensor, weight: Tensor, scale: float = SCALE, fine: float = FINE
-) -> tuple[Tensor, Tensor]:
+def fixed_fine(x: Tensor, weight: Tensor, scale: float = SCALE, fine: float = FINE) -> tuple[Tensor, Tensor]:
     """round(weight · x · scale) and what that left over, times `fine`, both as int64."""
     y = x.to(torch.float64) * scale * spread(weight, x)
     whole = y.round()
@@ -199,8 +197,7 @@ class Reduction:
         """The reduced leaves; `order` is the federation's order of sites."""
         if len(self._sites) < self._least:
             raise SiteError(
-                f"only {len(self._sites)} sites answered, and no sum is given of fewer than "
-                f"{self._least}"
+                f"only {len(self._sites)} sites answered, and no sum is given of fewer than {self._least}"
             )
         leaves: dict[str, Any] = {}
         weights = {

@@ -39,7 +39,9 @@ class Counts(ByName[dict[str, Held]]):
 
     def _held(self, place: int) -> dict[str, Held]:
         return {
-            split: Held(images=int(images), counts=tuple(None if n == NOT_TOLD else n for n in counts.tolist()))
+            split: Held(
+                images=int(images), counts=tuple(None if n == NOT_TOLD else n for n in counts.tolist())
+            )
             for split, images, counts in zip(SPLITS, self.images[place], self.counts[place], strict=True)
         }
 
@@ -152,7 +154,9 @@ def count(samples: Samples, holdings: Sequence[Holding]) -> Census:
         images[:, number] = [len(rows) for rows in parts]
         owner, labels = np.repeat(np.arange(sites), images[:, number]), samples.labels[np.concatenate(parts)]
         if samples.task == "single":
-            counts[:, number] = np.bincount(owner * width + labels, minlength=sites * width).reshape(sites, width)
+            counts[:, number] = np.bincount(owner * width + labels, minlength=sites * width).reshape(
+                sites, width
+            )
             continue
         for label in range(width):
             counts[:, number, label] = np.bincount(owner, labels[:, label], minlength=sites).astype(np.int64)

@@ -252,9 +252,7 @@ def beyond(samples: Samples, rows: np.ndarray, most: int, rng: np.random.Generat
     return rows[~np.isin(movable.of, stay)]
 
 
-def _labelled(
-    samples: Samples, options: PartitionOptions, sites: int, seed: int
-) -> np.ndarray | None:
+def _labelled(samples: Samples, options: PartitionOptions, sites: int, seed: int) -> np.ndarray | None:
     """bool [sites, classes]: which classes each site labels; None for all of them."""
     if options.missing and samples.task == "single":
         raise PartitionError(
