@@ -17,6 +17,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import islice
 from typing import Any
 
 from equipoise import errors
@@ -102,7 +103,7 @@ class Ray:
         running: dict[Any, str] = {}
 
         def submit(count: int) -> None:
-            for site, _ in zip(waiting, range(count), strict=False):
+            for site in islice(waiting, count):
                 call = question.call(site).model_dump_json()
                 started = self._task.options(name=f"{question.name} at {site}").remote(
                     self._order, call, payload, question.each.get(site, b"")

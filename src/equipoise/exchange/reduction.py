@@ -75,8 +75,8 @@ def fixed_fine(x: Tensor, weight: Tensor, scale: float = SCALE, fine: float = FI
 
 
 def add_fixed(total: Tensor, x: Tensor, weight: float, scale: float = SCALE) -> None:
-    """total += fixed(x, weight, scale), a piece at a time: pieces stay in the processor's cache, where whole models
-    would not.
+    """total += fixed(x, weight, scale), a piece at a time: pieces stay in the processor's cache, where whole
+    models would not.
 
     Adding 1.5 · 2^52 to a float64 below 2^51 leaves it rounded to a whole number in its lowest bits, half to
     even as `round` does; read as an int64 and less the constant's own bits, that is the number. A conversion

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol, overload
 
 import numpy as np
@@ -71,7 +72,7 @@ class Holdings(Sequence[Holding]):
             return tuple(self[i] for i in range(*place.indices(len(self))))
         name, first = self.names[place], place % len(self) * len(SPLITS)
         edges = self._edges[first : first + len(SPLITS) + 1].tolist()
-        parts = (self._rows[start:end] for start, end in zip(edges[:-1], edges[1:], strict=True))
+        parts = (self._rows[start:end] for start, end in pairwise(edges))
         return Holding(name, *parts, None if self._labelled is None else self._labelled[place])
 
     def __len__(self) -> int:

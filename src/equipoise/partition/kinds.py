@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -297,7 +298,7 @@ def rows_of(owner: np.ndarray, hands: int) -> list[np.ndarray]:
     """By hand: the rows it owns, in order; a row whose owner is below 0 is nobody's."""
     order = np.argsort(owner, kind="stable")
     ends = np.searchsorted(owner[order], np.arange(hands + 1))
-    return [order[start:end] for start, end in zip(ends[:-1], ends[1:], strict=True)]
+    return [order[start:end] for start, end in pairwise(ends.tolist())]
 
 
 def filled(samples: Samples, column: np.ndarray, name: str, kind: str) -> np.ndarray:
