@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -197,6 +199,10 @@ def test_runs_go_only_to_places_there_are(tmp_path: Path, tiny: MakeConfig) -> N
 real = [pytest.mark.sweep, pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
 
+NODE = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "object_store_memory": 2**27}
+"""a node of one core that nobody outside this machine can reach"""
+
+
 def marked(function: Any) -> Any:
     for mark in real:
         function = mark(function)
@@ -209,22 +215,26 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
-    quiet = {
+    settings = {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "disabled",
-        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+        "RAY_raylet_start_wait_time_s": "240",
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
     }
+    folder = tempfile.mkdtemp(prefix="eq-", dir="/tmp")  # names of sockets are short
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in quiet.items():
+        for name, value in settings.items():
             patch.setenv(name, value)
-        patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
-        plain = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "include_dashboard": False}
-        made = Cluster(initialize_head=True, head_node_args=plain)
-        made.add_node(num_cpus=1, node_ip_address="127.0.0.1")
-        ray.init(address=made.address, log_to_driver=False, configure_logging=False)
-        yield made
-        ray.shutdown()
-        made.shutdown()
+        made = Cluster()
+        try:
+            made.add_node(**NODE, include_dashboard=False, temp_dir=folder)
+            made.add_node(**NODE)
+            ray.init(address=made.address, log_to_driver=False, configure_logging=False)
+            yield made
+        finally:
+            ray.shutdown()
+            made.shutdown()
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @marked
@@ -282,7 +292,7 @@ def test_a_node_that_dies_in_a_round_changes_nothing(
 ) -> None:
     (tmp_path / "waiting.py").write_text(WAITING)
     config = tiny("waiting.py:Waiting", base=tmp_path, partition={"kind": "iid", "sites": 3})
-    lost = nodes.add_node(num_cpus=1, node_ip_address="127.0.0.1")
+    lost = nodes.add_node(**NODE)
     killed = []
 
     def kill() -> None:

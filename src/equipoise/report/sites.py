@@ -126,9 +126,7 @@ def gains(arms: Arms, shown: Arms) -> Iterator[Figure]:
                 gain = table.Figure.of(values)
                 assert gain is not None
                 hover = f"{title} at {site} ({images:,} training images): {_signed(gain.mean)} points" + (
-                    ""
-                    if gain.std is None
-                    else f" ± {100 * gain.std:.1f} over {len(values)} {'sites' if many else 'runs'}"
+                    "" if gain.std is None else f" ± {100 * gain.std:.1f} over {len(values)} {over}"
                 )
                 rows.append(
                     Bar(
