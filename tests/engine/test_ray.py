@@ -218,7 +218,9 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     settings = {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "disabled",
-        "RAY_raylet_start_wait_time_s": "240",
+        "RAY_raylet_start_wait_time_s": "240",  # for machines that are busy
+        "RAY_agent_register_timeout_ms": "240000",
+        "RAY_worker_register_timeout_seconds": "240",
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
     }
     folder = tempfile.mkdtemp(prefix="eq-", dir="/tmp")  # names of sockets are short
