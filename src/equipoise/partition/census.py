@@ -61,6 +61,11 @@ class Census(Options):
     groups: int | None = None
     """patients, or whatever keeps images together; None where that is not known"""
 
+    @classmethod
+    def of(cls, sites: Mapping[str, Mapping[str, Held]]) -> Census:
+        """The census of sites that told what they have."""
+        return cls.model_validate({"sites": sites})
+
     @field_validator("sites", mode="before")
     @classmethod
     def _in_arrays(cls, sites: Any) -> Any:
@@ -106,8 +111,8 @@ class Census(Options):
 
     def having(self, *splits: str) -> tuple[str, ...]:
         """The sites that have images of one of these splits."""
-        found = self.sites.images[:, [SPLITS.index(split) for split in splits]].any(1).tolist()
-        return tuple(site for site, some in zip(self.sites, found, strict=True) if some)
+        found = self.sites.images[:, [SPLITS.index(split) for split in splits]].sum(1).tolist()
+        return tuple(site for site, images in zip(self.sites, found, strict=True) if images)
 
 
 @dataclass(frozen=True)

@@ -95,8 +95,9 @@ class Holdings(Sequence[Holding]):
             return tuple(self[i] for i in range(*place.indices(len(self))))
         name, first = self.names[place], place % len(self) * len(SPLITS)
         edges = self._edges[first : first + len(SPLITS) + 1].tolist()
-        parts = (self.rows[start:end] for start, end in pairwise(edges))
-        return Holding(name, *parts, None if self.labelled is None else self.labelled[place])
+        train, validation, test = (self.rows[start:end] for start, end in pairwise(edges))
+        labelled = None if self.labelled is None else self.labelled[place]
+        return Holding(name, train, validation, test, labelled)
 
     def __len__(self) -> int:
         return len(self.names)
