@@ -25,7 +25,7 @@ from equipoise.compare import compare, make_plan
 from equipoise.config import Config
 from equipoise.engine import EngineOptions, Question
 from equipoise.engine import ray as engine
-from equipoise.engine.ray import AHEAD, Ray, cluster, framed, unframed
+from equipoise.engine.ray import AHEAD, LOOPBACK, Ray, cluster, framed, unframed
 from equipoise.errors import ConfigError, MethodError, SiteError, StorageError
 from equipoise.methods import METHODS
 from equipoise.running import run
@@ -199,7 +199,7 @@ def test_runs_go_only_to_places_there_are(tmp_path: Path, tiny: MakeConfig) -> N
 real = [pytest.mark.sweep, pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
 
-NODE = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "object_store_memory": 2**27}
+NODE = {"num_cpus": 1, "node_ip_address": LOOPBACK, "object_store_memory": 2**27}
 """a node of one core that nobody outside this machine can reach"""
 
 
@@ -232,7 +232,8 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         try:
             made.add_node(**NODE, include_dashboard=False)
             made.add_node(**NODE)
-            ray.init(address=made.address, log_to_driver=False, configure_logging=False)
+            plain = {"log_to_driver": False, "configure_logging": False, "_node_ip_address": LOOPBACK}
+            ray.init(address=made.address, **plain)
             yield made
         finally:
             ray.shutdown()

@@ -14,6 +14,7 @@ import importlib.util
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -31,6 +32,9 @@ AHEAD = 256
 """tasks that are submitted at a time; the others wait here, so that answers do not fill the object store"""
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
 """nothing is reported to Ray's makers"""
+
+LOOPBACK = "127.0.0.2" if sys.platform == "linux" else "127.0.0.1"
+"""an address that no other machine reaches; Ray would take 127.0.0.1 for the address of this machine"""
 
 Task = Callable[..., bytes]
 """a function of a module: what every task of a kind runs"""
@@ -61,7 +65,7 @@ def cluster(options: EngineOptions) -> Iterator[Any]:
     if options.address is None:
         # Sockets have short names, so their folder must be near the root.
         folder = tempfile.mkdtemp(prefix="eq-", dir="/tmp" if os.path.isdir("/tmp") else None)
-        alone = {"include_dashboard": False, "_node_ip_address": "127.0.0.1", "_temp_dir": folder}
+        alone = {"include_dashboard": False, "_node_ip_address": LOOPBACK, "_temp_dir": folder}
         plain |= {"address": "local", "num_cpus": options.workers, **alone}
     else:
         plain["address"] = options.address
