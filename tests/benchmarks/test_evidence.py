@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ import equipoise
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from evidence import page, records  # noqa: E402
-from evidence.figures import closed, difference, settled  # noqa: E402
+from evidence import claims, page, records  # noqa: E402
+from evidence.figures import Difference, closed, difference, settled  # noqa: E402
 from evidence.lists import TABLES, Table  # noqa: E402
 from evidence.runs import Runs  # noqa: E402
 
@@ -113,3 +114,30 @@ def test_every_table_names_a_recipe_and_compares_with_a_row_it_has() -> None:
     for name, table in TABLES.items():
         assert (ROOT / "recipes" / f"{table.recipe}.toml").exists(), name
         assert table.compared in table.rows, name
+
+
+def test_every_claim_has_the_papers_margin_and_a_row_of_ours() -> None:
+    found = list(claims.findings())
+    assert len(found) >= 20 and len({one.text for one in found}) == len(found)
+    margins = {one.text: one.margin for one in found}
+    assert margins["FedSDC is above FedAvgM"] == pytest.approx(68.76 - 66.29)
+    assert margins["the second head alone, without consistency, is above one head"] == pytest.approx(5.2)
+    table = tomllib.loads((ROOT / "benchmarks" / "evidence" / "claims.toml").read_text())["claim"]
+    for claim in table:
+        ours = claim["ours"]
+        if ours["table"] in TABLES:
+            assert {ours["better"], ours["worse"]} <= set(TABLES[ours["table"]].rows), claim["text"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "seeds", "verdict"),
+    [
+        (0.01, 0.03, 3, "shown"),
+        (-0.01, 0.03, 3, "not shown"),
+        (-0.05, -0.03, 3, "contradicted"),
+        (-0.05, 0.03, 1, "not tested yet"),
+    ],
+)
+def test_a_verdict_follows_from_the_interval(low: float, high: float, seeds: int, verdict: str) -> None:
+    ours = Difference((low + high) / 2, low, high, seeds)
+    assert claims.Finding("", "", 1.0, "", ours, True, "").verdict == verdict
