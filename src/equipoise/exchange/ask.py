@@ -78,7 +78,7 @@ class Ask(ABC):
             round=self.round,
             payload=pack({}, broadcast),
             each={site: pack({}, tensors) for site, tensors in own.items()},
-            read=dict(self.versions),
+            read={site: self.versions[site] for site in sites if site in self.versions},
             write=f"{self._step}.{self._count}" if writes else None,
             # The checkpoint of the round before may or may not have reached the disk: a crash resumes from it
             # or from the one before that. Pinned are the private versions of rounds that may be selected.
@@ -89,7 +89,7 @@ class Ask(ABC):
         self._count += 1
         sent = {**broadcast, **next(iter(own.values()), {})}
         received = {name.partition("/")[2]: x for name, x in sent.items() if "/" in name}
-        reduction = Reduction(self._least)
+        reduction = Reduction(self._least, len(sites))
         for site, wrote, upload in self._answers(asked, received):
             reduction.add(site, upload)
             if wrote and asked.write is not None:
