@@ -108,8 +108,8 @@ class Policy(Options):
             )
         if config.exchange.reduce not in self.reduce:
             yield (
-                f"policy rule 'reduce': to combine updates by '{config.exchange.reduce}' the coordinator reads "
-                f"each site's own, and this site allows {_listed(self.reduce)} only (policy.toml: reduce)"
+                f"policy rule 'reduce': to combine updates by '{config.exchange.reduce}' the coordinator "
+                f"reads each site's own, and this site allows {_listed(self.reduce)} only"
             )
         if config.train.batch_size < self.batch_size:
             yield (

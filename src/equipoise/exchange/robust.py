@@ -101,8 +101,8 @@ def trimmed(tensors: Sequence[Tensor], weights: Sequence[Tensor], bad: int) -> T
 def krum(values: Values, weights: Sequence[Tensor], bad: int, picks: int) -> dict[str, Tensor]:
     """The weighted mean of the `picks` updates that lie closest to the others.
 
-    What a network trains and what it measures (BatchNorm's statistics, which are much larger) are two vectors,
-    each picked by itself. With a weight per class, every class is a vector of its own.
+    What a network trains and what it measures (BatchNorm's statistics, which are much larger) are two
+    vectors, each picked by itself. With a weight per class, every class is a vector of its own.
     """
     made = {}
     for part in dict.fromkeys(map(part_of, values[0])):
