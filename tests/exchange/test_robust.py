@@ -108,8 +108,9 @@ def test_krums_scores_by_hand() -> None:
 
 def test_krum_by_hand() -> None:
     sites = columns([0.0, 0.0], [1.0, 0.0], [2.0, 0.0], [4.0, 0.0], [50.0, 0.0])
-    assert reduced(sites, Robust("krum", 0.2))["x"].tolist() == [1.0, 0.0]
-    # The next best are a and c, with 5 each.
+    assert reduced(sites, Robust("krum", 0.2, 1))["x"].tolist() == [1.0, 0.0]
+    # The next best are a and c, with 5 each. Without a number, 5 - 1 - 2 = 2 are picked.
+    assert reduced(sites, Robust("krum", 0.2))["x"].tolist() == [0.5, 0.0]
     assert reduced(sites, Robust("krum", 0.2, 3))["x"].tolist() == [1.0, 0.0]
     assert reduced(sites, Robust("krum", 0.2, 2))["x"].tolist() == [0.5, 0.0]
 
@@ -138,7 +139,7 @@ def test_krum_picks_statistics_by_themselves() -> None:
             ("e", 1.4, 900.0),
         )
     }
-    found = reduced(uploads, Robust("krum", 0.2))["delta"]
+    found = reduced(uploads, Robust("krum", 0.2, 1))["delta"]
     assert found["w"].tolist() == pytest.approx([1.4]) and found[
         "norm.running_mean"
     ].tolist() == pytest.approx([1.1])
@@ -153,7 +154,7 @@ def test_a_weight_of_nothing_is_no_vote() -> None:
     }
     assert reduced(uploads, Robust("median", 0.2))["x"].tolist() == [2.0, 3.0]
     assert reduced(uploads, Robust("trimmed", 0.2))["x"].tolist() == [2.0, 15.0]
-    assert reduced(uploads, Robust("krum", 0.2))["x"].tolist() == [1.0, 2.0]
+    assert reduced(uploads, Robust("krum", 0.2, 1))["x"].tolist() == [1.0, 2.0]
     nobody = {site: {"x": Mean(torch.ones(2), torch.zeros(2))} for site in SITES[:5]}
     for rule in ROBUST:
         assert reduced(nobody, Robust(rule, 0.2))["x"].tolist() == [0.0, 0.0]  # type: ignore[arg-type]

@@ -31,12 +31,12 @@ def test_a_robust_sum_over_flower_is_the_simulation(
     rule: str, tiny: MakeConfig, town: Any, tmp_path: Path
 ) -> None:
     config = five(tiny, rule, evaluate={"every": 2, "exact": False})
-    there = town(config, dict.fromkeys(SITES, {"reduce": ["mean", rule]}))
+    there = town(config, {site: {"reduce": ["mean", rule]} for site in SITES})
     assert there.go().state_hash == run(config, tmp_path / "simulation").state_hash
 
 
 def test_a_site_that_does_not_allow_it_stays_out(tiny: MakeConfig, town: Any) -> None:
-    there = town(five(tiny, "median"), dict.fromkeys(SITES[:4], {"reduce": ["median"]}))
+    there = town(five(tiny, "median"), {site: {"reduce": ["median"]} for site in SITES[:4]})
     there.go()
     (line,) = [line for line in read_journal(there.run / "journal.jsonl")[0] if line["event"] == "refused"]
     assert line["site"] == SITES[4] and line["reason"] == (
@@ -58,7 +58,7 @@ def test_the_policy_says_which_rules_it_allows(tiny: MakeConfig) -> None:
 
 def test_the_ledger_of_a_site_says_who_reads_its_update(tiny: MakeConfig, town: Any) -> None:
     """Also what `equipoise site check` shows, which is made at the site."""
-    there = town(five(tiny, "krum", train={"rounds": 1}), dict.fromkeys(SITES, {"reduce": ["krum"]}))
+    there = town(five(tiny, "krum", train={"rounds": 1}), {site: {"reduce": ["krum"]} for site in SITES})
     there.go()
     (place,) = (there.sites["site-00"] / "runs").iterdir()
     rows = apps.desk(str(there.sites["site-00"]))._run(place.name).ledger().rows()

@@ -84,7 +84,7 @@ def test_the_ledger_in_the_run_folder_says_who_reads_updates(tiny: MakeConfig, t
     }
 
 
-# One question: honest updates of ten sites around a common one, two of them replaced by an attack's -------------
+# One question to ten sites, two of them hostile -------------------------------------------------------------
 
 SITES = tuple("abcdefghij")
 BAD = ("d", "h")

@@ -48,8 +48,9 @@ class ExchangeOptions(Options):
     mean or `"krum"`, for which the coordinator reads each site's own and every site must allow it"""
     hostile: float = Field(0.2, ge=0, lt=0.5)
     """trimmed, krum: the share of sites that may be broken or hostile, rounded up to whole sites"""
-    picks: int = Field(1, ge=1)
-    """krum: how many updates are picked and averaged; 1 is Krum, more is Multi-Krum"""
+    picks: int | None = Field(None, ge=1)
+    """krum: how many updates are picked and averaged: 1 is Krum; left out, all but the hostile ones and two
+    more are (Multi-Krum)"""
 
     @model_validator(mode="after")
     def _hidden_or_compared(self) -> ExchangeOptions:

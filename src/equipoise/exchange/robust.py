@@ -39,7 +39,7 @@ class Robust:
 
     rule: Rule
     hostile: float
-    picks: int = 1
+    picks: int | None = None
 
     def bad(self, asked: int) -> int:
         """f: how many of so many sites may be broken or hostile."""
@@ -98,8 +98,9 @@ def trimmed(tensors: Sequence[Tensor], weights: Sequence[Tensor], bad: int) -> T
     )
 
 
-def krum(values: Values, weights: Sequence[Tensor], bad: int, picks: int) -> dict[str, Tensor]:
-    """The weighted mean of the `picks` updates that lie closest to the others.
+def krum(values: Values, weights: Sequence[Tensor], bad: int, picks: int | None) -> dict[str, Tensor]:
+    """The weighted mean of the `picks` updates that lie closest to the others; without a number, of all but
+    f + 2.
 
     What a network trains and what it measures (BatchNorm's statistics, which are much larger) are two
     vectors, each picked by itself. With a weight per class, every class is a vector of its own.
@@ -133,7 +134,9 @@ def scores(distances: Tensor, bad: int) -> Tensor:
     return others.sort(dim=1).values[:, :nearest].sum(1)
 
 
-def _picked(vectors: Sequence[Sequence[Tensor]], there: Sequence[bool], bad: int, picks: int) -> set[int]:
+def _picked(
+    vectors: Sequence[Sequence[Tensor]], there: Sequence[bool], bad: int, picks: int | None
+) -> set[int]:
     """Which of the sites that have a vector are picked; all of them, where they are too few to compare."""
     sites = [i for i, has in enumerate(there) if has]
     n = len(sites)
@@ -145,7 +148,8 @@ def _picked(vectors: Sequence[Sequence[Tensor]], there: Sequence[bool], bad: int
         for j in range(i):
             pairs = zip(vectors[sites[i]], vectors[sites[j]], strict=True)
             distances[i, j] = distances[j, i] = sum(_squared(a, b) for a, b in pairs)
-    best = scores(distances, bad).argsort(stable=True)[: min(picks, n - bad)]
+    best = scores(distances, bad).argsort(stable=True)
+    best = best[: max(1, n - bad - 2) if picks is None else min(picks, n - bad)]
     return {sites[i] for i in best.tolist()}
 
 
