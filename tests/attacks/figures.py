@@ -39,8 +39,6 @@ MASKED: Protection = {"exchange": {"secure": True}}
 """secure aggregation"""
 ADAPTIVE: Protection = {"train": {"optimizer": "adam"}}
 """what a site gets that allows adaptive optimisers only"""
-CONVOLUTIONS: Protection = {"net": {"name": "small-cnn"}}
-"""what a site gets that approves no network but those of the package"""
 
 
 def known(protection: Protection) -> bool:
@@ -140,7 +138,6 @@ TRIED: dict[str, dict[str, Protection]] = {
     },
     "images_found": {
         "none": NONE,
-        "approved networks only": CONVOLUTIONS,
         "differential privacy": NOISY,
         "secure aggregation": MASKED,
     },

@@ -75,7 +75,7 @@ class Curious:
 
 
 def watched(config: Config, craft: Callable[[Model], Model]) -> dict[str, Upload]:
-    """By site: its answer to the first question as the coordinator receives it, asked with a model that it has
+    """By site: its answer to the first question as the coordinator receives it, asked with a model that was
     made for the purpose."""
     host, seen = host_of(config), dict[str, bytes]()
     model = craft({name: host.initial[name] for name in host.shared})

@@ -1,4 +1,4 @@
-"""A network made to be read: one layer on the pixels, as a coordinator would have it that wants the images."""
+"""A network made to be read, as a coordinator would have it that wants the images."""
 
 from __future__ import annotations
 
