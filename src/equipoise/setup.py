@@ -24,7 +24,7 @@ from equipoise.evaluate import shot_groups
 from equipoise.initial import chosen
 from equipoise.losses import make_objective
 from equipoise.nets import Cosine, load
-from equipoise.partition import ByName, Facts, Holding, count, divide
+from equipoise.partition import ByName, Facts, Holding, Holdings, count, divide
 from equipoise.server import countable
 from equipoise.site import SiteData, Store
 from equipoise.site.views import Channels, channel_statistics, statistics
@@ -86,7 +86,7 @@ class Material:
     def sites(self, device: torch.device) -> Mapping[str, SiteData]:
         """The data of every site, as a host takes it, made when a site is first asked."""
         return ByName(
-            [holding.name for holding in self.holdings],
+            Holdings.of(self.holdings).places,
             lambda place: SiteData(self.samples, self.holdings[place], device),
             keep=SITES_KEPT,
         )

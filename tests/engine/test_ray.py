@@ -215,7 +215,9 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
+    folder = tempfile.mkdtemp(prefix="eq-", dir="/tmp")  # names of sockets are short
     settings = {
+        "RAY_TMPDIR": folder,
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "disabled",
         "RAY_raylet_start_wait_time_s": "240",  # for machines that are busy
@@ -223,13 +225,12 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         "RAY_worker_register_timeout_seconds": "240",
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
     }
-    folder = tempfile.mkdtemp(prefix="eq-", dir="/tmp")  # names of sockets are short
     with pytest.MonkeyPatch.context() as patch:
         for name, value in settings.items():
             patch.setenv(name, value)
         made = Cluster()
         try:
-            made.add_node(**NODE, include_dashboard=False, temp_dir=folder)
+            made.add_node(**NODE, include_dashboard=False)
             made.add_node(**NODE)
             ray.init(address=made.address, log_to_driver=False, configure_logging=False)
             yield made

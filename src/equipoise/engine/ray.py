@@ -56,7 +56,7 @@ def cluster(options: EngineOptions) -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
-    plain = {"log_to_driver": False, "configure_logging": False}
+    plain: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
     folder = None
     if options.address is None:
         # Sockets have short names, so their folder must be near the root.

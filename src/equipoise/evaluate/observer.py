@@ -22,7 +22,7 @@ from equipoise.evaluate.scores import Scores, keep_scores, write_scores
 from equipoise.keeping import FIRST
 from equipoise.leaves import Upload
 from equipoise.methods.base import SPLITS
-from equipoise.partition import ByName, Held, Holding, together
+from equipoise.partition import ByName, Held, Holding, Holdings, together
 from equipoise.run_folder import METRICS, SCORES, TIMING, RunFolder
 from equipoise.server import Exchange
 from equipoise.tree import Tree
@@ -52,7 +52,7 @@ class Evaluation:
         self.blueprint, self.options, self.folder, self.held = blueprint, options, folder, held
         self.method, self.rounds, self.task = blueprint.method, blueprint.train.rounds, blueprint.task
         self._samples = samples
-        self.holdings = ByName([holding.name for holding in holdings], lambda place: holdings[place])
+        self.holdings = ByName(Holdings.of(holdings).places, lambda place: holdings[place])
         self.tell = tell or (lambda row: None)
         self.shots = torch.tensor(blueprint.shots)
         self.history: list[dict[str, Any]] = []

@@ -11,15 +11,20 @@ T = TypeVar("T")
 class ByName(Mapping[str, T], Generic[T]):
     """A mapping by site whose values are made by position; the newest `keep` of them are kept."""
 
-    def __init__(self, names: Sequence[str], make: Callable[[int], T], keep: int = 0) -> None:
-        self._places = {name: place for place, name in enumerate(names)}
+    def __init__(
+        self, names: Sequence[str] | Mapping[str, int], make: Callable[[int], T], keep: int = 0
+    ) -> None:
+        """`names` are in order, or have their places with them: such a table can be shared."""
+        self.places = (
+            names if isinstance(names, Mapping) else {name: place for place, name in enumerate(names)}
+        )
         self._make, self._keep = make, keep
         self._made: dict[str, T] = {}
 
     def __getitem__(self, name: str) -> T:
         if name in self._made:
             return self._made[name]
-        made = self._make(self._places[name])
+        made = self._make(self.places[name])
         if self._keep:
             if len(self._made) >= self._keep:
                 del self._made[next(iter(self._made))]
@@ -27,10 +32,10 @@ class ByName(Mapping[str, T], Generic[T]):
         return made
 
     def __contains__(self, name: object) -> bool:
-        return name in self._places
+        return name in self.places
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self.places)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self.places)

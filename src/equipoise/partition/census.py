@@ -14,10 +14,12 @@ from torch import Tensor
 from equipoise.data.samples import Samples, Task
 from equipoise.options import Options
 from equipoise.partition.by_name import ByName
-from equipoise.partition.divide import Holding
+from equipoise.partition.divide import Holding, Holdings
 
 SPLITS = ("train", "validation", "test")
 NOT_TOLD = -1
+TABLE = 1000
+"""sites that are written down as a table, at most"""
 
 
 class Held(Options):
@@ -31,9 +33,10 @@ class Held(Options):
 class Counts(ByName[dict[str, Held]]):
     """By site and split, what is held: two arrays, since there may be 100,000 sites."""
 
-    def __init__(self, names: Sequence[str], images: np.ndarray, counts: np.ndarray) -> None:
-        """`images` is int64 [sites, splits], `counts` [sites, splits, classes], `NOT_TOLD` where that is
-        so."""
+    def __init__(
+        self, names: Sequence[str] | Mapping[str, int], images: np.ndarray, counts: np.ndarray
+    ) -> None:
+        """`images` is [sites, splits], `counts` [sites, splits, classes], `NOT_TOLD` where that is so."""
         super().__init__(names, self._held)
         self.images, self.counts = images, counts
 
@@ -58,12 +61,22 @@ class Census(Options):
     groups: int | None = None
     """patients, or whatever keeps images together; None where that is not known"""
 
+    @classmethod
+    def of(cls, sites: Mapping[str, Mapping[str, Held]]) -> Census:
+        """The census of sites that told what they have."""
+        return cls.model_validate({"sites": sites})
+
     @field_validator("sites", mode="before")
     @classmethod
     def _in_arrays(cls, sites: Any) -> Any:
-        """A table by site and split becomes two arrays."""
+        """A table by site and split, or the columns of one, become two arrays."""
         if isinstance(sites, Counts) or not isinstance(sites, Mapping):
             return sites
+        if isinstance(sites.get("names"), list):
+            columns = [sites[split] for split in SPLITS]
+            images = np.array([_numbers(one["images"]) for one in columns]).T
+            counts = np.array([[_numbers(told) for told in one["counts"]] for one in columns])
+            return Counts(sites["names"], images, counts.transpose(2, 0, 1))
         held = [[Held.model_validate(splits[split]) for split in SPLITS] for splits in sites.values()]
         told = [[[NOT_TOLD if n is None else n for n in one.counts] for one in row] for row in held]
         images = np.array([[one.images for one in row] for row in held], dtype=np.int64)
@@ -71,6 +84,15 @@ class Census(Options):
 
     @field_serializer("sites")
     def _as_table(self, sites: Counts) -> dict[str, Any]:
+        """What each site has of each split; of many sites in columns, which take a tenth of the room."""
+        if len(sites) > TABLE:
+            return {"names": list(sites)} | {
+                split: {
+                    "images": _text(sites.images[:, i]),
+                    "counts": [_text(column) for column in sites.counts[:, i].T],
+                }
+                for i, split in enumerate(SPLITS)
+            }
         return {site: {split: dict(held) for split, held in splits.items()} for site, splits in sites.items()}
 
     @property
@@ -80,17 +102,17 @@ class Census(Options):
 
     def counts(self) -> Tensor:
         """Training images per class over all sites; what is not told counts as none."""
-        return torch.from_numpy(self.sites.counts[:, 0].clip(min=0).sum(0))
+        return torch.from_numpy(self.sites.counts[:, 0].clip(min=0).sum(0, dtype=np.int64))
 
     def images(self) -> Mapping[str, dict[str, int]]:
         """How many images by site and split."""
-        images = self.sites.images
-        return ByName(tuple(self.sites), lambda place: dict(zip(SPLITS, images[place].tolist(), strict=True)))
+        places, images = self.sites.places, self.sites.images
+        return ByName(places, lambda place: dict(zip(SPLITS, images[place].tolist(), strict=True)))
 
     def having(self, *splits: str) -> tuple[str, ...]:
         """The sites that have images of one of these splits."""
-        found = self.sites.images[:, [SPLITS.index(split) for split in splits]].any(1).tolist()
-        return tuple(site for site, some in zip(self.sites, found, strict=True) if some)
+        found = self.sites.images[:, [SPLITS.index(split) for split in splits]].sum(1).tolist()
+        return tuple(site for site, images in zip(self.sites, found, strict=True) if images)
 
 
 @dataclass(frozen=True)
@@ -146,22 +168,28 @@ def together(parts: Iterable[Held]) -> Held:
 
 def count(samples: Samples, holdings: Sequence[Holding]) -> Census:
     """The census of data that is at hand."""
-    sites, width = len(holdings), len(samples.classes)
-    images = np.zeros((sites, len(SPLITS)), dtype=np.int64)
-    counts = np.zeros((sites, len(SPLITS), width), dtype=np.int64)
-    for number, split in enumerate(SPLITS):
-        parts = [getattr(one, split) for one in holdings]
-        images[:, number] = [len(rows) for rows in parts]
-        owner, labels = np.repeat(np.arange(sites), images[:, number]), samples.labels[np.concatenate(parts)]
-        if samples.task == "single":
-            counts[:, number] = np.bincount(owner * width + labels, minlength=sites * width).reshape(
-                sites, width
-            )
-            continue
-        for label in range(width):
-            counts[:, number, label] = np.bincount(owner, labels[:, label], minlength=sites).astype(np.int64)
+    packed = Holdings.of(holdings)
+    images, width = packed.sizes, len(samples.classes)
+    labels = samples.labels[packed.rows]
+    cells = np.repeat(np.arange(images.size), images.reshape(-1))
+    if samples.task == "single":
+        found = np.bincount(cells * width + labels, minlength=images.size * width)
+        counts = found.astype(np.int32).reshape(*images.shape, width)
+    else:
+        columns = [np.bincount(cells, labels[:, i], minlength=images.size) for i in range(width)]
+        counts = np.stack(columns, axis=1).astype(np.int32).reshape(*images.shape, width)
     return Census(
-        sites=Counts(tuple(one.name for one in holdings), images, counts),
-        labelled={one.name: tuple(one.labelled.tolist()) for one in holdings if one.labelled is not None},
+        sites=Counts(packed.places, images, counts),
+        labelled={one.name: tuple(one.labelled.tolist()) for one in holdings if one.labelled is not None}
+        if packed.labelled is not None
+        else {},
         groups=None if samples.group is None else len(np.unique(samples.group)),
     )
+
+
+def _text(column: np.ndarray) -> str:
+    return " ".join(map(str, column.tolist()))
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(word) for word in text.split()]

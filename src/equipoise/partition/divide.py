@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Protocol, overload
 
@@ -63,7 +64,29 @@ class Holdings(Sequence[Holding]):
         self, names: Sequence[str], rows: np.ndarray, edges: np.ndarray, labelled: np.ndarray | None
     ) -> None:
         """`edges` has, by site and split, where its part of `rows` begins, and at last where all end."""
-        self.names, self._rows, self._edges, self._labelled = tuple(names), rows, edges, labelled
+        self.names, self.rows, self._edges, self.labelled = tuple(names), rows, edges, labelled
+
+    @classmethod
+    def of(cls, holdings: Sequence[Holding]) -> Holdings:
+        """The same holdings in arrays."""
+        if isinstance(holdings, Holdings):
+            return holdings
+        parts = [getattr(one, split) for one in holdings for split in SPLITS]
+        rows = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+        edges = np.cumsum([0, *map(len, parts)])
+        known = [one.labelled for one in holdings]
+        mask = None if any(one is None for one in known) else np.array(known)
+        return cls([one.name for one in holdings], rows, edges, mask)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """int64 [sites, splits]: how many rows each has."""
+        return np.diff(self._edges).reshape(len(self), len(SPLITS))
+
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """By name: the place of a site."""
+        return {name: place for place, name in enumerate(self.names)}
 
     @overload
     def __getitem__(self, place: int) -> Holding: ...
@@ -74,8 +97,9 @@ class Holdings(Sequence[Holding]):
             return tuple(self[i] for i in range(*place.indices(len(self))))
         name, first = self.names[place], place % len(self) * len(SPLITS)
         edges = self._edges[first : first + len(SPLITS) + 1].tolist()
-        parts = (self._rows[start:end] for start, end in pairwise(edges))
-        return Holding(name, *parts, None if self._labelled is None else self._labelled[place])
+        train, validation, test = (self.rows[start:end] for start, end in pairwise(edges))
+        labelled = None if self.labelled is None else self.labelled[place]
+        return Holding(name, train, validation, test, labelled)
 
     def __len__(self) -> int:
         return len(self.names)

@@ -191,8 +191,8 @@ def _performance(run: Run) -> Iterator[str]:
     }
     shown_sites = quantiles(reached.values()) if crowded(reached) else reached
     head = f"of {len(reached):,} sites" if crowded(reached) else "site"
-    rows = ((name, percent(value)) for name, value in shown_sites.items())
-    yield from _table((head, "balanced accuracy, own predictor"), rows)
+    of_sites = [(name, percent(value)) for name, value in shown_sites.items()]
+    yield from _table((head, "balanced accuracy, own predictor"), of_sites)
 
 
 def _calibration(run: Run) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from itertools import pairwise
 from typing import Any
 
@@ -23,7 +23,7 @@ QUANTILES = {
 TOGETHER = "Sites are taken together in groups of as many, from the largest to the smallest."
 
 
-def crowded(rows: Mapping[str, Any] | Sequence[Any]) -> bool:
+def crowded(rows: Sized) -> bool:
     """Whether there are too many for a row each."""
     return len(rows) > MANY
 
