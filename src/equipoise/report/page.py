@@ -39,7 +39,7 @@ VIEWS = {
 RUN = {
     "convergence": ("convergence", "loss"),
     "classes": ("recall", "confusion", "reliability", "features"),
-    "sites": ("contribution", "rescue"),
+    "sites": ("different", "contribution", "rescue"),
     "data": ("distribution",),
     "privacy": ("ledger", "bytes"),
     "more": (),
