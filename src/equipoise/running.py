@@ -7,7 +7,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -192,9 +192,22 @@ def prepare(config: Config, facts: Facts, dataset: Material | None = None) -> Pl
     blueprint, built = draw(config, facts, dataset)
     everyone = len(facts.census.sites)
     participants = drawn(config.train.participation, everyone)
+    comparable(config, participants)
     first = blueprint.first(built.net)
     ledger = probe(blueprint, built, everyone, participants, config.evaluate.exact, place_of(config))
+    ledger = replace(ledger, compared=config.exchange.compare is not None)
     return Plan(config, blueprint, facts, built, first, ledger)
+
+
+def comparable(config: Config, participants: int) -> None:
+    """Refuse to compare sites where they are too few to outvote the bad ones."""
+    compare = config.exchange.compare
+    if compare is not None and participants < compare.needed(participants):
+        raise ConfigError(
+            f'exchange.reduce = "{compare.rule}" with hostile = {compare.hostile:g} needs '
+            f"{compare.needed(participants)} of {participants} sites in a round: lower exchange.hostile, or "
+            f"let more sites take part"
+        )
 
 
 def watchable(config: Config, facts: Facts) -> None:

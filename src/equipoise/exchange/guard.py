@@ -14,13 +14,14 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from equipoise.errors import Rejected
 from equipoise.exchange.codec import CodecError, decode_upload, shown
 from equipoise.exchange.ledger import Entry, Line, Shape, entries
 from equipoise.exchange.reduction import LARGEST, largest_whole, spread, tensors_of
+from equipoise.exchange.robust import Robust, Rule
 from equipoise.leaves import SAMPLES, Limit, Mean, Upload
 from equipoise.options import Options
 
@@ -44,6 +45,27 @@ class ExchangeOptions(Options):
     """longest accepted length where the ledger leaves a length open"""
     min_sites: int = Field(1, ge=1)
     """a round with fewer usable answers stops the run"""
+    reduce: Rule = "mean"
+    """how updates are combined: by their mean, or against broken and hostile sites by `"median"`, `"trimmed"`
+    mean or `"krum"`, for which the coordinator reads each site's own and every site must allow it"""
+    hostile: float = Field(0.2, ge=0, lt=0.5)
+    """trimmed, krum: the share of sites that may be broken or hostile, rounded up to whole sites"""
+    picks: int | None = Field(None, ge=1)
+    """krum: how many updates are picked and averaged: 1 is Krum; left out, all but the hostile ones and two
+    more are (Multi-Krum)"""
+
+    @model_validator(mode="after")
+    def _hidden_or_compared(self) -> ExchangeOptions:
+        if self.compare is not None and getattr(self, "secure", False):
+            raise ValueError(
+                f'reduce = "{self.reduce}" compares the sites\' updates, and secure hides them: leave one out'
+            )
+        return self
+
+    @property
+    def compare(self) -> Robust | None:
+        """How means are combined by comparing the sites' values; None: they are only added up."""
+        return None if self.reduce == "mean" else Robust(self.reduce, self.hostile, self.picks)
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ exactly as one of 1; below that unit (3 · 10^-24) it is 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -113,6 +113,16 @@ def tensors_of(leaf: Leaf) -> dict[str, Tensor]:
     return flatten(leaf.value) if isinstance(leaf.value, Mapping) else {"": leaf.value}
 
 
+STATISTICS = "running_"
+"""how tensors are called that a network measures instead of training them: much larger, so judged by
+themselves"""
+
+
+def part_of(path: str) -> str:
+    """Which part of a leaf a tensor belongs to: the statistics that a network measures, or all others."""
+    return STATISTICS if path.rpartition(".")[2].startswith(STATISTICS) else ""
+
+
 def whole(tensors: Mapping[str, Tensor]) -> Any:
     """The inverse of `tensors_of`."""
     return tensors[""] if set(tensors) == {""} else unflatten(tensors)
@@ -138,12 +148,23 @@ class Answers:
         return iter(self.leaves)
 
 
+class Compare(Protocol):
+    """Combines means by comparing the sites' values instead of adding them up, see `exchange.robust`."""
+
+    def needed(self, asked: int) -> int: ...
+
+    def combine(
+        self, values: Sequence[dict[str, Tensor]], weights: Sequence[Tensor], asked: int
+    ) -> dict[str, Tensor]: ...
+
+
 class Reduction:
     """Adds up answers in any order, of at most so many `sites`, which choose the scale; gives no sum of fewer
-    than `least`: a sum over one site is that site's value."""
+    than `least`: a sum over one site is that site's value. `compare` is another way to combine means; it
+    keeps every site's until the last is there."""
 
-    def __init__(self, least: int = 1, sites: int = FEW_SITES) -> None:
-        self._least, self._most = least, max(sites, FEW_SITES)
+    def __init__(self, least: int = 1, sites: int = FEW_SITES, compare: Compare | None = None) -> None:
+        self._least, self._most, self._compare = least, max(sites, FEW_SITES), compare
         self._scale, self._fine = scale_of(sites), fine_of(sites)
         self._kinds: dict[str, str] = {}
         self._dtypes: dict[tuple[str, str], torch.dtype] = {}
@@ -152,6 +173,7 @@ class Reduction:
         self._weights: dict[str, Tensor] = {}
         self._weight_rests: dict[str, Tensor] = {}
         self._each: dict[str, dict[str, Any]] = {}
+        self._singly: dict[str, dict[str, tuple[dict[str, Tensor], Tensor]]] = {}
         self._sites: dict[str, None] = {}
         self._added = 0
 
@@ -176,6 +198,10 @@ class Reduction:
                 self._weights[name] = self._weights.get(name, 0) + whole_weight
                 if small:
                     self._weight_rests[name] = self._weight_rests.get(name, 0) + rest
+                if self._compare is not None:
+                    copies = {path: x.clone() for path, x in tensors_of(leaf).items()}
+                    self._singly.setdefault(name, {})[site] = copies, weight.clone()
+                    continue
             for path, x in tensors_of(leaf).items():
                 self._dtypes[name, path] = x.dtype
                 if (name, path) not in self._sums:
@@ -199,6 +225,11 @@ class Reduction:
             raise SiteError(
                 f"only {len(self._sites)} sites answered, and no sum is given of fewer than {self._least}"
             )
+        if self._singly and self._compare and len(self._sites) < self._compare.needed(len(order)):
+            raise SiteError(
+                f"only {len(self._sites)} sites answered, and exchange.reduce needs "
+                f"{self._compare.needed(len(order))} of {len(order)} to outvote bad ones"
+            )
         leaves: dict[str, Any] = {}
         weights = {
             name: with_rest(total, self._weight_rests.get(name), self._fine) / self._scale
@@ -207,6 +238,11 @@ class Reduction:
         for name, kind in self._kinds.items():
             if kind == "each":
                 leaves[name] = {site: self._each[name][site] for site in order if site in self._each[name]}
+                continue
+            if self._compare is not None and name in self._singly:
+                told = [self._singly[name][site] for site in order if site in self._singly[name]]
+                values, each_weight = [one for one, _ in told], [weight for _, weight in told]
+                leaves[name] = whole(self._compare.combine(values, each_weight, len(order)))
                 continue
             parts: Tree = {}
             for (leaf, path), total in self._sums.items():

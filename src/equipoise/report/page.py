@@ -47,7 +47,7 @@ VIEWS = {
 RUN = {
     "convergence": ("convergence", "loss"),
     "classes": ("recall", "confusion", "reliability", "features"),
-    "sites": ("contribution", "rescue"),
+    "sites": ("different", "contribution", "rescue"),
     "data": ("distribution",),
     "privacy": ("ledger", "bytes"),
     "more": (),

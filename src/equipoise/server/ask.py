@@ -50,7 +50,7 @@ class Exchange(Ask):
         on_rejected: Callable[[str], None] | None = None,
         **conversation: Any,
     ) -> None:
-        super().__init__(**conversation, least=limits.min_sites)
+        super().__init__(**conversation, least=limits.min_sites, compare=limits.compare)
         self.bytes_up = self.bytes_down = 0
         self.norms = dict(norms or {})
         """by question.leaf: how large answers usually are, as far as earlier rounds have shown"""
