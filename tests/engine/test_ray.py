@@ -25,7 +25,7 @@ from equipoise.compare import compare, make_plan
 from equipoise.config import Config
 from equipoise.engine import EngineOptions, Question
 from equipoise.engine import ray as engine
-from equipoise.engine.ray import AHEAD, LOOPBACK, Ray, cluster, framed, unframed
+from equipoise.engine.ray import AHEAD, ALONE, LOOPBACK, QUIET, Ray, cluster, framed, unframed
 from equipoise.errors import ConfigError, MethodError, SiteError, StorageError
 from equipoise.methods import METHODS
 from equipoise.running import run
@@ -212,13 +212,11 @@ def marked(function: Any) -> Any:
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A cluster of two nodes with one core each, which nobody outside this machine can reach."""
-    ray = pytest.importorskip("ray")
-    from ray.cluster_utils import Cluster
-
     folder = tempfile.mkdtemp(prefix="eq-", dir="/tmp")  # names of sockets are short
     settings = {
         "RAY_TMPDIR": folder,
-        "RAY_USAGE_STATS_ENABLED": "0",
+        **QUIET,
+        **ALONE,
         "RAY_AUTH_MODE": "disabled",
         "RAY_raylet_start_wait_time_s": "240",  # for machines that are busy
         "RAY_agent_register_timeout_ms": "240000",
@@ -228,6 +226,9 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in settings.items():
             patch.setenv(name, value)
+        ray = pytest.importorskip("ray")
+        from ray.cluster_utils import Cluster
+
         made = Cluster()
         try:
             made.add_node(**NODE, include_dashboard=False)

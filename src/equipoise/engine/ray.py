@@ -14,7 +14,6 @@ import importlib.util
 import json
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -33,8 +32,9 @@ AHEAD = 256
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
 """nothing is reported to Ray's makers"""
 
-LOOPBACK = "127.0.0.2" if sys.platform == "linux" else "127.0.0.1"
-"""an address that no other machine reaches; Ray would take 127.0.0.1 for the address of this machine"""
+LOOPBACK = "127.0.0.1"
+ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""what keeps Ray on the loopback address: otherwise it takes that for the address of this machine"""
 
 Task = Callable[..., bytes]
 """a function of a module: what every task of a kind runs"""
@@ -53,7 +53,7 @@ def cluster(options: EngineOptions) -> Iterator[Any]:
     """Ray, connected to the cluster of the options: one that is there, or one of this machine alone, which
     nobody else can reach and which ends here. A process that is connected already stays so."""
     need_ray()
-    for name, value in QUIET.items():
+    for name, value in (QUIET if options.address else QUIET | ALONE).items():
         os.environ.setdefault(name, value)
     import ray
 
