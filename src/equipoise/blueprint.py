@@ -267,7 +267,7 @@ def draw(
 def divided(net: Net, method: Method, options: NetOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The names of a network's tensors that are exchanged, and of those that stay at the sites."""
     local = options.batch_norm == "local" or method.local_batch_norm
-    own = set(batch_norm_names(net)) if local else set()
+    own = set(batch_norm_names(net)) if local and method.bound != "pooled" else set()
     names = list(state(net))
     private = tuple(
         name for name in names if name in own or any(fnmatchcase(name, glob) for glob in method.private)

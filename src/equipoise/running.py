@@ -260,7 +260,10 @@ def train(
         participation=config.train.participation,
         config_hash=blueprint.config,
         observer=evaluation,
-        bounds=Bounds(blueprint.method.limits(len(blueprint.classes), config.train.epochs), census.images()),
+        bounds=Bounds(
+            blueprint.method.limits(len(blueprint.classes), config.train.epochs),
+            census.images(pooled=blueprint.method.bound == "pooled"),
+        ),
         objection=evaluation.objection,
         on_rejected=lambda reason: watch("rejected", {"reason": reason}),
         progress=lambda question, site: watch("answer", {"question": question, "site": site}),
@@ -359,7 +362,7 @@ def make_engine(plan: Plan, dataset: Material, folder: RunFolder) -> Engine:
     config = plan.config
     place, private = place_of(config), folder / PRIVATE
     if config.engine.kind == "serial":
-        sites = dataset.sites(place.device)
+        sites = dataset.sites(place.device, config.method.bound == "pooled")
         return Serial(Host(plan.blueprint, sites, Store(private), place, plan.built))
     setup = {
         "config": config.table(),

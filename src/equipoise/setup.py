@@ -24,7 +24,7 @@ from equipoise.losses import make_objective
 from equipoise.nets import Cosine, load
 from equipoise.partition import Facts, Holding, count, divide
 from equipoise.server import countable
-from equipoise.site import SiteData, Store
+from equipoise.site import Pooled, SiteData, Store
 from equipoise.site.views import Channels, channel_statistics, statistics
 from equipoise.version import __version__
 
@@ -78,9 +78,14 @@ class Material:
         """Mean and standard deviation of the training images, per channel."""
         return channel_statistics(self.samples.images, np.concatenate([h.train for h in self.holdings]))
 
-    def sites(self, device: torch.device) -> dict[str, SiteData]:
-        """The data of every site, as a host takes it."""
-        return {holding.name: SiteData(self.samples, holding, device) for holding in self.holdings}
+    def sites(self, device: torch.device, pooled: bool = False) -> dict[str, SiteData]:
+        """The data of every site, as a host takes it; `pooled`: each may train on the rows of all."""
+        found = {holding.name: SiteData(self.samples, holding, device) for holding in self.holdings}
+        if pooled:
+            rows = Pooled([site.splits["train"] for site in found.values()])
+            for site in found.values():
+                site.train_on(rows)
+        return found
 
 
 def material(config: Config, progress: Progress | None = None) -> Material:
@@ -173,4 +178,5 @@ def make_host(config: Config, dataset: Material, private: Path) -> Host:
     """A host that can play every site of the run; `private` is where sites keep their own state."""
     blueprint, built = draw(config, dataset.facts, dataset)
     place = place_of(config)
-    return Host(blueprint, dataset.sites(place.device), Store(private), place, built)
+    sites = dataset.sites(place.device, config.method.bound == "pooled")
+    return Host(blueprint, sites, Store(private), place, built)

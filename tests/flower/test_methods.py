@@ -56,7 +56,9 @@ def test_those_left_to_the_sweep_exchange_what_another_does(tiny: MakeConfig, tm
     assert not [name for name in ALIKE if exchanged(name) not in usual]
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=mark(name)) for name in METHODS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=mark(name)) for name, cls in METHODS.items() if cls.bound != "pooled"]
+)
 def test_a_method_over_flower_is_the_simulation(
     name: str, tiny: MakeConfig, rows: Rows, town: Any, tmp_path: Path
 ) -> None:

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from equipoise.config import Config, resolve
 from equipoise.deploy.card import SPLITS, Card, rows
 from equipoise.deploy.policy import MIN_SITES
-from equipoise.deploy.site import OURS
+from equipoise.deploy.site import OURS, apart
 from equipoise.engine.flower.fleet import FlowerEngine, Grid, Tell, Tickets
 from equipoise.errors import ConfigError, EquipoiseError, SiteError, StorageError
 from equipoise.exchange.codec import shown
@@ -62,11 +62,7 @@ def federated(config: Config) -> Config:
 
     Sums are over three sites at least, unless it says how many.
     """
-    if config.train.augment.normalise == "data":
-        raise ConfigError(
-            'train.augment.normalise = "data" needs all images in one place: use "imagenet", "half" or '
-            "numbers"
-        )
+    apart(config)
     if config.evaluate.metrics:
         raise ConfigError(
             "evaluate.metrics need the scores of single images, which no site of a federation sends: remove "

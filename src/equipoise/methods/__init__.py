@@ -15,6 +15,7 @@ from equipoise.locate import Allow, Code, Parts, named
 from equipoise.methods.balancefl import BalanceFL
 from equipoise.methods.base import Method
 from equipoise.methods.cbafed import CBAFed
+from equipoise.methods.centralised import Centralised
 from equipoise.methods.climb import CLIMB
 from equipoise.methods.creff import CReFF
 from equipoise.methods.disco import FedDisco
@@ -45,6 +46,7 @@ from equipoise.verb import Verb
 
 METHODS: dict[str, type[Method]] = {
     "local": Local,
+    "centralised": Centralised,
     "fedavg": FedAvg,
     "fca": FCA,
     "fediic": FedIIC,

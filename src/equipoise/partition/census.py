@@ -45,12 +45,14 @@ class Census(Options):
         told = [[n or 0 for n in held["train"].counts] for held in self.sites.values()]
         return torch.tensor(told, dtype=torch.int64).sum(0)
 
-    def images(self) -> dict[str, dict[str, int]]:
-        """How many images by site and split."""
-        return {
+    def images(self, pooled: bool = False) -> dict[str, dict[str, int]]:
+        """How many images by site and split; `pooled`: where every site trains on the images of all."""
+        found = {
             site: {split: held.images for split, held in splits.items()}
             for site, splits in self.sites.items()
         }
+        together = {"train": sum(self.sizes.values())} if pooled else {}
+        return {site: held | together for site, held in found.items()}
 
 
 @dataclass(frozen=True)

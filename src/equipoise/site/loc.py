@@ -48,7 +48,7 @@ class Loc:
     ) -> None:
         self.data, self.options, self.objective, self.device = data, options, objective, device
         self.site, self.task, self.classes, self.labelled = data.name, data.task, data.classes, data.labelled
-        self.counts, self.samples = data.counts, len(data.splits["train"])
+        self.counts, self.samples, self.total = data.counts, len(data.splits["train"]), data.total
         self.round, self.rounds, self.question, self.down = round, options.rounds, question, down
         self.mine: Tree = {}
         self.tuned: dict[str, Tensor] = {}
