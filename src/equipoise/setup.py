@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from equipoise.blueprint import Blueprint, Built, Place
+from equipoise.blueprint import Blueprint, Built, Place, frozen_tensors
 from equipoise.blueprint import draw as draw_blueprint
 from equipoise.config import Config
 from equipoise.data import Progress, Samples, Task, load_samples
@@ -26,6 +26,7 @@ from equipoise.partition import Facts, Holding, count, divide
 from equipoise.server import countable
 from equipoise.site import Pooled, SiteData, Store
 from equipoise.site.views import Channels, channel_statistics, statistics
+from equipoise.tree import flat_digest
 from equipoise.version import __version__
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
@@ -145,7 +146,7 @@ LOOK = {"resize", "crop_keep", "colour_constancy", "brightness", "window", "bits
 
 def place_of(config: Config) -> Place:
     """Where this process computes and finds files of weights."""
-    return Place(device_of(config), config.base, config.weights)
+    return Place(device_of(config), config.base, config.weights, cache_folder() / "kept")
 
 
 def draw(config: Config, facts: Facts, dataset: Material | None = None) -> tuple[Blueprint, Built]:
@@ -171,6 +172,9 @@ def draw(config: Config, facts: Facts, dataset: Material | None = None) -> tuple
         place=place,
     )
     load(built.net, chosen(built.net, blueprint, config.train, place.base))
+    if blueprint.frozen:
+        digest = flat_digest(frozen_tensors(built.net))
+        blueprint = blueprint.model_copy(update={"frozen_sha256": digest})
     return blueprint, built
 
 
@@ -178,5 +182,5 @@ def make_host(config: Config, dataset: Material, private: Path) -> Host:
     """A host that can play every site of the run; `private` is where sites keep their own state."""
     blueprint, built = draw(config, dataset.facts, dataset)
     place = place_of(config)
-    sites = dataset.sites(place.device, config.method.bound == "pooled")
+    sites = dataset.sites(place.device, config.method.standard == "pooled")
     return Host(blueprint, sites, Store(private), place, built)

@@ -57,7 +57,8 @@ def test_those_left_to_the_sweep_exchange_what_another_does(tiny: MakeConfig, tm
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=mark(name)) for name, cls in METHODS.items() if cls.bound != "pooled"]
+    "name",
+    [pytest.param(name, marks=mark(name)) for name, cls in METHODS.items() if cls.standard != "pooled"],
 )
 def test_a_method_over_flower_is_the_simulation(
     name: str, tiny: MakeConfig, rows: Rows, town: Any, tmp_path: Path

@@ -115,7 +115,7 @@ def startable(plan: Plan) -> None:
     """Refuse to start from another run where that sets tensors that stay at the sites: nobody sends those."""
     config, blueprint = plan.config, plan.blueprint
     found = chosen(plan.built.net, blueprint, config.train, config.base)
-    kept = [name for name in blueprint.private if name in found]
+    kept = [name for name in (*blueprint.private, *blueprint.frozen) if name in found]
     if kept:
         raise ConfigError(
             f"train.init sets '{kept[0]}', which stays at the sites with this method and network, and a site "

@@ -157,7 +157,7 @@ def own_config(options: SiteOptions, folder: Path, table: Mapping[str, Any], all
 
 def apart(config: Config) -> None:
     """Refuse what needs all images in one place."""
-    if config.method.bound == "pooled":
+    if config.method.standard == "pooled":
         raise ConfigError(
             f"method '{config.method_name}' needs all images in one place, which hospitals never have: use "
             "it in a simulation (`equipoise run`, `equipoise compare`)"

@@ -13,7 +13,7 @@ from equipoise.errors import ConfigError
 from equipoise.exchange import Ask
 from equipoise.locate import Allow, Code, Parts, named
 from equipoise.methods.balancefl import BalanceFL
-from equipoise.methods.base import Method
+from equipoise.methods.base import Method, Standard
 from equipoise.methods.cbafed import CBAFed
 from equipoise.methods.centralised import Centralised
 from equipoise.methods.climb import CLIMB
@@ -114,6 +114,6 @@ def fingerprint(cls: type[Method]) -> str:
     return Code(f"{inspect.getfile(cls)}:{cls.__name__}", Path(), "method.name").approval
 
 
-__all__ = ["METHODS", "Ask", "Method", "find", "fingerprint", "look_up"]
+__all__ = ["METHODS", "Ask", "Method", "Standard", "find", "fingerprint", "look_up"]
 
 sys.modules[__name__].__class__ = Verb

@@ -32,9 +32,9 @@ SCORES, POOLED, OWN = "scores", "pooled", "own"
 PERSONAL = "personal"
 """in `loc.mine`: tensors of the net, by name, that a site's own predictor has instead of the shared ones"""
 
-Bound = Literal["alone", "pooled"]
-"""what joining is measured against: every site by itself; or all images in one place, which only a simulation
-can have"""
+Standard = Literal["alone", "plain", "pooled"]
+"""what other methods are measured against: every site by itself; models averaged and nothing else; all images
+in one place, which only a simulation can have"""
 
 
 class Method(BaseModel):
@@ -53,7 +53,7 @@ class Method(BaseModel):
     neutral: ClassVar[dict[str, Any] | None] = None
     keeps_tuned: ClassVar[bool] = True
     local_batch_norm: ClassVar[bool] = False
-    bound: ClassVar[Bound | None] = None
+    standard: ClassVar[Standard | None] = None
 
     crt: int = Field(0, ge=0)
     """rounds of classifier re-training after the last round (Kang et al. 2020); 0 = none"""

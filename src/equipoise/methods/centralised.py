@@ -20,7 +20,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from equipoise.exchange import Ask
-from equipoise.methods.base import Bound, Method
+from equipoise.methods.base import Method, Standard
 from equipoise.methods.parts import crt
 from equipoise.nets import Net
 from equipoise.site import Batch, Loc
@@ -31,7 +31,7 @@ class Centralised(Method):
     """Training on all images in one place."""
 
     paper: ClassVar[str] = "reference with pooled images"
-    bound: ClassVar[Bound | None] = "pooled"
+    standard: ClassVar[Standard | None] = "pooled"
     keeps_tuned: ClassVar[bool] = False
 
     def round(self, server: Tree, ask: Ask) -> Tree:

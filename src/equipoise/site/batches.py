@@ -11,7 +11,11 @@ from torch import Tensor
 
 from equipoise.data.samples import Samples, Task
 from equipoise.partition import Holding
+from equipoise.site.kept import Kept, look
 from equipoise.site.views import View
+
+Look = View | Kept
+"""how an image is looked at: drawn anew, or one of the variants that are kept"""
 
 
 @dataclass
@@ -38,9 +42,16 @@ class Rows:
     """The images and labels one site holds for one split."""
 
     def __init__(
-        self, samples: Samples, index: np.ndarray, labelled: np.ndarray | None, device: torch.device
+        self,
+        samples: Samples,
+        index: np.ndarray,
+        labelled: np.ndarray | None,
+        device: torch.device,
+        name: str = "",
     ) -> None:
         self.images, self.index, self.device = samples.images, index, device
+        self.name, self.source = name, samples.fingerprint
+        """whose they are, and the data set that they are of"""
         self.labels = torch.from_numpy(np.ascontiguousarray(samples.labels[index]))
         self.mask = None if labelled is None else torch.from_numpy(labelled).to(device)
         if self.mask is not None:
@@ -50,11 +61,21 @@ class Rows:
     def __len__(self) -> int:
         return len(self.index)
 
-    def take(self, position: Tensor, views: Sequence[View], generators: Sequence[torch.Generator]) -> Batch:
+    def pixels(self, position: Tensor) -> Tensor:
+        """uint8 [B, C, H, W] of the images at these positions."""
+        rows = torch.from_numpy(self.images[self.index[position.numpy()]])
+        return rows.to(self.device).permute(0, 3, 1, 2)
+
+    def take(self, position: Tensor, views: Sequence[Look], generators: Sequence[torch.Generator]) -> Batch:
         """The batch at these positions, each image once per view; a view draws from its own generator."""
-        rows = torch.from_numpy(self.images[self.index[position.numpy()]]).to(self.device).permute(0, 3, 1, 2)
+        kept = [view for view in views if isinstance(view, Kept)]
+        if len(kept) == len(views):
+            made = look(kept, self, position, generators)
+        else:
+            pixels = self.pixels(position)
+            made = tuple(view(pixels, draw) for view, draw in zip(views, generators, strict=True))
         return Batch(
-            views=tuple(view(rows, draw) for view, draw in zip(views, generators, strict=True)),
+            views=made,
             y=self.labels[position].to(self.device),
             index=position,
             mask=self.mask if self.mask is None or self.mask.ndim == 1 else self.mask[position],
@@ -71,7 +92,7 @@ class Rows:
         self,
         order: Tensor,
         size: int,
-        views: Sequence[View],
+        views: Sequence[Look],
         generators: Sequence[torch.Generator],
         lone: bool = False,
     ) -> Iterator[Batch]:
@@ -92,6 +113,7 @@ class Pooled(Rows):
 
     def __init__(self, parts: Sequence[Rows]) -> None:
         self.images, self.device = parts[0].images, parts[0].device
+        self.name, self.source = "all sites/train", parts[0].source
         self.index = np.concatenate([part.index for part in parts])
         self.labels = torch.cat([part.labels for part in parts])
         self.sizes = tuple(len(part) for part in parts)
@@ -124,7 +146,11 @@ class SiteData:
         self.splits = {
             # Evaluation reads complete labels: partial labelling is about what a site can train on.
             split: Rows(
-                samples, getattr(holding, split), holding.labelled if split == "train" else None, device
+                samples,
+                getattr(holding, split),
+                holding.labelled if split == "train" else None,
+                device,
+                f"{holding.name}/{split}",
             )
             for split in ("train", "validation", "test")
         }

@@ -53,7 +53,7 @@ def method_checks(
     idle = {
         "neutral": bench.cls.neutral is None,
         "refuses_task": {"single", "multi"} <= set(bench.cls.tasks),
-        "dropout": bench.cls.bound == "pooled",  # all images are in one place: nobody can be missing
+        "dropout": bench.cls.standard == "pooled",  # all images are in one place: nobody can be missing
     }
     return [(name, _call(bench, name)) for name in names if not idle.get(name, False)]
 
