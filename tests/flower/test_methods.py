@@ -71,8 +71,9 @@ def test_a_method_over_flower_is_the_simulation(
     [
         ("fedsdc+", {}, {"train": {"participation": 0.67}}),
         ("fedbabu", {"tune_epochs": 1}, {"evaluate": {"select": "mean_last_5", "own": "received"}}),
+        ("fedavg", {}, {"net": {"freeze": "block2", "views_kept": 2}}),
     ],
-    ids=["a question to everyone", "an ending of every reported round"],
+    ids=["a question to everyone", "an ending of every reported round", "frozen stages"],
 )
 def test_questions_beyond_a_round_are_the_simulation(
     name: str,

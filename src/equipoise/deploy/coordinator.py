@@ -105,9 +105,10 @@ def _coordinate(grid: Grid, folder: RunFolder, journal: Journal, watch: Watch) -
         cards = roster(config, folder, fleet, tuple(sorted(keys)))
         facts = facts_of(cards)
         fits(config, facts.task)
-        joining = rows(facts.classes, facts.shape)
+        joining = rows(facts.classes, facts.shape, frozen=config.net.freeze is not None)
         begun = prepare(config, facts)
         startable(begun)
+        same_frozen(begun, cards)
         return train(begun, fleet, journal, folder, watch, joining=joining)
 
 
@@ -122,6 +123,16 @@ def startable(plan: Plan) -> None:
             f'reads no file of the coordinator\'s: use train.init_parts = "body" if that leaves it out, or '
             f"net.weights, which sites can have too"
         )
+
+
+def same_frozen(plan: Plan, cards: Mapping[str, Card]) -> None:
+    """Refuse a run whose sites have other frozen tensors than we: nobody sends those."""
+    for site, card in cards.items():
+        if card.frozen != plan.blueprint.frozen_sha256:
+            raise SiteError(
+                f"site '{site}' has other frozen tensors than the coordinator: every site needs the same "
+                "file of weights, and the same versions of Equipoise and torch"
+            )
 
 
 def read_plan(folder: RunFolder) -> tuple[str, dict[str, bytes]]:

@@ -394,8 +394,8 @@ class SiteClient:
             write_json(path, config)
         joined = self._run(run)
         joined.accept(self._ticket(table))
-        samples = joined.dataset.samples
-        return {
+        samples, frozen = joined.dataset.samples, joined.host.blueprint.frozen_sha256
+        return ({} if frozen is None else {"frozen": frozen}) | {
             "classes": list(samples.classes),
             "task": samples.task,
             "shape": list(samples.images.shape[1:]),
