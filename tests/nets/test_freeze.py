@@ -1,4 +1,4 @@
-"""Frozen tensors: which they are, that nothing moves them, and that a body cut at a stage is the same body."""
+"""Frozen tensors: which they are, that nothing moves them, and that a body cut at a stage stays the same."""
 
 from __future__ import annotations
 

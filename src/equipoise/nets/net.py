@@ -126,8 +126,8 @@ class Net(nn.Module):
             for layer in batch_norms(self):
                 layer.eval()
         if self.still:
-            for layer in self._still_layers():
-                layer.eval()
+            for still in self._still_layers():
+                still.eval()
         return self
 
     def _still_layers(self) -> list[nn.Module]:

@@ -69,11 +69,12 @@ class Rows:
     def take(self, position: Tensor, views: Sequence[Look], generators: Sequence[torch.Generator]) -> Batch:
         """The batch at these positions, each image once per view; a view draws from its own generator."""
         kept = [view for view in views if isinstance(view, Kept)]
-        if len(kept) == len(views):
+        if kept:  # all of them, or none
             made = look(kept, self, position, generators)
         else:
             pixels = self.pixels(position)
-            made = tuple(view(pixels, draw) for view, draw in zip(views, generators, strict=True))
+            plain = [view for view in views if not isinstance(view, Kept)]
+            made = tuple(view(pixels, draw) for view, draw in zip(plain, generators, strict=True))
         return Batch(
             views=made,
             y=self.labels[position].to(self.device),
