@@ -4,23 +4,29 @@ loaded and predicted with it."""
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.light import LIGHT
 
 from equipoise import load
 from equipoise.config import resolve
+from equipoise.deploy.card import rows
+from equipoise.deploy.coordinator import same_frozen
 from equipoise.engine import host as hosts
-from equipoise.errors import StorageError
+from equipoise.errors import SiteError, StorageError
 from equipoise.evaluate.metrics import from_scores
+from equipoise.methods import METHODS
 from equipoise.nets import below
 from equipoise.running import resume, run
 from equipoise.setup import material
 from equipoise.site import Kept
 from equipoise.site.kept import look
 from equipoise.site.views import ViewOptions, make_view
+from equipoise.tree import flatten
 
 TABLE: dict[str, Any] = {
     "data": {"kind": "phantom", "scale": 0.004, "image_size": 16},
@@ -71,12 +77,12 @@ def test_once_per_image_and_variant(computed: list[int], own_cache: Path, tmp_pa
 
 def test_two_views_of_an_image_are_two_variants(own_cache: Path) -> None:
     data = material(resolve(TABLE)).sites(torch.device("cpu"))
-    rows = next(iter(data.values())).splits["train"]
+    held = next(iter(data.values())).splits["train"]
     view = make_view("weak", ViewOptions(), (0.5,) * 3, (0.5,) * 3)
     kept = Kept("weak", view, lambda x: x.half(), count=3, seed=0, folder=own_cache, about={})
-    position = torch.arange(len(rows)).repeat(20)
+    position = torch.arange(len(held)).repeat(20)
     draws = [torch.Generator().manual_seed(i) for i in (1, 2)]
-    one, two = look([kept, kept], rows, position, draws)
+    one, two = look([kept, kept], held, position, draws)
     assert one.dtype == torch.float32 and one.shape == (len(position), 3, 16, 16)
     assert not any(torch.equal(a, b) for a, b in zip(one, two, strict=True))
     first = {tuple(x.flatten().tolist()) for x, i in zip(one, position, strict=True) if i == 0}
@@ -126,6 +132,31 @@ def test_a_run_may_start_from_a_frozen_one(tmp_path: Path) -> None:
     run({**TABLE, "train": train}, tmp_path / "third")
     one, other = (load(tmp_path / name).blueprint.frozen_sha256 for name in ("first", "third"))
     assert one is not None and one == other
+
+
+def test_a_federation_needs_the_same_frozen_tensors_everywhere() -> None:
+    plan: Any = SimpleNamespace(blueprint=SimpleNamespace(frozen_sha256="a" * 64))
+    ours: Any = SimpleNamespace(frozen="a" * 64)
+    same_frozen(plan, {"north": ours})
+    for theirs in ("b" * 64, None):
+        cards: Any = {"north": ours, "south": SimpleNamespace(frozen=theirs)}
+        with pytest.raises(SiteError, match="site 'south' has other frozen tensors"):
+            same_frozen(plan, cards)
+    assert [row["leaf"] for row in rows(("a", "b"), (16, 16, 3), frozen=True)][-1] == "frozen"
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_trains_above_a_frozen_stage(name: str, tmp_path: Path) -> None:
+    task = METHODS[name].tasks[0]
+    table = TABLE | {
+        "data": {**TABLE["data"], "task": task},
+        "partition": {**TABLE["partition"], "missing": 2 if task == "multi" else 0},
+        "method": {"name": name, **LIGHT.get(name, {})},
+    }
+    result = run(table, tmp_path / "run")
+    assert all(bool(torch.isfinite(x).all()) for x in flatten(result.server).values())
+    assert not [name for name in result.server["model"] if "conv1" in name]
 
 
 @pytest.mark.slow
