@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from pydantic import SerializeAsAny, ValidationInfo, field_validator
-from torch import nn
+from torch import Tensor, nn
 
 from equipoise.data.grey import Window
 from equipoise.data.images import decode
@@ -28,12 +28,12 @@ from equipoise.errors import WeightsError
 from equipoise.locate import Parts, named, parts_of
 from equipoise.losses import ObjectiveOptions
 from equipoise.methods import Method, look_up
-from equipoise.nets import Net, NetOptions, batch_norm_names, build, state
+from equipoise.nets import VIEWS_KEPT, Net, NetOptions, batch_norm_names, build, state
 from equipoise.options import Options
 from equipoise.partition.census import Facts
 from equipoise.seeds import derive
 from equipoise.site import START, TrainOptions
-from equipoise.site.views import Eval, View, ViewOptions
+from equipoise.site.views import VIEWS, Eval, View, ViewOptions
 from equipoise.tree import Tree
 
 
@@ -90,6 +90,8 @@ class Place:
     """the folder relative paths start from"""
     weights: Mapping[str, str] | None = None
     """files of weights by the name or sha256 they are asked for by; none: the name is a path"""
+    cache: Path | None = None
+    """where what frozen stages make of images is kept; none: it is not kept"""
 
     def located(self, options: NetOptions) -> NetOptions:
         """The options with the path of their weights; where others name them, only listed files are
@@ -151,6 +153,10 @@ class Blueprint(Options):
     """names of the network's tensors that are exchanged"""
     private: tuple[str, ...] = ()
     """names of those that stay at each site"""
+    frozen: tuple[str, ...] = ()
+    """names of those that never change, and are the same at every site"""
+    frozen_sha256: str | None = None
+    """digest of the frozen tensors"""
 
     @field_validator("method", mode="before")
     @classmethod
@@ -169,6 +175,18 @@ class Blueprint(Options):
         )
 
     __str__ = __repr__
+
+    @property
+    def views_kept(self) -> int:
+        """Variants of an image whose way through the frozen stages is computed once and kept; 0: none.
+
+        A frozen network beside the trained one must see the images themselves, and whether code of one's own
+        still draws the same views cannot be known from its name.
+        """
+        wanted = self.train.views or self.method.views
+        if self.net.stage is None or self.method.frozen() or not set(wanted) <= set(VIEWS):
+            return 0
+        return VIEWS_KEPT if self.net.views_kept is None else self.net.views_kept
 
     @property
     def digest(self) -> str:
@@ -220,6 +238,11 @@ class Blueprint(Options):
         return self.method.init(net, {name: made[name].detach().cpu().clone() for name in self.shared})
 
 
+def frozen_tensors(net: Net) -> dict[str, Tensor]:
+    """The tensors of a network that never change, by name."""
+    return {name: tensor.cpu().clone() for name, tensor in sorted(state(net).items()) if name in net.still}
+
+
 def nobody(code: Any) -> None:
     """For names that lead to no code."""
     raise AssertionError(code)
@@ -261,14 +284,16 @@ def draw(
     )
     made = plan.build(place)
     shared, private = divided(made.net, method, net)
-    return plan.model_copy(update={"shared": shared, "private": private}), made
+    names = {"shared": shared, "private": private, "frozen": tuple(sorted(made.net.still))}
+    return plan.model_copy(update=names), made
 
 
 def divided(net: Net, method: Method, options: NetOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names of a network's tensors that are exchanged, and of those that stay at the sites."""
+    """The names of a network's tensors that are exchanged, and of those that stay at the sites; frozen ones
+    are neither."""
     local = options.batch_norm == "local" or method.local_batch_norm
-    own = set(batch_norm_names(net)) if local else set()
-    names = list(state(net))
+    own = set(batch_norm_names(net)) if local and method.standard != "pooled" else set()
+    names = [name for name in state(net) if name not in net.still]
     private = tuple(
         name for name in names if name in own or any(fnmatchcase(name, glob) for glob in method.private)
     )

@@ -14,14 +14,18 @@ from torch import Tensor
 
 from equipoise.blueprint import Blueprint
 from equipoise.errors import ConfigError, StorageError, WeightsError
+from equipoise.exchange import unseal
+from equipoise.exchange.codec import CodecError
 from equipoise.locate import Parts, context
 from equipoise.nets import Net, state
-from equipoise.run_folder import BLUEPRINT, CHECKPOINTS, CONFIG, RESULT, RunFolder
+from equipoise.nets.weights import LARGEST
+from equipoise.opening import read_regular
+from equipoise.run_folder import BLUEPRINT, CHECKPOINTS, CONFIG, FROZEN, RESULT, RunFolder
 from equipoise.server import Checkpoints
 from equipoise.server.checkpoint import Header
 from equipoise.site import TrainOptions
 from equipoise.text import parse_toml
-from equipoise.tree import Tree
+from equipoise.tree import Tree, flat_digest
 from equipoise.trust import of_folder
 
 BODY = "body."
@@ -44,6 +48,21 @@ def read_blueprint(run: RunFolder, parts: Parts) -> Blueprint:
         return Blueprint.model_validate(run.read(BLUEPRINT), context=context(parts))
     except ValidationError as error:
         raise StorageError(f"{run / BLUEPRINT} is damaged: {run.fix(BLUEPRINT)}") from error
+
+
+def read_frozen(run: RunFolder, blueprint: Blueprint) -> dict[str, Tensor]:
+    """The tensors of a run's network that never change; none without `net.freeze`."""
+    if not blueprint.frozen:
+        return {}
+    try:
+        _, tensors = unseal(read_regular(run / FROZEN, LARGEST))
+    except FileNotFoundError as error:
+        raise StorageError(f"{run} has no {FROZEN}: `equipoise resume {run}` writes it") from error
+    except (OSError, CodecError) as error:
+        raise StorageError(f"{run / FROZEN} is damaged: {run.fix(FROZEN)}") from error
+    if flat_digest(tensors) != blueprint.frozen_sha256:
+        raise StorageError(f"{run / FROZEN} is not of this run: {run.fix(FROZEN)}")
+    return tensors
 
 
 def read_result(run: RunFolder) -> dict[str, Any]:
@@ -92,7 +111,7 @@ def chosen(net: Net, blueprint: Blueprint, train: TrainOptions, base: Path) -> d
             f"train.init: {run} tells apart {', '.join(source.classes)}, and this run "
             f'{", ".join(blueprint.classes)}: set train.init_parts = "body" to start with a new head'
         )
-    given: dict[str, Tensor] = source.method.serving(server)["model"]
+    given: dict[str, Tensor] = {**source.method.serving(server)["model"], **read_frozen(run, source)}
     mine = state(net)
     wanted = [name for name in mine if name.startswith(BODY) or (not body and name in given)]
     for name in wanted:

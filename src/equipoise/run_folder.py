@@ -5,6 +5,7 @@
 | `config.toml` | the config with every default filled in, as it was when the run began |
 | `code.json` | fingerprints of your own code that the config names; it must be the same on resume |
 | `blueprint.json` | what is trained: task, classes, image size, normalisation, network, shared names |
+| `frozen.safetensors` | with `net.freeze`: the tensors that never change |
 | `data.json` | how many images of which class every site holds |
 | `ledger.json` | every tensor that leaves a site, by question: kind, shape, bytes, who can read it |
 | `journal.jsonl` | what happened, in order, a line each |
@@ -35,6 +36,7 @@ from equipoise import keeping
 from equipoise.errors import StorageError
 
 CONFIG, CODE, BLUEPRINT, CENSUS = "config.toml", "code.json", "blueprint.json", "data.json"
+FROZEN = "frozen.safetensors"
 LEDGER, JOURNAL, METRICS, TIMING = "ledger.json", "journal.jsonl", "metrics.jsonl", "timing.jsonl"
 SCORES, CHECKPOINTS, PRIVATE = "scores", "checkpoints", "sites"
 FEATURES, RESULT, PAGE, CARD = "features.json", "result.json", "report.html", "model-card.md"

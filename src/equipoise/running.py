@@ -16,14 +16,14 @@ from typing import Any
 import tomli_w
 import torch
 
-from equipoise.blueprint import Blueprint, Built
+from equipoise.blueprint import Blueprint, Built, frozen_tensors
 from equipoise.config import Config, departures, digest_in, read, read_folder, resolve
 from equipoise.engine import Engine, Host, Pool, Serial, frames, probe
 from equipoise.engine.ray import Ray
 from equipoise.errors import ConfigError, StorageError
 from equipoise.evaluate import ENDING, Evaluation, converged
-from equipoise.exchange import Bounds, Ledger
-from equipoise.keeping import FIRST
+from equipoise.exchange import Bounds, Ledger, seal
+from equipoise.keeping import FIRST, write_atomic
 from equipoise.listing import Listing
 from equipoise.locate import Parts
 from equipoise.partition import Census, Facts
@@ -35,6 +35,7 @@ from equipoise.run_folder import (
     CODE,
     CONFIG,
     FEATURES,
+    FROZEN,
     JOURNAL,
     LEDGER,
     PRIVATE,
@@ -260,6 +261,8 @@ def train(
     )
     evaluation.resume(_done(begun), begun.metrics if begun else FIRST)
     folder.write(BLUEPRINT, blueprint.model_dump(mode="json"))
+    if blueprint.frozen:
+        write_atomic(folder / FROZEN, seal({}, frozen_tensors(plan.built.net)))
     folder.write(CENSUS, census.model_dump(mode="json"))
     folder.write(LEDGER, {"leaves": [*joining, *plan.ledger.rows()]})
     watch("begin", {"sites": census.sizes, "classes": blueprint.classes, "rounds": config.train.rounds})
@@ -280,7 +283,10 @@ def train(
         config_hash=blueprint.config,
         observer=evaluation,
         tested=tested(config, census),
-        bounds=Bounds(blueprint.method.limits(len(blueprint.classes), config.train.epochs), census.images()),
+        bounds=Bounds(
+            blueprint.method.limits(len(blueprint.classes), config.train.epochs),
+            census.images(pooled=blueprint.method.standard == "pooled"),
+        ),
         objection=evaluation.objection,
         on_rejected=lambda reason: watch("rejected", {"reason": reason}),
         progress=lambda question, site: watch("answer", {"question": question, "site": site} | at(site)),
@@ -345,7 +351,8 @@ def measure_features(
         return
     server, header = found
     origin = Origin(round=header.round, rule=plan.config.evaluate.select, state=header.state)
-    model = assemble(plan.blueprint, server, origin, net=plan.built.net)
+    net = plan.built.net
+    model = assemble(plan.blueprint, server, origin, net=net, frozen=frozen_tensors(net))
     maps = class_maps(model, dataset.samples, dataset.holdings)
     if maps is not None:
         folder.write(FEATURES, {"round": header.round, **maps})
@@ -391,7 +398,7 @@ def make_engine(plan: Plan, dataset: Material, folder: RunFolder) -> Engine:
     config = plan.config
     place, private = place_of(config), folder / PRIVATE
     if config.engine.kind == "serial":
-        sites = dataset.sites(place.device)
+        sites = dataset.sites(place.device, config.method.standard == "pooled")
         return Serial(Host(plan.blueprint, sites, Store(private), place, plan.built))
     if config.engine.kind == "ray" and config.engine.device == "auto" and not config.engine.gpus:
         config = config.with_engine(device="cpu")  # no share of a GPU, on whichever node a site runs

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from equipoise.blueprint import Blueprint, Built, Place
+from equipoise.blueprint import Blueprint, Built, Place, frozen_tensors
 from equipoise.blueprint import draw as draw_blueprint
 from equipoise.config import Config, resolve
 from equipoise.data import Progress, Samples, Task, load_samples
@@ -26,8 +26,10 @@ from equipoise.losses import make_objective
 from equipoise.nets import Cosine, load
 from equipoise.partition import ByName, Facts, Holding, Holdings, count, divide
 from equipoise.server import countable
-from equipoise.site import SiteData, Store
+from equipoise.site import Pooled, SiteData, Store
+from equipoise.site.batches import Rows
 from equipoise.site.views import Channels, channel_statistics, statistics
+from equipoise.tree import flat_digest
 from equipoise.trust import only
 from equipoise.version import __version__
 
@@ -83,13 +85,21 @@ class Material:
         """Mean and standard deviation of the training images, per channel."""
         return channel_statistics(self.samples.images, np.concatenate([h.train for h in self.holdings]))
 
-    def sites(self, device: torch.device) -> Mapping[str, SiteData]:
-        """The data of every site, as a host takes it, made when a site is first asked."""
-        return ByName(
-            Holdings.of(self.holdings).places,
-            lambda place: SiteData(self.samples, self.holdings[place], device),
-            keep=SITES_KEPT,
+    def sites(self, device: torch.device, pooled: bool = False) -> Mapping[str, SiteData]:
+        """The data of every site, as a host takes it, made when a site is first asked; `pooled`: each may
+        train on the rows of all."""
+        every = (
+            [Rows(self.samples, one.train, one.labelled, device) for one in self.holdings] if pooled else []
         )
+        rows = Pooled(every) if every else None
+
+        def made(place: int) -> SiteData:
+            site = SiteData(self.samples, self.holdings[place], device)
+            if rows is not None:
+                site.train_on(rows)
+            return site
+
+        return ByName(Holdings.of(self.holdings).places, made, keep=SITES_KEPT)
 
 
 def material(config: Config, progress: Progress | None = None) -> Material:
@@ -149,7 +159,7 @@ LOOK = {"resize", "crop_keep", "colour_constancy", "brightness", "window", "bits
 
 def place_of(config: Config) -> Place:
     """Where this process computes and finds files of weights."""
-    return Place(device_of(config), config.base, config.weights)
+    return Place(device_of(config), config.base, config.weights, cache_folder() / "kept")
 
 
 def draw(config: Config, facts: Facts, dataset: Material | None = None) -> tuple[Blueprint, Built]:
@@ -175,6 +185,9 @@ def draw(config: Config, facts: Facts, dataset: Material | None = None) -> tuple
         place=place,
     )
     load(built.net, chosen(built.net, blueprint, config.train, place.base))
+    if blueprint.frozen:
+        digest = flat_digest(frozen_tensors(built.net))
+        blueprint = blueprint.model_copy(update={"frozen_sha256": digest})
     return blueprint, built
 
 
@@ -184,7 +197,8 @@ def make_host(config: Config, dataset: Material, private: Path, shared: bool = F
     blueprint, built = draw(config, dataset.facts, dataset)
     place = place_of(config)
     store = Store(private, shared=shared)
-    return Host(blueprint, dataset.sites(place.device), store, place, built)
+    sites = dataset.sites(place.device, config.method.standard == "pooled")
+    return Host(blueprint, sites, store, place, built)
 
 
 def order(config: Config, blueprint: Blueprint, private: Path) -> bytes:

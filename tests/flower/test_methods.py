@@ -56,7 +56,10 @@ def test_those_left_to_the_sweep_exchange_what_another_does(tiny: MakeConfig, tm
     assert not [name for name in ALIKE if exchanged(name) not in usual]
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=mark(name)) for name in METHODS])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=mark(name)) for name, cls in METHODS.items() if cls.standard != "pooled"],
+)
 def test_a_method_over_flower_is_the_simulation(
     name: str, tiny: MakeConfig, rows: Rows, town: Any, tmp_path: Path
 ) -> None:
@@ -68,8 +71,9 @@ def test_a_method_over_flower_is_the_simulation(
     [
         ("fedsdc+", {}, {"train": {"participation": 0.67}}),
         ("fedbabu", {"tune_epochs": 1}, {"evaluate": {"select": "mean_last_5", "own": "received"}}),
+        ("fedavg", {}, {"net": {"freeze": "block2", "views_kept": 2}}),
     ],
-    ids=["a question to everyone", "an ending of every reported round"],
+    ids=["a question to everyone", "an ending of every reported round", "frozen stages"],
 )
 def test_questions_beyond_a_round_are_the_simulation(
     name: str,

@@ -10,7 +10,7 @@ import pytest
 
 from equipoise.report import words
 from equipoise.report.folder import Run
-from equipoise.report.words import ALONE, compared, in_short, listed
+from equipoise.report.words import compared, in_short, listed
 from equipoise.run_folder import PLAN, RunFolder
 
 CLASSES = ["common", "rare", "odd"]
@@ -108,7 +108,7 @@ def test_what_rests_on_little_is_said_to(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_several_labels_and_training_alone_have_words_of_their_own() -> None:
     multi = dict(in_short(make(task="multi")))
     assert "Guessing would reach 50.0 %" in multi["How good"] and "false alarms" in multi["For which classes"]
-    alone = dict(in_short(make(ALONE)))
+    alone = dict(in_short(make("local")))
     assert alone["What was trained"].startswith(
         "Each of 3 sites, simulated on one machine, trained a small-cnn network of its own, with nothing "
         "exchanged"
@@ -154,7 +154,7 @@ def arms(partition: str = "column") -> list[tuple[str, list[Run]]]:
     return [
         ("FedAvg", runs("fedavg", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))),
         ("FCA", runs("fca", (0.7, 0.6, 0.5), (0.8, 0.7, 0.5))),
-        ("alone", runs(ALONE, (0.6, 0.6, 0.5), (0.6, 0.8, 0.9))),
+        ("alone", runs("local", (0.6, 0.6, 0.5), (0.6, 0.8, 0.9))),
     ]
 
 

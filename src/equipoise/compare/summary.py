@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from equipoise.compare.gap import gaps, sheets, standard_of
 from equipoise.compare.plan import Arm, Job, Plan
 from equipoise.compare.pool import Failure, finished, race
 from equipoise.evaluate import blend
@@ -79,6 +80,7 @@ def conclude(plan: Plan, out: Path, failures: Sequence[Failure] = ()) -> dict[st
     shown = table_of(facts)
     text = markdown(shown) + "\n" + note(facts)
     remarks = (*facts["collapsed"], *facts["remarks"], *facts["twins"])
+    text += "".join(f"\n{sheet.title}\n\n{markdown(sheet.table)}\n{sheet.note}" for sheet in sheets(facts))
     text += "".join(f"\nNote: {remark}.\n" for remark in remarks)
     text += "".join(f"\nFailed: {failure.run}: {failure.error}\n" for failure in failures)
     for name, content in {
@@ -96,9 +98,8 @@ def conclude(plan: Plan, out: Path, failures: Sequence[Failure] = ()) -> dict[st
 def page(out: Path, first: Sequence[Sheet] = ()) -> Path:
     """Write the page of the comparison in a folder; `first` stands before its table."""
     facts = read_facts(out / FACTS)
-    return write_comparison(
-        out, facts, [*first, Sheet("Result", table_of(facts), note(facts).replace("*", ""))]
-    )
+    result = Sheet("Result", table_of(facts), note(facts).replace("*", ""))
+    return write_comparison(out, facts, [*first, result, *sheets(facts)])
 
 
 def read_facts(path: Path) -> dict[str, Any]:
@@ -136,6 +137,7 @@ def summarise(plan: Plan, out: Path, failures: Sequence[Failure] = ()) -> dict[s
         arms[arm.label] = {
             "changes": dict(arm.changes),
             "reference": plan.reference_of(arm).label,
+            "standard": standard_of(plan, arm),
             "runs": rows,
             "figures": {
                 view: {
@@ -154,6 +156,7 @@ def summarise(plan: Plan, out: Path, failures: Sequence[Failure] = ()) -> dict[s
         "reference": plan.reference.label,
         "arms": arms,
         "versus": _versus(plan, out, results),
+        "gaps": gaps(plan, results),
         "failures": [asdict(failure) for failure in failures],
         "left_out": list(plan.left_out),
         "remarks": list(plan.remarks),
@@ -219,6 +222,7 @@ def table_of(facts: Mapping[str, Any]) -> Table:
                     converged_text(arm["runs"]),
                     f"{done}" if done == wanted else f"{done} of {wanted}",
                 ),
+                ranked=arm.get("standard") != "pooled",
             )
         )
     heads = tuple(f"{LETTERS[view]} {NAMES.get(name, name)}" for view, name in columns)

@@ -39,6 +39,8 @@ class Card(Options):
     """by split: how many images it has"""
     counts: dict[str, tuple[Count | None, ...]]
     """by split: how many images of each class; none where that is not told"""
+    frozen: str | None = Field(None, pattern="^[0-9a-f]{64}$")
+    """digest of the network's frozen tensors, where the run freezes any"""
 
     @model_validator(mode="after")
     def _adds_up(self) -> Card:
@@ -62,10 +64,13 @@ class Card(Options):
 
 
 def rows(
-    classes: tuple[str, ...], shape: tuple[int, ...], told: Collection[str] = (COUNTS,)
+    classes: tuple[str, ...],
+    shape: tuple[int, ...],
+    told: Collection[str] = (COUNTS,),
+    frozen: bool = False,
 ) -> list[dict[str, Any]]:
-    """The ledger's rows for joining, in the form of `Ledger.rows`; `told` as in a policy's `each`. Bytes are
-    those of the longest card."""
+    """The ledger's rows for joining, in the form of `Ledger.rows`; `told` as in a policy's `each`, `frozen`
+    where the run freezes tensors. Bytes are those of the longest card."""
     count, wide = (MOST, f"{len(SPLITS)}×{len(classes)}") if COUNTS in told else (None, "not told")
     longest: dict[str, tuple[str, Any]] = {
         "classes": (str(len(classes)), classes),
@@ -75,6 +80,8 @@ def rows(
         "images": (str(len(SPLITS)), dict.fromkeys(SPLITS, MOST)),
         "counts": (wide, dict.fromkeys(SPLITS, [count] * len(classes))),
     }
+    if frozen:
+        longest["frozen"] = ("1", "0" * 64)
     fixed = {
         "question": JOIN,
         "from_round": 0,

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from equipoise.config import Config, resolve
 from equipoise.deploy.card import SPLITS, Card, rows
 from equipoise.deploy.policy import MIN_SITES
-from equipoise.deploy.site import OURS
+from equipoise.deploy.site import OURS, apart
 from equipoise.engine.flower.fleet import FlowerEngine, Grid, Tell, Tickets
 from equipoise.errors import ConfigError, EquipoiseError, SiteError, StorageError
 from equipoise.exchange.codec import shown
@@ -62,11 +62,7 @@ def federated(config: Config) -> Config:
 
     Sums are over three sites at least, unless it says how many.
     """
-    if config.train.augment.normalise == "data":
-        raise ConfigError(
-            'train.augment.normalise = "data" needs all images in one place: use "imagenet", "half" or '
-            "numbers"
-        )
+    apart(config)
     if config.evaluate.metrics:
         raise ConfigError(
             "evaluate.metrics need the scores of single images, which no site of a federation sends: remove "
@@ -109,9 +105,10 @@ def _coordinate(grid: Grid, folder: RunFolder, journal: Journal, watch: Watch) -
         cards = roster(config, folder, fleet, tuple(sorted(keys)))
         facts = facts_of(cards)
         fits(config, facts.task)
-        joining = rows(facts.classes, facts.shape)
+        joining = rows(facts.classes, facts.shape, frozen=config.net.freeze is not None)
         begun = prepare(config, facts)
         startable(begun)
+        same_frozen(begun, cards)
         return train(begun, fleet, journal, folder, watch, joining=joining)
 
 
@@ -119,13 +116,23 @@ def startable(plan: Plan) -> None:
     """Refuse to start from another run where that sets tensors that stay at the sites: nobody sends those."""
     config, blueprint = plan.config, plan.blueprint
     found = chosen(plan.built.net, blueprint, config.train, config.base)
-    kept = [name for name in blueprint.private if name in found]
+    kept = [name for name in (*blueprint.private, *blueprint.frozen) if name in found]
     if kept:
         raise ConfigError(
             f"train.init sets '{kept[0]}', which stays at the sites with this method and network, and a site "
             f'reads no file of the coordinator\'s: use train.init_parts = "body" if that leaves it out, or '
             f"net.weights, which sites can have too"
         )
+
+
+def same_frozen(plan: Plan, cards: Mapping[str, Card]) -> None:
+    """Refuse a run whose sites have other frozen tensors than we: nobody sends those."""
+    for site, card in cards.items():
+        if card.frozen != plan.blueprint.frozen_sha256:
+            raise SiteError(
+                f"site '{site}' has other frozen tensors than the coordinator: every site needs the same "
+                "file of weights, and the same versions of Equipoise and torch"
+            )
 
 
 def read_plan(folder: RunFolder) -> tuple[str, dict[str, bytes]]:

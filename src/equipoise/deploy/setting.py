@@ -176,5 +176,6 @@ def check_site(folder: Path, file: Path | None = None) -> Checked:
         refused = [_with_print(sentence, prints) for sentence in refused]
         for line in ledger.lines:
             refused += policy.objections(line.question, line.up, **joined.facts, read=("train",))
-    joining = rows(samples.classes, samples.images.shape[1:], policy.each)
+    frozen = ledger is not None and config.net.freeze is not None
+    joining = rows(samples.classes, samples.images.shape[1:], policy.each, frozen)
     return Checked(facts, joining, ledger, list(dict.fromkeys(refused)))

@@ -155,15 +155,25 @@ def own_config(options: SiteOptions, folder: Path, table: Mapping[str, Any], all
     return made
 
 
-def own_material(options: SiteOptions, config: Config, progress: Progress | None = None) -> Material:
-    """The site's data and nothing else."""
-    samples = config.data.load(cache=cache_folder(), base=config.base, progress=progress)
-    fits(config, samples.task)
+def apart(config: Config) -> None:
+    """Refuse what needs all images in one place."""
+    if config.method.standard == "pooled":
+        raise ConfigError(
+            f"method '{config.method_name}' needs all images in one place, which hospitals never have: use "
+            "it in a simulation (`equipoise run`, `equipoise compare`)"
+        )
     if config.train.augment.normalise == "data":
         raise ConfigError(
             'train.augment.normalise = "data" needs all images in one place: use "imagenet", "half" or '
             "numbers"
         )
+
+
+def own_material(options: SiteOptions, config: Config, progress: Progress | None = None) -> Material:
+    """The site's data and nothing else."""
+    samples = config.data.load(cache=cache_folder(), base=config.base, progress=progress)
+    fits(config, samples.task)
+    apart(config)
     rule = Whole(name=options.name) if options.partition is None else config.partition
     held = [
         one for one in divide(samples, rule, config.data.split, config.train.seed) if one.name == options.name
@@ -385,8 +395,8 @@ class SiteClient:
             write_json(path, config)
         joined = self._run(run)
         joined.accept(self._ticket(table))
-        samples = joined.dataset.samples
-        return {
+        samples, frozen = joined.dataset.samples, joined.host.blueprint.frozen_sha256
+        return ({} if frozen is None else {"frozen": frozen}) | {
             "classes": list(samples.classes),
             "task": samples.task,
             "shape": list(samples.images.shape[1:]),

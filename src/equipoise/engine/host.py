@@ -18,10 +18,11 @@ from equipoise.exchange import encode_upload, unpack
 from equipoise.exchange.question import Call
 from equipoise.losses import make_objective
 from equipoise.names import unknown
-from equipoise.nets import load, state
+from equipoise.nets import below, load, state
 from equipoise.seeds import derive, isolated
-from equipoise.site import Loc, SiteData, Store
+from equipoise.site import Kept, Loc, Look, SiteData, Store
 from equipoise.site.measure import LEAST
+from equipoise.site.views import VIEWS
 from equipoise.tree import Tree, flatten, unflatten
 
 
@@ -44,12 +45,33 @@ class Host:
         self.shared, self.private = blueprint.shared, blueprint.private
         built = built or blueprint.build(place)
         self.net, self.frozen = built.net, built.frozen
-        self.views = blueprint.train.make_views(blueprint.input.mean, blueprint.input.std)
+        self.views = self._views(place)
         self.initial = {name: tensor.detach().cpu().clone() for name, tensor in state(self.net).items()}
         self.least = LEAST
         """images in a bin of what is told for one site alone, at least"""
         self._decoded: tuple[bytes, Tree] | None = None
         self._caches: dict[str, dict[str, Any]] = {}
+
+    def _views(self, place: Place) -> Mapping[str, Look]:
+        """All views by name; with frozen stages, as far as they are computed once."""
+        plan = self.blueprint
+        views = plan.train.make_views(plan.input.mean, plan.input.std)
+        self.halfway = bool(plan.views_kept) and place.cache is not None
+        if not self.halfway or place.cache is None:
+            return views
+        return {
+            name: Kept(
+                name,
+                view,
+                lambda x: below(self.net.body, x),
+                count=plan.views_kept,
+                seed=plan.train.seed,
+                folder=place.cache,
+                about={"net": plan.net.name, "stage": plan.net.stage, "frozen": plan.frozen_sha256},
+            )
+            for name, view in views.items()
+            if name in VIEWS
+        }
 
     def answer(self, call: Call, payload: bytes, extra: bytes | None = None) -> bytes:
         """The bytes of one site's answer; errors name site, round and question."""
@@ -90,6 +112,7 @@ class Host:
         load(self.net, self.initial | (kept or {}).get("net", {}) | down.get("model", {}))
         self.net.restart()
         self.net.eval()
+        self.net.expect(self.halfway)
         if kept is None:
             loc.mine = self.method.init_site(self.net, loc)
         else:
@@ -106,7 +129,7 @@ class Host:
         return make_objective(
             self.objective,
             counts=data.counts,
-            total=len(data.splits["train"]),
+            total=data.total,
             task=data.task,
             labelled=data.labelled,
             round=round,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -108,7 +109,7 @@ def probe(
     shape = (height, width, channels)
     sites = made_up(blueprint.classes, blueprint.task, shape, blueprint.partial, place.device)
     with tempfile.TemporaryDirectory() as folder:
-        trial = Host(small, sites, Store(Path(folder)), place, built)
+        trial = Host(small, sites, Store(Path(folder)), replace(place, cache=None), built)
         server = blueprint.first(built.net)
         for round in method.phases(options.rounds):
             server = method.round(server, Trial(trial, round, lines, participants, everyone))

@@ -63,16 +63,18 @@ class Ask(ABC):
         *,
         each: Mapping[str, Tree] | None = None,
         everyone: bool = False,
+        one: bool = False,
         **down: Any,
     ) -> Answers:
         """Ask all sites still in the conversation; their reduced leaves.
 
         `everyone` asks the whole federation but the sites that fell out, also sites that were not drawn for
         this round. Such a question only looks: nothing is kept at the sites, and who answers it does not join
-        the round.
+        the round. `one` asks the federation's first site and no other, whoever was drawn.
         """
         writes = self._writes and not everyone
-        sites = self._present() if everyone else self.sites
+        sites = self._present() if everyone or one else self.sites
+        sites = sites[:1] if one else sites
         broadcast = flatten(down)
         own = {site: flatten(each[site]) for site in sites if each and site in each}
         asked = Question(

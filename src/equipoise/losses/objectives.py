@@ -147,6 +147,9 @@ def parse_objective(value: Any, parts: Parts | None = None) -> ObjectiveOptions:
 class Objective:
     """A base loss bound to one site: `objective(logits, y)` is a scalar, the mean over the batch."""
 
+    labelled: Tensor | None = None
+    """bool [C]: the labels that count, the others being left out; None where all of them do"""
+
     def __init__(self, shaper: Shaper | None, criterion: Criterion):
         self.shaper = shaper
         self.criterion = criterion

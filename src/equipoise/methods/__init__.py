@@ -13,8 +13,9 @@ from equipoise.errors import ConfigError
 from equipoise.exchange import Ask
 from equipoise.locate import Allow, Code, Parts, named
 from equipoise.methods.balancefl import BalanceFL
-from equipoise.methods.base import Method
+from equipoise.methods.base import Method, Standard
 from equipoise.methods.cbafed import CBAFed
+from equipoise.methods.centralised import Centralised
 from equipoise.methods.climb import CLIMB
 from equipoise.methods.creff import CReFF
 from equipoise.methods.disco import FedDisco
@@ -45,6 +46,7 @@ from equipoise.verb import Verb
 
 METHODS: dict[str, type[Method]] = {
     "local": Local,
+    "centralised": Centralised,
     "fedavg": FedAvg,
     "fca": FCA,
     "fediic": FedIIC,
@@ -112,6 +114,6 @@ def fingerprint(cls: type[Method]) -> str:
     return Code(f"{inspect.getfile(cls)}:{cls.__name__}", Path(), "method.name").approval
 
 
-__all__ = ["METHODS", "Ask", "Method", "find", "fingerprint", "look_up"]
+__all__ = ["METHODS", "Ask", "Method", "Standard", "find", "fingerprint", "look_up"]
 
 sys.modules[__name__].__class__ = Verb

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -32,6 +32,10 @@ SCORES, POOLED, OWN = "scores", "pooled", "own"
 PERSONAL = "personal"
 """in `loc.mine`: tensors of the net, by name, that a site's own predictor has instead of the shared ones"""
 
+Standard = Literal["alone", "plain", "pooled"]
+"""what other methods are measured against: every site by itself; models averaged and nothing else; all images
+in one place, which only a simulation can have"""
+
 
 class Method(BaseModel):
     """FedAvg's round around any loss; the base of every method."""
@@ -49,6 +53,7 @@ class Method(BaseModel):
     neutral: ClassVar[dict[str, Any] | None] = None
     keeps_tuned: ClassVar[bool] = True
     local_batch_norm: ClassVar[bool] = False
+    standard: ClassVar[Standard | None] = None
 
     crt: int = Field(0, ge=0)
     """rounds of classifier re-training after the last round (Kang et al. 2020); 0 = none"""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from equipoise.methods.base import Method
+from equipoise.methods.base import Method, Standard
 
 
 class FedAvg(Method):
@@ -17,3 +17,4 @@ class FedAvg(Method):
 
     paper: ClassVar[str] = "McMahan et al. 2017"
     neutral: ClassVar[dict[str, Any] | None] = {}
+    standard: ClassVar[Standard | None] = "plain"

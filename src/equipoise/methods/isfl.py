@@ -31,7 +31,7 @@ from torch import Tensor
 from equipoise.exchange import Ask
 from equipoise.leaves import ONE, SAMPLES, Limit, Mean, Sum, Upload
 from equipoise.methods.base import Method
-from equipoise.nets import Net
+from equipoise.nets import HEAD, Net
 from equipoise.site import Loc
 from equipoise.tree import Tree, plus
 
@@ -127,7 +127,12 @@ class ISFL(Method):
         return result
 
     def _scope(self, net: Net) -> list[Tensor]:
-        return list((net.head["fed"] if self.scope == "head" else net).parameters())
+        every = self.scope == "all"
+        return [
+            p
+            for name, p in net.named_parameters()
+            if name not in net.fixed and (every or name.startswith(HEAD))
+        ]
 
     def _gradient(self, net: Net, x: Tensor, y: Tensor, loc: Loc) -> Tensor:
         """The gradient of one image's loss, as one vector."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from equipoise.exchange import Ask
 from equipoise.leaves import Each, Mean, Upload
-from equipoise.methods.base import Method
+from equipoise.methods.base import Method, Standard
 from equipoise.nets import Net, state
 from equipoise.site import Loc
 from equipoise.tree import Tree
@@ -28,6 +28,7 @@ class Local(Method):
 
     paper: ClassVar[str] = "reference without collaboration"
     private: ClassVar[tuple[str, ...]] = ("*",)
+    standard: ClassVar[Standard | None] = "alone"
 
     def init(self, net: Net, shared: Mapping[str, Tensor]) -> Tree:
         return {"model": {}}

@@ -1,9 +1,10 @@
 """Backbones, heads and projectors."""
 
-from equipoise.nets.assemble import NetOptions, build
+from equipoise.nets.assemble import VIEWS_KEPT, NetOptions, build
 from equipoise.nets.net import FED, HEAD, Cosine, Net, ProjectorSpec, load, state
 from equipoise.nets.norm import batch_norm_names
 from equipoise.nets.registry import NETS
+from equipoise.nets.stages import below
 from equipoise.nets.weights import KNOWN, load_weights
 
 __all__ = [
@@ -11,11 +12,13 @@ __all__ = [
     "HEAD",
     "KNOWN",
     "NETS",
+    "VIEWS_KEPT",
     "Cosine",
     "Net",
     "NetOptions",
     "ProjectorSpec",
     "batch_norm_names",
+    "below",
     "build",
     "load",
     "load_weights",

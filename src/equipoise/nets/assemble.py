@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal, Self, TypeVar
 
@@ -16,15 +17,21 @@ from pydantic_core import InitErrorDetails
 from torch import nn
 
 from equipoise.errors import ConfigError
-from equipoise.nets.net import FED, Cosine, Net, ProjectorSpec
+from equipoise.names import unknown
+from equipoise.nets.net import FED, Cosine, Net, ProjectorSpec, state
 from equipoise.nets.norm import BatchNormPolicy, to_group_norm
 from equipoise.nets.own import Made, Maker, find, lay_out, make
 from equipoise.nets.registry import NETS, NetName
+from equipoise.nets.stages import cut
 from equipoise.nets.weights import load_weights
 from equipoise.options import Options
 from equipoise.seeds import derive
 
 Part = TypeVar("Part")
+GLOB = "*?[."
+"""signs that the name of a stage has not, and globs and names of tensors have"""
+VIEWS_KEPT = 8
+"""variants of an image that are kept where the config does not say how many"""
 
 
 class NetOptions(Options):
@@ -53,6 +60,13 @@ class NetOptions(Options):
     scale: float | None = Field(default=None, gt=0)
     """Factor on the cosines of a cosine head; none: what the base loss counts on (`ldam`: 30), else 1."""
 
+    freeze: str | tuple[str, ...] | None = None
+    """What stays as it is: the body up to and including a stage, by its name, or tensors by globs such as
+    `body.conv1.*`. Frozen tensors have no gradient, keep their BatchNorm statistics and are not exchanged."""
+    views_kept: int | None = Field(default=None, ge=0)
+    """Of each view so many variants of an image are drawn once, and what the frozen stages make of them is
+    kept; 0: computed anew in every step. None: 8 with `freeze` at a stage."""
+
     _maker: Maker | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
@@ -70,6 +84,18 @@ class NetOptions(Options):
         elif self.features is not None:
             raise ValueError(f"features is for a network of your own, not for '{self.name}': leave it out")
         return self
+
+    @model_validator(mode="after")
+    def _freezes(self) -> Self:
+        if self.views_kept is not None and self.stage is None:
+            raise ValueError("views_kept needs `freeze` to name a stage: leave it out, or name one")
+        return self
+
+    @property
+    def stage(self) -> str | None:
+        """The last stage that is frozen, where `freeze` names a stage and no tensors."""
+        name = self.freeze
+        return name if isinstance(name, str) and not set(name) & set(GLOB) else None
 
     @property
     def own(self) -> bool:
@@ -128,9 +154,43 @@ def build(
         load_weights(net, base / options.weights, options.sha256, made.gone)
     if options.batch_norm == "group":
         to_group_norm(net)
+    if options.freeze is not None:
+        _freeze(net, options)
     if made.channels_last:
         lay_out(net, torch.channels_last)
     return net
+
+
+def _freeze(net: Net, options: NetOptions) -> None:
+    """Freeze what `net.freeze` names, a stage with all below it or tensors, and layers that have nothing else
+    to learn with all that they hold."""
+    if options.stage is not None:
+        known = list(NETS[options.name].stages(net.body)) if options.name in NETS else []
+        names = [stage.name for stage in known]
+        if options.stage not in names:
+            what = (
+                unknown("stage", options.stage, names)
+                if names
+                else f"the stages of '{options.name}' have no names"
+            )
+            raise ConfigError(f"net.freeze: {what}; or use globs such as body.conv1.*")
+        below = known[: names.index(options.stage) + 1]
+        globs = [f"body.{prefix}*" for stage in below for prefix in stage.holds]
+        cut(net.body, known, options.stage)
+    else:
+        globs = [options.freeze] if isinstance(options.freeze, str) else list(options.freeze or ())
+    own = list(state(net))
+    for glob in globs:
+        if not any(fnmatchcase(name, glob) for name in own):
+            raise ConfigError(f"net.freeze: {unknown('tensor', glob, own)}")
+    chosen = {name for name in own if any(fnmatchcase(name, glob) for glob in globs)}
+    for prefix, layer in net.named_modules():
+        learns = [f"{prefix}.{name}" for name, _ in layer.named_parameters()]
+        if prefix and learns and chosen.issuperset(learns):
+            chosen |= {name for name in own if name.startswith(f"{prefix}.")}
+    if chosen.issuperset(name for name, _ in net.named_parameters()):
+        raise ConfigError("net.freeze leaves nothing to train: freeze less")
+    net.freeze(chosen)
 
 
 def _body(options: NetOptions, channels: int, image_size: int, seed: int) -> Made:

@@ -130,6 +130,8 @@ class Mobile(nn.Module):
 
     def __init__(self, channels: int, stages: tuple[Stage, ...], style: Style):
         super().__init__()
+        self.repeats = tuple(stage.repeats for stage in stages)
+        """blocks of each stage"""
         self.stem = Conv(channels, 32, style, kernel=3, stride=2, act=True)
         depth = sum(stage.repeats for stage in stages)
         blocks: list[Block] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -90,8 +90,20 @@ class Net(nn.Module):
             layer.num_batches_tracked = None
         self.fixed = frozenset(key for key, p in self.named_parameters() if not p.requires_grad)
         """names of parameters that were built to stay as they are"""
+        self.still: frozenset[str] = frozenset()
+        """names of tensors that are frozen: the same at every site, and not exchanged"""
         shared = state(self)
         self._first = {key: one.clone() for key, one in self.named_buffers() if key not in shared}
+
+    def freeze(self, names: Collection[str]) -> None:
+        """Keep tensors as they are: without gradients, and layers of which nothing trains in eval mode."""
+        self.still = frozenset(names)
+        self.fixed |= self.still & {key for key, _ in self.named_parameters()}
+
+    def expect(self, halfway: bool) -> None:
+        """Whether the network is given what its frozen stages make of images, and not the images."""
+        if hasattr(self.body, "halfway"):
+            self.body.halfway = halfway  # type: ignore[assignment]
 
     def features(self, x: Tensor) -> Tensor:
         """Pooled features [N, width], after dropout: what a head reads."""
@@ -113,7 +125,20 @@ class Net(nn.Module):
         if self.frozen:
             for layer in batch_norms(self):
                 layer.eval()
+        if self.still:
+            for still in self._still_layers():
+                still.eval()
         return self
+
+    def _still_layers(self) -> list[nn.Module]:
+        """The layers of which every parameter is frozen; those without parameters follow the one around
+        them."""
+        found = list[nn.Module]()
+        for prefix, layer in self.named_modules():
+            names = [f"{prefix}.{key}" for key, _ in layer.named_parameters()]
+            if names and all(name in self.still for name in names):
+                found += layer.modules()
+        return found
 
 
 def put_back(net: nn.Module, buffers: Mapping[str, Tensor]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -11,7 +11,8 @@ from torch import nn
 
 from equipoise.locate import named
 from equipoise.names import unknown
-from equipoise.nets import borrowed, mobile, small
+from equipoise.nets import borrowed, mobile, small, stages
+from equipoise.nets.stages import Stage
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Arch:
     """least image side, in pixels, that survives all the pooling"""
     rename: Callable[[str], str] = str
     """name of a tensor in a published weights file → its name in our body"""
+    stages: Callable[[nn.Module], Iterable[Stage]] = lambda body: ()
+    """the body's stages in order, where they are known: what `net.freeze` can name"""
 
 
 NETS: dict[str, Arch] = {
@@ -39,18 +42,21 @@ NETS: dict[str, Arch] = {
         width=small.WIDTH,
         make=lambda channels, size: small.SmallCNN(channels),
         stem="conv1.weight",
+        stages=stages.small,
     ),
     "resnet18": Arch(
         "ResNet-18, 11.2 million parameters, 512 features",
         width=512,
         make=borrowed.resnet18,
         stem="conv1.weight",
+        stages=stages.resnet,
     ),
     "resnet50": Arch(
         "ResNet-50, 23.5 million parameters, 2048 features",
         width=2048,
         make=borrowed.resnet50,
         stem="conv1.weight",
+        stages=stages.resnet,
     ),
     "densenet121": Arch(
         "DenseNet-121, 7.0 million parameters, 1024 features",
@@ -86,6 +92,7 @@ NETS: dict[str, Arch] = {
         stem="stem.conv.weight",
         dropout=0.2,
         rename=mobile.rename_lite0,
+        stages=stages.mobile,
     ),
     "mobilenet-v2": Arch(
         "MobileNetV2, 2.2 million parameters, 1280 features",
@@ -94,6 +101,7 @@ NETS: dict[str, Arch] = {
         stem="stem.conv.weight",
         dropout=0.2,
         rename=mobile.rename_mobilenet_v2,
+        stages=stages.mobile,
     ),
 }
 

@@ -19,11 +19,15 @@ class SmallCNN(nn.Module):
         self.conv3, self.norm3 = _conv(32, WIDTH), nn.BatchNorm2d(WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        # ReLU after pooling gives the same values and gradients as before it, on a quarter of the pixels.
-        x = F.relu(F.max_pool2d(self.norm1(self.conv1(x)), 2), inplace=True)
-        x = F.relu(F.max_pool2d(self.norm2(self.conv2(x)), 2), inplace=True)
-        x = F.relu(F.max_pool2d(self.norm3(self.conv3(x)), 2), inplace=True)
+        for i in (1, 2, 3):
+            x = self.block(i, x)
         return x.mean((2, 3))
+
+    def block(self, i: int, x: Tensor) -> Tensor:
+        """One of the three convolution blocks."""
+        conv, norm = getattr(self, f"conv{i}"), getattr(self, f"norm{i}")
+        # ReLU after pooling gives the same values and gradients as before it, on a quarter of the pixels.
+        return F.relu(F.max_pool2d(norm(conv(x)), 2), inplace=True)
 
 
 def _conv(inputs: int, outputs: int) -> nn.Conv2d:

@@ -104,9 +104,12 @@ class Census(Options):
         """Training images per class over all sites; what is not told counts as none."""
         return torch.from_numpy(self.sites.counts[:, 0].clip(min=0).sum(0, dtype=np.int64))
 
-    def images(self) -> Mapping[str, dict[str, int]]:
-        """How many images by site and split."""
+    def images(self, pooled: bool = False) -> Mapping[str, dict[str, int]]:
+        """How many images by site and split; `pooled`: where every site trains on the images of all."""
         places, images = self.sites.places, self.sites.images
+        if pooled:
+            images = images.copy()
+            images[:, 0] = images[:, 0].sum()
         return ByName(places, lambda place: dict(zip(SPLITS, images[place].tolist(), strict=True)))
 
     def having(self, *splits: str) -> tuple[str, ...]:

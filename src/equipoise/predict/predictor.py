@@ -63,6 +63,7 @@ class Predictor(nn.Module):
         self.own_metrics: Mapping[str, Any] = {}
         """metrics of the run's own, which `evaluate` computes as well"""
         self.net = blueprint.make_net(start=False) if net is None else net
+        self.net.expect(halfway=False)
         for tensor in state(self.net).values():
             # What nobody gives must not be mistaken for something learnt, see `whole`.
             tensor.detach().fill_(torch.nan)
@@ -161,11 +162,17 @@ class Predictor(nn.Module):
 
 
 def assemble(
-    blueprint: Blueprint, server: Tree, origin: Origin, kept: Tree | None = None, net: Net | None = None
+    blueprint: Blueprint,
+    server: Tree,
+    origin: Origin,
+    kept: Tree | None = None,
+    net: Net | None = None,
+    frozen: Mapping[str, Tensor] | None = None,
 ) -> Predictor:
-    """The predictor of a coordinator's state; `kept` is what the site keeps whose own predictor it is."""
+    """The predictor of a coordinator's state; `kept` is what the site keeps whose own predictor it is,
+    `frozen` are the tensors that never change."""
     tree = blueprint.method.serving(server)
-    tensors, mine = dict(tree["model"]), dict[str, Any]()
+    tensors, mine = {**tree["model"], **(frozen or {})}, dict[str, Any]()
     if kept is not None:
         mine = kept.get("mine", {})
         tensors |= kept.get("net", {}) | kept.get("tuned", {}) | dict(mine.get(PERSONAL, {}))

@@ -12,6 +12,7 @@ from equipoise.errors import ConfigError, StorageError
 from equipoise.evaluate.own import own_names
 from equipoise.evaluate.protocol import ENDING, FIGURE, select
 from equipoise.keeping import read_lines
+from equipoise.methods import METHODS, Standard
 from equipoise.partition import Census, Facts
 from equipoise.run_folder import (
     BLUEPRINT,
@@ -82,6 +83,11 @@ class Run:
         return result
 
     @property
+    def standard(self) -> Standard | None:
+        """What the method is to others, if it is what they are measured against."""
+        return METHODS[self.method].standard if self.method in METHODS else None
+
+    @property
     def test(self) -> dict[str, Any] | None:
         """Metrics on the test sets of the selected round, if any round was evaluated."""
         result: dict[str, Any] | None = self.result["metrics"].get("test")
@@ -126,6 +132,11 @@ class Run:
         from equipoise.seeds import numpy_generator
 
         return None if self.scores is None else interval(judge(self.scores), numpy_generator(0, "card"))
+
+
+def standard(kind: Standard) -> str:
+    """The name of the method that others are measured against."""
+    return next(name for name, cls in METHODS.items() if cls.standard == kind)
 
 
 def read_run(folder: Path) -> Run:

@@ -14,6 +14,8 @@ from equipoise.report.figure import Arms, Cell, Figure, json_lines, left_out, li
 from equipoise.report.folder import Run, by_size
 from equipoise.report.plots import RIGHT, WRONG, Bar, Part, bars, bubbles
 
+GAINED_OVER = ("alone", "plain")
+"""the standards that a site's gain is shown over"""
 LINES = 6
 """sites a line chart shows at most, the largest; the others are taken together"""
 
@@ -62,6 +64,8 @@ def distribution(data: dict[str, Any]) -> Iterator[Figure]:
 def contribution(run: Run) -> Iterator[Figure]:
     """Every site's share in the aggregate, and Fed-MAS's rescue factor; both are noted at the sites, and only
     a simulation sees them."""
+    if run.standard == "pooled":
+        return
     totals = {x: (row, sum(row.values())) for x, row in notes(run, "weight").items()}
     shares = {x: {site: n / total for site, n in row.items()} for x, (row, total) in totals.items() if total}
     about = (
@@ -107,14 +111,15 @@ def _by_site(
 
 
 def gains(arms: Arms, shown: Arms) -> Iterator[Figure]:
-    """What every site's own predictor gains over training alone, and over FedAvg."""
-    for method in ("local", "fedavg"):
-        titles = [title for title, runs in arms if runs[0].method == method]
+    """What every site's own predictor gains over training alone, and over plain averaging."""
+    for kind in GAINED_OVER:
+        titles = [title for title, runs in arms if runs[0].standard == kind]
         if not titles:
             continue
         standard = [run for title, runs in arms if title in titles for run in runs]
+        method = standard[0].method
         named = titles[0] if len(titles) == 1 else f"{method} on the same sites"
-        text = "training alone" if method == "local" else named
+        text = "training alone" if kind == "alone" else named
         rows, cells, many = [], list[tuple[Cell, ...]](), False
         for title, runs in shown:
             gained = site_gains(runs, standard)

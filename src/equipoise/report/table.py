@@ -56,6 +56,8 @@ class Row:
     label: str
     figures: tuple[Figure | None, ...]
     remarks: tuple[str, ...] = ()
+    ranked: bool = True
+    """whether it can be best or second; what others are only measured against cannot"""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,10 @@ class Table:
 
     def ranks(self) -> list[tuple[Rank, ...]]:
         """Best and second of every column, by the digits that are shown; what looks equal ranks equal."""
-        columns = [_ranks([row.figures[i] for row in self.rows]) for i in range(len(self.columns))]
+        columns = [
+            _ranks([row.figures[i] if row.ranked else None for row in self.rows])
+            for i in range(len(self.columns))
+        ]
         return [tuple(column[i] for column in columns) for i in range(len(self.rows))]
 
     def cells(self) -> list[tuple[str, ...]]:

@@ -13,11 +13,9 @@ import numpy as np
 
 from equipoise.report.crowd import crowded
 from equipoise.report.figures import site_gains
-from equipoise.report.folder import SMALL, Run, percent, start_of
+from equipoise.report.folder import SMALL, Run, percent, standard, start_of
 from equipoise.report.table import Figure
 
-ALONE = "local"
-"""the method of training alone, which joining is compared with"""
 FEW = 100
 """test images in all, below which a figure is said to rest on few"""
 CHANCE = 0.05
@@ -59,11 +57,11 @@ def _trained(run: Run) -> str:
     sites = many(len(data["sites"]), "site")
     network = f"{net['name']} network"
     where = "whose images stayed where they are" if run.federated else SIMULATED
-    how = (
-        f"Each of {sites}, {where}, trained a {network} of its own, with nothing exchanged,"
-        if run.method == ALONE
-        else f"One {network} was trained with {run.method} at {sites}, {where},"
-    )
+    how = f"One {network} was trained with {run.method} at {sites}, {where},"
+    if run.standard == "alone":
+        how = f"Each of {sites}, {where}, trained a {network} of its own, with nothing exchanged,"
+    if run.standard == "pooled":
+        how = f"One {network} was trained on the images of {sites} in one place, {where},"
     early = run.result.get("stopped_early")
     done = f"{train['rounds']}" if run.finished and not early else f"{run.done} of {train['rounds']}"
     text = f"{how} to {task} {len(data['classes'])}: {listed(data['classes'])}. From {start}, {done} rounds."
@@ -101,7 +99,7 @@ def _good(run: Run, test: Mapping[str, Any]) -> str:
     everyone, classes = test["generalisation"], len(run.data["classes"])
     images = sum(held_out(run, site) for site in test["sites"]) if _drawn(run) else held_out(run)
     where = f"{len(test['sites']):,} drawn sites" if _drawn(run) else "all sites"
-    who = "the sites' models reach on average" if run.method == ALONE else "the global model reaches"
+    who = "the sites' models reach on average" if run.standard == "alone" else "the global model reaches"
     far = (
         "" if run.reach is None else f" (95 % interval {100 * run.reach[0]:.1f} to {100 * run.reach[1]:.1f})"
     )
@@ -179,11 +177,13 @@ def _sites(run: Run, test: Mapping[str, Any]) -> str:
 
 
 def _gain(run: Run) -> str:
-    if run.method == ALONE:
+    if run.standard == "alone":
         return "Nobody joined: this is the training alone that joining is compared with."
+    if run.standard == "pooled":
+        return "Nobody joined: all images were in one place, which is the most that joining could replace."
     return (
         "One run does not tell: it takes the same training without joining. `equipoise compare FILE.toml "
-        f"--methods {ALONE},{run.method}` shows it for every site."
+        f"--methods {standard('alone')},{run.method}` shows it for every site."
     )
 
 
@@ -206,16 +206,18 @@ def compared(facts: Mapping[str, Any], arms: Arms) -> list[Answer]:
         f"{times(facts['runs'])} ({over}), with sites {SIMULATED}."
     )
     answers = [("What was compared", what), ("On whose data", whose(run))]
+    beyond = [label for label, runs in arms if runs[0].standard == "pooled"]
     figures = {
         label: Figure(**one["figures"]["generalisation"]["balanced_accuracy"])
         for label, one in facts["arms"].items()
-        if one["figures"]["generalisation"]["balanced_accuracy"] is not None
+        if one["figures"]["generalisation"]["balanced_accuracy"] is not None and label not in beyond
     }
     if figures:
         answers += [("How good", _best(facts, figures, arms)), ("More than chance?", _chance(facts, figures))]
         answers += [("Trained long enough?", text)] if (text := _settled_arms(arms)) else []
         answers += [("For the rare classes", text)] if (text := _rare(facts, run)) else []
-    return [*answers, ("Who gains by joining", _gains(arms))]
+    answers.append(("Who gains by joining", _gains(arms)))
+    return [*answers, *([("How much is left to gain", text)] if (text := _left(facts)) else [])]
 
 
 def _best(facts: Mapping[str, Any], figures: Mapping[str, Figure], arms: Arms) -> str:
@@ -301,12 +303,12 @@ def _rare(facts: Mapping[str, Any], run: Run) -> str:
 
 
 def _gains(arms: Arms) -> str:
-    alone = [run for _, runs in arms if runs[0].method == ALONE for run in runs]
-    others = [(label, runs) for label, runs in arms if runs[0].method != ALONE]
+    alone = [run for _, runs in arms if runs[0].standard == "alone" for run in runs]
+    others = [(label, runs) for label, runs in arms if runs[0].standard not in ("alone", "pooled")]
     if not alone or not others:
         return (
-            f"Not known: nobody trained alone and with others. Add {ALONE} to the methods to see it for "
-            f"every site."
+            f"Not known: nobody trained alone and with others. Add {standard('alone')} to the methods to see "
+            f"it for every site."
         )
     first = others[0][1][0]
     few = [site for site in first.data["sites"] if held_out(first, site) < SMALL]
@@ -328,6 +330,24 @@ def _gains(arms: Arms) -> str:
         text += f" No gain for {several(losers)}." if losers else ""
         text += f" With fewer than {SMALL} test images nothing can be said of {several(few)}." if few else ""
     return text + (f" {DRAWN}" if drawn(arms) else "")
+
+
+def _left(facts: Mapping[str, Any]) -> str:
+    """How much of the way from training alone to pooled images the best arm has gone."""
+    found = {label: one for label, one in facts.get("gaps", {}).items() if one["views"]["generalisation"]}
+    if not found:
+        return ""
+    label = max(found, key=lambda name: found[name]["views"]["generalisation"]["joined"])
+    one = found[label]
+    gap = one["views"]["generalisation"]
+    text = (
+        f"On the test images of all sites, {one['pooled']}, with all images in one place, is "
+        f"{100 * abs(gap['gap']):.1f} points {'above' if gap['gap'] >= 0 else 'below'} {one['alone']}, where "
+        f"every site trains by itself. "
+    )
+    if gap["closed"] is None:
+        return f"{text}That is too little to say how much of it joining closes."
+    return f"{text}{label} comes furthest: it closes {100 * gap['closed']:.0f} % of that gap."
 
 
 def drawn(arms: Arms) -> bool:

@@ -1,9 +1,22 @@
 """Inside one hospital: batches, views, local training, private store."""
 
-from equipoise.site.batches import Batch, SiteData
+from equipoise.site.batches import Batch, Look, Pooled, SiteData
+from equipoise.site.kept import Kept
 from equipoise.site.loc import Loc
 from equipoise.site.measure import coarse, measure
 from equipoise.site.options import START, TrainOptions
 from equipoise.site.store import Store
 
-__all__ = ["START", "Batch", "Loc", "SiteData", "Store", "TrainOptions", "coarse", "measure"]
+__all__ = [
+    "START",
+    "Batch",
+    "Kept",
+    "Loc",
+    "Look",
+    "Pooled",
+    "SiteData",
+    "Store",
+    "TrainOptions",
+    "coarse",
+    "measure",
+]

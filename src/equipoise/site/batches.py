@@ -11,7 +11,11 @@ from torch import Tensor
 
 from equipoise.data.samples import Samples, Task
 from equipoise.partition import Holding
+from equipoise.site.kept import Kept, look
 from equipoise.site.views import View
+
+Look = View | Kept
+"""how an image is looked at: drawn anew, or one of the variants that are kept"""
 
 
 @dataclass
@@ -24,7 +28,7 @@ class Batch:
     index: Tensor
     """positions within the site's split, 0 … n-1: what private per-image state is kept by"""
     mask: Tensor | None
-    """bool [C]: classes this site labels (multi-label); None = all"""
+    """bool [C]: classes this site labels (multi-label), or [B, C] of each image; None = all"""
 
     @property
     def x(self) -> Tensor:
@@ -38,9 +42,16 @@ class Rows:
     """The images and labels one site holds for one split."""
 
     def __init__(
-        self, samples: Samples, index: np.ndarray, labelled: np.ndarray | None, device: torch.device
+        self,
+        samples: Samples,
+        index: np.ndarray,
+        labelled: np.ndarray | None,
+        device: torch.device,
+        name: str = "",
     ) -> None:
         self.images, self.index, self.device = samples.images, index, device
+        self.name, self.source = name, samples.fingerprint
+        """whose they are, and the data set that they are of"""
         self.labels = torch.from_numpy(np.ascontiguousarray(samples.labels[index]))
         self.mask = None if labelled is None else torch.from_numpy(labelled).to(device)
         if self.mask is not None:
@@ -50,35 +61,79 @@ class Rows:
     def __len__(self) -> int:
         return len(self.index)
 
-    def take(self, position: Tensor, views: Sequence[View], generators: Sequence[torch.Generator]) -> Batch:
+    def pixels(self, position: Tensor) -> Tensor:
+        """uint8 [B, C, H, W] of the images at these positions."""
+        rows = torch.from_numpy(self.images[self.index[position.numpy()]])
+        return rows.to(self.device).permute(0, 3, 1, 2)
+
+    def take(self, position: Tensor, views: Sequence[Look], generators: Sequence[torch.Generator]) -> Batch:
         """The batch at these positions, each image once per view; a view draws from its own generator."""
-        rows = torch.from_numpy(self.images[self.index[position.numpy()]]).to(self.device).permute(0, 3, 1, 2)
+        kept = [view for view in views if isinstance(view, Kept)]
+        if kept:  # all of them, or none
+            made = look(kept, self, position, generators)
+        else:
+            pixels = self.pixels(position)
+            plain = [view for view in views if not isinstance(view, Kept)]
+            made = tuple(view(pixels, draw) for view, draw in zip(plain, generators, strict=True))
         return Batch(
-            views=tuple(view(rows, draw) for view, draw in zip(views, generators, strict=True)),
+            views=made,
             y=self.labels[position].to(self.device),
             index=position,
-            mask=self.mask,
+            mask=self.mask if self.mask is None or self.mask.ndim == 1 else self.mask[position],
         )
+
+    def ends(self, count: int, size: int) -> list[int]:
+        """Where each batch of so many rows ends."""
+        ends = [*range(size, count, size), count]
+        if len(ends) > 1 and ends[-1] - ends[-2] == 1:
+            del ends[-2]
+        return ends
 
     def batches(
         self,
         order: Tensor,
         size: int,
-        views: Sequence[View],
+        views: Sequence[Look],
         generators: Sequence[torch.Generator],
         lone: bool = False,
     ) -> Iterator[Batch]:
         """Batches along `order`. A last batch of one joins the one before it (batch statistics need two),
         unless `lone`; then no rows at all are one empty batch, so that what is computed from them has a
         shape."""
-        ends = [*range(size, len(order), size), len(order)]
-        if not lone and len(ends) > 1 and ends[-1] - ends[-2] == 1:
-            del ends[-2]
+        ends = [*range(size, len(order), size), len(order)] if lone else self.ends(len(order), size)
         start = 0
         for end in ends:
             if end > start or (lone and not len(order)):
                 yield self.take(order[start:end], views, generators)
             start = end
+
+
+class Pooled(Rows):
+    """The training rows of several sites in one place: what no federation has, and a simulation can compare
+    with."""
+
+    def __init__(self, parts: Sequence[Rows]) -> None:
+        self.images, self.device = parts[0].images, parts[0].device
+        self.name, self.source = "all sites/train", parts[0].source
+        self.index = np.concatenate([part.index for part in parts])
+        self.labels = torch.cat([part.labels for part in parts])
+        self.sizes = tuple(len(part) for part in parts)
+        self.mask = None
+        if any(part.mask is not None for part in parts):
+            known = [torch.ones_like(part.labels, dtype=torch.bool) for part in parts]
+            self.mask = torch.cat(
+                [
+                    rows.to(self.device) if part.mask is None else part.mask.expand(len(part), -1)
+                    for rows, part in zip(known, parts, strict=True)
+                ]
+            )
+
+    def ends(self, count: int, size: int) -> list[int]:
+        """As many batches as the sites would take together, of one size give or take an image, and of two
+        images at least."""
+        steps = sum(len(super(Pooled, self).ends(one, size)) for one in self.sizes)
+        steps = max(1, min(round(steps * count / len(self)), count // 2))
+        return [count * (step + 1) // steps for step in range(steps)]
 
 
 class SiteData:
@@ -92,17 +147,35 @@ class SiteData:
         self.splits = {
             # Evaluation reads complete labels: partial labelling is about what a site can train on.
             split: Rows(
-                samples, getattr(holding, split), holding.labelled if split == "train" else None, device
+                samples,
+                getattr(holding, split),
+                holding.labelled if split == "train" else None,
+                device,
+                f"{holding.name}/{split}",
             )
             for split in ("train", "validation", "test")
         }
-        labels = self.splits["train"].labels
-        self.counts = (
-            torch.bincount(labels, minlength=len(samples.classes)).to(torch.float64)
-            if samples.task == "single"
-            else labels.sum(0, dtype=torch.float64)
-        )
         self.attributes = {
             name: {split: values[getattr(holding, split)] for split in self.splits}
             for name, values in samples.attributes.items()
         }
+        self._count()
+
+    def _count(self) -> None:
+        train = self.splits["train"]
+        self.counts = (
+            torch.bincount(train.labels, minlength=len(self.classes)).to(torch.float64)
+            if self.task == "single"
+            else train.labels.sum(0, dtype=torch.float64)
+        )
+        self.total: int | Tensor = len(train)
+        """training images that a count is out of; [C] where single images lack labels"""
+
+    def train_on(self, rows: Pooled) -> None:
+        """Train on the rows of all sites from now on; validation and test rows stay the site's own."""
+        self.splits["train"] = rows
+        self._count()
+        self.labelled = None
+        if rows.mask is not None:
+            self.labelled = rows.mask.any(0).cpu()
+            self.total = rows.mask.sum(0, dtype=torch.float64).cpu()

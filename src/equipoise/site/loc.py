@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from equipoise.losses import Objective
 from equipoise.nets import Net, load, state
 from equipoise.seeds import generator
-from equipoise.site.batches import Batch, Rows, SiteData
+from equipoise.site.batches import Batch, Look, Rows, SiteData
 from equipoise.site.measure import LEAST
 from equipoise.site.optimizer import make_optimizer
 from equipoise.site.options import TrainOptions
-from equipoise.site.views import View
 from equipoise.tree import Tree
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ class Loc:
         data: SiteData,
         options: TrainOptions,
         objective: Objective,
-        views: Mapping[str, View],
+        views: Mapping[str, Look],
         wanted: tuple[str, ...],
         round: int,
         question: str,
@@ -48,7 +47,7 @@ class Loc:
     ) -> None:
         self.data, self.options, self.objective, self.device = data, options, objective, device
         self.site, self.task, self.classes, self.labelled = data.name, data.task, data.classes, data.labelled
-        self.counts, self.samples = data.counts, len(data.splits["train"])
+        self.counts, self.samples, self.total = data.counts, len(data.splits["train"]), data.total
         self.round, self.rounds, self.question, self.down = round, options.rounds, question, down
         self.mine: Tree = {}
         self.tuned: dict[str, Tensor] = {}
@@ -91,7 +90,7 @@ class Loc:
         """Draws for one purpose of this question at this site in this round."""
         return generator(self.options.seed, self.round, self.site, self.question, *purpose)
 
-    def view(self, name: str) -> View:
+    def view(self, name: str) -> Look:
         """A named view."""
         return self._views[name]
 

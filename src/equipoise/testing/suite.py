@@ -50,7 +50,11 @@ def method_checks(
         if name not in CHECKS:
             raise ConfigError(unknown("check", name, CHECKS))
     bench = Bench(method, options, task)
-    idle = {"neutral": bench.cls.neutral is None, "refuses_task": {"single", "multi"} <= set(bench.cls.tasks)}
+    idle = {
+        "neutral": bench.cls.neutral is None,
+        "refuses_task": {"single", "multi"} <= set(bench.cls.tasks),
+        "dropout": bench.cls.standard == "pooled",  # all images are in one place: nobody can be missing
+    }
     return [(name, _call(bench, name)) for name in names if not idle.get(name, False)]
 
 

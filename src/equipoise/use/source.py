@@ -12,7 +12,7 @@ from equipoise.errors import ConfigError, MethodError, StorageError, Untrusted, 
 from equipoise.evaluate import EvaluateOptions
 from equipoise.exchange import unseal
 from equipoise.exchange.codec import CodecError
-from equipoise.initial import parts_of_run, read_blueprint, read_result, read_selected
+from equipoise.initial import parts_of_run, read_blueprint, read_frozen, read_result, read_selected
 from equipoise.locate import Parts, context
 from equipoise.names import unknown
 from equipoise.opening import read_regular
@@ -57,7 +57,7 @@ def _from_run(run: RunFolder, site: str | None, trust: bool) -> Predictor:
         state=header.state,
     )
     kept = None if site is None else _private(run, site, sites, header)
-    model = assemble(blueprint, server, origin, kept)
+    model = assemble(blueprint, server, origin, kept, frozen=read_frozen(run, blueprint))
     model.own_metrics = options.own_metrics
     if not model.whole():
         raise MethodError(

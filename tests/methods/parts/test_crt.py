@@ -68,7 +68,7 @@ def test_both_sides_of_a_label_weigh_the_same() -> None:
     y[:, 3] = 1
     known = torch.tensor([True, False, True, True, True])
     counts = torch.tensor([1.0, 0.0, 0.0, 6.0, 4.0])
-    loc = SimpleNamespace(task="multi", counts=counts, samples=6, annotated=known)
+    loc = SimpleNamespace(task="multi", counts=counts, total=6, annotated=known)
     total = 0.0
     for c, (positives, negatives) in {0: (1, 5), 4: (4, 2)}.items():
         for i in range(6):
@@ -80,6 +80,11 @@ def test_both_sides_of_a_label_weigh_the_same() -> None:
     flat = torch.zeros(6, 5, dtype=torch.float64, requires_grad=True)
     (slope,) = torch.autograd.grad(balanced_loss(flat, y, loc), flat)  # type: ignore[arg-type]
     torch.testing.assert_close(slope.sum(0), torch.zeros(5, dtype=torch.float64), rtol=0, atol=1e-12)
+    # Of pooled images each has labels of its own: what a mask leaves out of the batch counts nowhere.
+    left = torch.ones(6, 5, dtype=torch.bool)
+    left[2:, 0] = False
+    (slope,) = torch.autograd.grad(balanced_loss(flat, y, loc, left), flat)  # type: ignore[arg-type]
+    assert slope[:2, 0].all() and not slope[2:, 0].any() and slope[:, 4].all()
 
 
 def test_round_of_a_site(

@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 WEIGHT, BIAS = f"{HEAD}weight", f"{HEAD}bias"
 
 
-def stage(method: Method, server: Tree, ask: Ask) -> Tree:
-    """The server tree with its classifier re-trained for `method.crt` rounds."""
+def stage(method: Method, server: Tree, ask: Ask, one: bool = False) -> Tree:
+    """The server tree with its classifier re-trained for `method.crt` rounds, at all sites or at `one`."""
     model = server["model"]
     shared = [name for name in model if name.startswith(method.classifier)]
     model = model | fresh({name: model[name] for name in shared}, ask.generator("crt"))
     for step in range(method.crt):
-        up = ask(method.retrain, model=model, step=torch.tensor(step))
+        up = ask(method.retrain, one=one, model=model, step=torch.tensor(step))
         if shared:
             model = model | plus({name: model[name] for name in shared}, up["delta"])
     return {**server, "model": model}
@@ -74,7 +74,7 @@ def answer(method: Method, net: Net, loc: Loc) -> Upload:
         load(net, fresh(own, generator(loc.options.seed, loc.round, "crt")))
 
     def loss(net: Net, batch: Batch, loc: Loc) -> Tensor:
-        return balanced_loss(net(batch.x), batch.y, loc)
+        return balanced_loss(net(batch.x), batch.y, loc, batch.mask)
 
     mean = loc.fit(
         net,
@@ -94,12 +94,14 @@ def answer(method: Method, net: Net, loc: Loc) -> Upload:
     return up | {"delta": Mean(change, loc.samples)}
 
 
-def balanced_loss(logits: Tensor, y: Tensor, loc: Any) -> Tensor:
+def balanced_loss(logits: Tensor, y: Tensor, loc: Any, mask: Tensor | None = None) -> Tensor:
     """Cross-entropy among the site's classes; or binary cross-entropy with both sides of each label weighing
-    the same."""
+    the same, where `mask` lets it count."""
     if loc.task == "single":
         return F.cross_entropy(among(logits, loc.counts > 0), y)
-    positives, negatives = loc.counts.to(logits), (loc.samples - loc.counts).to(logits)
+    positives, negatives = loc.counts.to(logits), (loc.total - loc.counts).to(logits)
     known = loc.annotated.to(logits.device) & (positives > 0) & (negatives > 0)
     side = torch.where(y > 0, positives, negatives).clamp_min(1)
-    return masked_mean(bce_cells(logits, y) * loc.samples / (2 * side), known)
+    total = loc.total.to(logits) if isinstance(loc.total, Tensor) else loc.total
+    cells = bce_cells(logits, y) * total / (2 * side)
+    return masked_mean(cells, known if mask is None else known & mask)
