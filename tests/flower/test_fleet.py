@@ -159,7 +159,7 @@ def test_a_refusal_is_not_asked_again() -> None:
     told, desks = Told(), Desks({11: [says(refused="policy rule 'each': no"), good], 12: [good]})
     assert ask(desks, told) == {"b": b"only b|payload"}
     assert told.lines == [
-        {"event": "refused", "site": "a", "round": 3, "question": "look", "reason": "policy rule 'each': no"}
+        {"event": "refused", "site": "a", "round": 4, "question": "look", "reason": "policy rule 'each': no"}
     ]
 
 

@@ -29,7 +29,7 @@ def follow(folder: Path, rounds: int, quiet: bool) -> Callable[[], None]:
             return
         left_out = [entry for entry in fresh("journal.jsonl") if entry["event"] in ("left out", "rejected")]
         told = [
-            f"round {entry['round'] + 1}: {entry['reason']}" if "round" in entry else entry["reason"]
+            f"round {entry['round']}: {entry['reason']}" if "round" in entry else entry["reason"]
             for entry in left_out
         ]
         for text in (*told, *(line(row, rounds) for row in fresh("metrics.jsonl"))):

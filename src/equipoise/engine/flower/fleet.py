@@ -162,7 +162,7 @@ class FlowerEngine:
             return call, wrap(call, {"payload": payload, **extra})
 
         for site, _, data in self._converse(
-            sites, message_type(question), letter, question.round, self.deadline
+            sites, message_type(question), letter, question.round + 1, self.deadline
         ):
             if "answer" in data:
                 yield site, data["answer"]
@@ -170,7 +170,7 @@ class FlowerEngine:
                 self.tell(
                     "ignored",
                     site=site,
-                    round=question.round,
+                    round=question.round + 1,
                     question=question.name,
                     reason="sent no answer",
                 )
@@ -189,7 +189,7 @@ class FlowerEngine:
         patience: float,
     ) -> Iterator[tuple[str, dict[str, Any], dict[str, bytes]]]:
         """Good answers as they come. A site has `patience` seconds to come online, and from then on until the
-        deadline."""
+        deadline. `round` counts from 1, as a reader does; 0 is before the first."""
         owed = {site: Owed(due=time.monotonic() + patience) for site in sites}
         looked, began = float("-inf"), time.monotonic()
         while owed:
