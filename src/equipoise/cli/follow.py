@@ -5,16 +5,23 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from equipoise.cli.progress import line
 
+LEFT_OUT = ("left out", "rejected")
+"""events whose reason names the site"""
+TROUBLE = ("refused", "failed", "silent")
+"""events whose reason does not"""
+
 
 def follow(folder: Path, rounds: int, quiet: bool) -> Callable[[], None]:
-    """A line for every round as it is finished, and for every site or answer that is left out."""
+    """A line for every site that joins, for every round as it is finished, and for every site or answer that
+    is left out."""
     seen = {"metrics.jsonl": 0, "journal.jsonl": 0}
+    told = Told()
 
     def fresh(name: str) -> list[dict[str, Any]]:
         path = folder / name
@@ -27,12 +34,39 @@ def follow(folder: Path, rounds: int, quiet: bool) -> Callable[[], None]:
     def look() -> None:
         if quiet:
             return
-        left_out = [entry for entry in fresh("journal.jsonl") if entry["event"] in ("left out", "rejected")]
-        told = [
-            f"round {entry['round']}: {entry['reason']}" if "round" in entry else entry["reason"]
-            for entry in left_out
-        ]
-        for text in (*told, *(line(row, rounds) for row in fresh("metrics.jsonl"))):
+        events = [text for entry in fresh("journal.jsonl") for text in told.sentences(entry)]
+        for text in (*events, *(line(row, rounds) for row in fresh("metrics.jsonl"))):
             print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)
 
     return look
+
+
+class Told:
+    """Lines of a journal as sentences; who is still waited for is known from the lines before."""
+
+    def __init__(self) -> None:
+        self.invited, self.waiting = list[str](), list[str]()
+
+    def sentences(self, entry: dict[str, Any]) -> Iterator[str]:
+        """What a user wants to know of a line, if anything."""
+        event, site = entry["event"], entry.get("site")
+        place = f"round {entry['round']}: " if entry.get("round") else ""
+        if event == "invited":
+            self.invited, self.waiting = list(entry["sites"]), list(entry["sites"])
+            yield (
+                f"waiting for {', '.join(self.waiting)}: who does not join within {entry['seconds']:g} s "
+                f"is not in the run"
+            )
+        elif event == "joined":
+            yield f"{site} joined{self._still(site)}"
+        elif event in TROUBLE:
+            yield f"{place}{site}: {entry['reason']}{'' if place else self._still(site)}"
+        elif event in LEFT_OUT:
+            yield f"{place}{entry['reason']}"
+
+    def _still(self, site: str | None) -> str:
+        """Who has not answered the invitation yet."""
+        if site in self.waiting:
+            self.waiting.remove(site)
+        rest = f"waiting for {', '.join(self.waiting)}" if self.waiting else "nobody else is waited for"
+        return f" ({len(self.invited) - len(self.waiting)} of {len(self.invited)} have answered; {rest})"

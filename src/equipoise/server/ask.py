@@ -81,8 +81,8 @@ class Exchange(Ask):
         self.sites = tuple(site for site in self.sites if site not in self._fallen)
         if len(good) < self._limits.min_sites or not good:
             raise SiteError(
-                f"round {self.round + 1}: only {len(good)} of {len(asked.asked)} sites gave a usable answer to "
-                f"'{asked.name}', {self._limits.min_sites} are needed; the journal names the others and why"
+                f"round {self.round + 1}: only {len(good)} of {len(asked.asked)} sites gave a usable answer "
+                f"to '{asked.name}', {self._limits.min_sites} are needed; the journal names the others and why"
             )
 
     def _usable(

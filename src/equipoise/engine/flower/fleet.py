@@ -136,9 +136,11 @@ class FlowerEngine:
             return call, wrap({**table, **call})
 
         found = {}
+        self.tell("invited", sites=list(sites), seconds=patience)
         for site, reply, _ in self._converse(sites, INVITATION, letter, 0, patience):
             if isinstance(reply.get("card"), dict):
                 found[site] = reply["card"]
+                self.tell("joined", site=site)
             else:
                 self.tell(
                     "ignored",
