@@ -103,7 +103,7 @@ class Told:
         self.lines.append({"event": event, **facts})
 
     def of(self, site: str | None) -> list[str]:
-        return [line["event"] for line in self.lines if line["site"] == site]
+        return [line["event"] for line in self.lines if line.get("site") == site]
 
 
 def fleet(desks: Desks, told: Told, deadline: float = 0.3, retries: int = 1) -> FlowerEngine:
@@ -245,7 +245,8 @@ def test_sites_have_time_to_come_online_before_the_first_round() -> None:
             return [Node(11, b"key a"), Node(12, b"key b")] if next(polls) else []
 
     assert fleet(Slow(desks.script), told).invite({"config": {}}, ["a", "b"], 10.0) == {"a": {"who": "me"}}
-    assert told.of("b") == ["refused"]
+    assert told.of("b") == ["refused"] and told.of("a") == ["joined"]
+    assert told.lines[0] == {"event": "invited", "sites": ["a", "b"], "seconds": 10.0}
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,8 @@ class Exchange(Ask):
         if len(good) < self._limits.min_sites or not good:
             raise SiteError(
                 f"round {self.round + 1}: only {len(good)} of {len(asked.asked)} sites gave a usable answer "
-                f"to '{asked.name}', {self._limits.min_sites} are needed; the journal names the others and why"
+                f"to '{asked.name}', {self._limits.min_sites} are needed; the journal names the others and "
+                f"why"
             )
 
     def _usable(
