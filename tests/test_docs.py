@@ -325,6 +325,21 @@ def test_the_scan_would_see_a_wrong_config() -> None:
         resolve(tomllib.loads("[train]\nruonds = 3"))
 
 
+@pytest.mark.parametrize("file", sorted((ROOT / "deploy").glob("*.service")), ids=name_of)
+def test_a_service_starts_a_command_that_exists(file: Path) -> None:
+    (command,) = re.findall(r"^ExecStart=\S+/equipoise (.+)$", file.read_text(), re.MULTILINE)
+    parse(command.replace("%h", "/srv").split())
+    assert "RestartPreventExitStatus=2\n" in file.read_text()
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "deploy").glob("*.yaml")), ids=name_of)
+def test_a_container_starts_a_command_that_exists(file: Path) -> None:
+    (command,) = re.findall(r"^    command: \[(.+)\]$", file.read_text(), re.MULTILINE)
+    words = [word.strip(' "') for word in command.split(",")]
+    parse(words)
+    assert f"127.0.0.1:{words[words.index('--health-port') + 1]}/health" in file.read_text()
+
+
 def test_nobody_is_sent_to_a_registry_that_has_no_equipoise() -> None:
     """`pip install "equipoise[extra]"` fails everywhere but beside a folder of wheels."""
     files = [

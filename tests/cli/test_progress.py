@@ -170,13 +170,15 @@ def test_a_submitted_run_names_sites_and_answers_that_are_left_out(
 def test_a_submitted_run_says_who_joined_and_what_it_waits_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    look = follow(tmp_path, 5, quiet=False)
     book = Journal(tmp_path / "journal.jsonl")
+    book.write("joined", site="of an earlier submission")
+    look = follow(tmp_path, 5, quiet=False)
     book.write("invited", sites=["north", "south", "west"], seconds=600.0)
     book.write("joined", site="south")
     book.write("refused", site="west", round=0, question="", reason="policy rule 'methods': no")
     book.write("silent", site="north", round=0, tries=0, reason="not online within 600 s")
     book.write("failed", site="south", round=1, question="train", reason="OSError")
+    book.write("resumed")
     look()
     book.close()
     told = [text.split("  ", 1)[1] for text in capsys.readouterr().err.splitlines()]
@@ -186,4 +188,5 @@ def test_a_submitted_run_says_who_joined_and_what_it_waits_for(
         "west: policy rule 'methods': no (2 of 3 have answered; waiting for north)",
         "north: not online within 600 s (3 of 3 have answered; nobody else is waited for)",
         "round 1: south: OSError",
+        "continued after its last finished round",
     ]

@@ -115,7 +115,7 @@ def test_a_day_with_the_commands(tiny: MakeConfig, tmp_path: Path) -> None:
         until(lambda: "cut off" in events(made.site(first)), "the site does not notice", SOON)
         print(f"the server's end was noticed within {time.monotonic() - killed:.1f} s")
         assert health(ports[1]) == 503
-        assert "does not answer: trying again" in (made.site(first) / "join.log").read_text()
+        assert "is not reached: trying again" in (made.site(first) / "join.log").read_text()
 
 
 def _filled(table: Any) -> Any:

@@ -19,17 +19,21 @@ TROUBLE = ("refused", "failed", "silent")
 
 def follow(folder: Path, rounds: int, quiet: bool) -> Callable[[], None]:
     """A line for every site that joins, for every round as it is finished, and for every site or answer that
-    is left out."""
-    seen = {"metrics.jsonl": 0, "journal.jsonl": 0}
+    is left out, from now on."""
     told = Told()
 
-    def fresh(name: str) -> list[dict[str, Any]]:
+    def rows(name: str) -> list[str]:
         path = folder / name
         if not path.exists():
             return []
-        rows = [text for text in path.read_text().splitlines(keepends=True) if text.endswith("\n")]
-        before, seen[name] = seen[name], len(rows)
-        return [json.loads(text) for text in rows[before:]]
+        return [text for text in path.read_text().splitlines(keepends=True) if text.endswith("\n")]
+
+    seen = {name: len(rows(name)) for name in ("metrics.jsonl", "journal.jsonl")}
+
+    def fresh(name: str) -> list[dict[str, Any]]:
+        before, now = seen[name], rows(name)
+        seen[name] = len(now)
+        return [json.loads(text) for text in now[before:]]
 
     def look() -> None:
         if quiet:
@@ -59,6 +63,8 @@ class Told:
             )
         elif event == "joined":
             yield f"{site} joined{self._still(site)}"
+        elif event == "resumed":
+            yield "continued after its last finished round"
         elif event in TROUBLE:
             yield f"{place}{site}: {entry['reason']}{'' if place else self._still(site)}"
         elif event in LEFT_OUT:

@@ -123,7 +123,7 @@ def _reports(desk: SiteClient, say: Callable[[str], None]) -> Callable[[bool], N
         say(
             f"online at {address}: what it asks is answered as far as policy.toml allows"
             if online
-            else f"{address} does not answer: trying again until it does"
+            else f"{address} is not reached: trying again until it is"
         )
 
     return tell

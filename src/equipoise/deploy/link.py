@@ -16,7 +16,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ from equipoise.deploy.coordinator import plan
 from equipoise.deploy.keys import listed, read_public
 from equipoise.deploy.limits import Limits
 from equipoise.deploy.standing import enter, place
-from equipoise.errors import ConfigError, RunStopped, SiteError, StorageError
+from equipoise.errors import ConfigError, EquipoiseError, RunStopped, SiteError, StorageError
 from equipoise.keeping import read_json, write_json
 from equipoise.run_folder import JOURNAL, RESULT, RunFolder, private_folder
 from equipoise.server import Journal
@@ -117,7 +117,9 @@ def start(folder: Path, host: str, port: int, limits: Limits | None = None) -> s
         write_json(folder / SERVER, {"address": f"{inside}:{port}", "process": process.pid})
         allow(folder, {site: read_public(path) for site, path in sites.items()})
         # Runs that the last server left behind would all begin at once, and get in each other's way.
-        stop(folder, reason=ABANDONED)
+        for number in end_runs(folder):
+            with suppress(EquipoiseError, OSError):  # a folder that is damaged does not keep others waiting
+                _note_stop(folder, number, ABANDONED)
     except BaseException:
         processes.stop(process)
         raise
@@ -185,15 +187,20 @@ def wait(
     raise SiteError(f"the run stopped: {reason}; {CONTINUE}")
 
 
-def stop(folder: Path, number: int | None = None, reason: str = STOPPED) -> list[int]:
+def stop(folder: Path, number: int | None = None) -> list[int]:
     """Stop a run, or all that have not ended; their numbers. Each has a line in its journal that says so."""
     going = end_runs(folder, number)
     for one in going:
-        out = place(folder, one)
-        if out is not None and out.is_dir():
-            with RunFolder(out).alone(), closing(Journal(out / JOURNAL)) as journal:
-                journal.write("stopped", reason=reason)
+        _note_stop(folder, one, STOPPED)
     return going
+
+
+def _note_stop(folder: Path, number: int, reason: str) -> None:
+    """Write down why a run ended, as soon as its process has."""
+    out = place(folder, number)
+    if out is not None and out.is_dir():
+        with RunFolder(out).alone(), closing(Journal(out / JOURNAL)) as journal:
+            journal.write("stopped", reason=reason)
 
 
 def run_number(out: Path) -> int:

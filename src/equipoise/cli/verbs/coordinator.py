@@ -167,12 +167,13 @@ def submit(
 
     config = read(file, overrides or ())
     folder = out or Path("runs") / f"{file.stem}-federated-{config.train.seed}"
+    look = follow(folder, config.train.rounds, json)
     number = link.submit(to, config, folder)
     there = standing(to)["sites"]
     online = ", ".join(site for site, one in there.items() if one["status"] == "online") or "nobody"
     absent = ", ".join(site for site, one in there.items() if one["status"] != "online") or "nobody"
     note(f"handed in as run {number}, folder {folder}; online: {online}; not online: {absent}", json)
-    found = link.wait(to, folder, number, follow(folder, config.train.rounds, json))
+    found = link.wait(to, folder, number, look)
     page = write_report(folder)
     if json:
         print_json(found | {"report": str(page)})
