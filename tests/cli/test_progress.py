@@ -178,6 +178,9 @@ def test_a_submitted_run_says_who_joined_and_what_it_waits_for(
     book.write("refused", site="west", round=0, question="", reason="policy rule 'methods': no")
     book.write("silent", site="north", round=0, tries=0, reason="not online within 600 s")
     book.write("failed", site="south", round=1, question="train", reason="OSError")
+    book.write("missing", round=1, question="train", sites=["south"])
+    for round in (1, 2):
+        book.write("refused", site="west", round=round, question="evaluate", reason="policy rule 'each': no")
     book.write("resumed")
     look()
     book.close()
@@ -185,8 +188,10 @@ def test_a_submitted_run_says_who_joined_and_what_it_waits_for(
     assert told == [
         "waiting for north, south, west: who does not join within 600 s is not in the run",
         "south joined (1 of 3 have answered; waiting for north, west)",
-        "west: policy rule 'methods': no (2 of 3 have answered; waiting for north)",
-        "north: not online within 600 s (3 of 3 have answered; nobody else is waited for)",
-        "round 1: south: OSError",
+        "site 'west' does not join: policy rule 'methods': no (2 of 3 have answered; waiting for north)",
+        "site 'north': not online within 600 s (3 of 3 have answered; nobody else is waited for)",
+        "round 1: site 'south': OSError",
+        "round 1: no usable answer to 'train' from south",
+        "round 1: site 'west' does not answer 'evaluate': policy rule 'each': no",
         "continued after its last finished round",
     ]

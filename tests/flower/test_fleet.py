@@ -249,6 +249,25 @@ def test_sites_have_time_to_come_online_before_the_first_round() -> None:
     assert told.lines[0] == {"event": "invited", "sites": ["a", "b"], "seconds": 10.0}
 
 
+def test_a_site_that_is_listed_while_others_are_waited_for_is_invited() -> None:
+    def card(message: Message) -> Message:
+        return Message(wrap(echo(unwrap(message.content)[0], card={"who": "me"})), reply_to=message)
+
+    told, desks = Told(), Desks({11: [card], 12: [card]}, nodes=[])
+    polls, new = iter(range(100)), [{"b": b"key b"}]
+
+    class Slow(Desks):
+        def get_nodes(self) -> list[Node]:
+            return [Node(11, b"key a"), Node(12, b"key b")] if next(polls) else []
+
+    engine = FlowerEngine(
+        Slow(desks.script), "run", {"a": b"key a"}, told, deadline=5.0, retries=1, poll=0.01
+    )
+    found = engine.invite({"config": {}}, ["a"], 10.0, lambda: new.pop() if new else {})
+    assert found == {"a": {"who": "me"}, "b": {"who": "me"}}
+    assert [line["sites"] for line in told.lines if line["event"] == "invited"] == [["a"], ["b"]]
+
+
 @pytest.mark.parametrize(
     "content",
     [

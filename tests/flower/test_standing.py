@@ -12,10 +12,12 @@ import pytest
 
 from equipoise.deploy import link, standing
 from equipoise.deploy.control import AllowList
+from equipoise.deploy.coordinator import read_plan
 from equipoise.deploy.keys import new_keys, new_pair
+from equipoise.deploy.late import Late
 from equipoise.errors import RunStopped
 from equipoise.keeping import append_line, write_json, write_text
-from equipoise.run_folder import CONFIG, METRICS, ROSTER, RunFolder
+from equipoise.run_folder import CONFIG, METRICS, PLAN, ROSTER, RunFolder
 from equipoise.server import Journal
 from equipoise.server.journal import read as read_journal
 
@@ -129,3 +131,22 @@ def test_a_new_public_key_counts_while_the_server_runs(
     assert watched.look() == []
     (tmp_path / "keys" / "sites" / "north.pub").unlink()
     assert watched.look() == ["north is no longer let in"] and given[-1] == ["south"]
+
+
+def test_a_run_that_waits_for_sites_hears_of_new_ones(tmp_path: Path) -> None:
+    home, out = tmp_path / "federation", RunFolder(tmp_path / "run")
+    new_keys(home, [], ["north"])
+    out.make()
+    out.write(PLAN, {"run": "ab", "keys": {"north": "eA=="}})
+    late = Late(out)
+    new_keys(home, [], ["south"])
+    assert late() == {} and late.keep() == []  # where its coordinator is was not written down yet
+    write_json(out / "flower.json", {"run": 1, "coordinator": str(home)})
+    (home / "keys" / "sites" / "west.pub").write_text("half a ke")
+    assert late() == {}
+    new_pair(tmp_path / "west")
+    (tmp_path / "west.pub").rename(home / "keys" / "sites" / "west.pub")
+    assert sorted(late()) == ["south", "west"] and late() == {}
+    assert late.keep() == ["south", "west"]
+    assert sorted(read_plan(out)[1]) == ["north", "south", "west"]
+    assert Late(out)() == {}

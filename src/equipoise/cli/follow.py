@@ -11,9 +11,9 @@ from typing import Any
 
 from equipoise.cli.progress import line
 
-LEFT_OUT = ("left out", "rejected")
+LEFT_OUT = ("left out", "rejected", "withheld")
 """events whose reason names the site"""
-TROUBLE = ("refused", "failed", "silent")
+TROUBLE = ("failed", "silent")
 """events whose reason does not"""
 
 
@@ -50,13 +50,16 @@ class Told:
 
     def __init__(self) -> None:
         self.invited, self.waiting = list[str](), list[str]()
+        self.refusals = set[str]()
 
     def sentences(self, entry: dict[str, Any]) -> Iterator[str]:
-        """What a user wants to know of a line, if anything."""
-        event, site = entry["event"], entry.get("site")
-        place = f"round {entry['round']}: " if entry.get("round") else ""
+        """What somebody who waits wants to know of a line, if anything; a refusal once, not in every
+        round."""
+        event, site, question = entry["event"], entry.get("site"), entry.get("question")
+        when = f"round {entry['round']}: " if entry.get("round") else ""
         if event == "invited":
-            self.invited, self.waiting = list(entry["sites"]), list(entry["sites"])
+            self.invited += entry["sites"]
+            self.waiting += entry["sites"]
             yield (
                 f"waiting for {', '.join(self.waiting)}: who does not join within {entry['seconds']:g} s "
                 f"is not in the run"
@@ -65,10 +68,18 @@ class Told:
             yield f"{site} joined{self._still(site)}"
         elif event == "resumed":
             yield "continued after its last finished round"
+        elif event == "refused":
+            what = f"does not answer '{question}'" if question else "does not join"
+            text = f"site '{site}' {what}: {entry['reason']}"
+            if text not in self.refusals:
+                self.refusals.add(text)
+                yield f"{when}{text}{'' if when else self._still(site)}"
         elif event in TROUBLE:
-            yield f"{place}{site}: {entry['reason']}{'' if place else self._still(site)}"
+            yield f"{when}site '{site}': {entry['reason']}{'' if when else self._still(site)}"
+        elif event == "missing":
+            yield f"{when}no usable answer to '{question}' from {', '.join(entry['sites'])}"
         elif event in LEFT_OUT:
-            yield f"{place}{entry['reason']}"
+            yield f"{when}{entry['reason']}"
 
     def _still(self, site: str | None) -> str:
         """Who has not answered the invitation yet."""

@@ -39,6 +39,7 @@ from equipoise.deploy.control import (
 )
 from equipoise.deploy.coordinator import plan
 from equipoise.deploy.keys import listed, read_public
+from equipoise.deploy.late import FLOWER
 from equipoise.deploy.limits import Limits
 from equipoise.deploy.standing import enter, place
 from equipoise.errors import ConfigError, EquipoiseError, RunStopped, SiteError, StorageError
@@ -149,7 +150,7 @@ def submit(folder: Path, config: Config, out: Path) -> int:
     if not found.HasField("run_id"):
         raise SiteError(f"the server did not take the run: {folder / 'server.log'} says why")
     enter(folder, found.run_id, out)
-    write_json(out / "flower.json", {"run": found.run_id, "coordinator": str(folder.resolve())})
+    write_json(out / FLOWER, {"run": found.run_id, "coordinator": str(folder.resolve())})
     return int(found.run_id)
 
 
@@ -206,6 +207,6 @@ def _note_stop(folder: Path, number: int, reason: str) -> None:
 def run_number(out: Path) -> int:
     """The number a run folder has at the SuperLink."""
     try:
-        return int(read_json(out / "flower.json", "submit the run again")["run"])
+        return int(read_json(out / FLOWER, "submit the run again")["run"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StorageError(f"{out} is not the folder of a submitted run") from error

@@ -98,13 +98,11 @@ def story(out: RunFolder) -> dict[str, Any]:
     done = max((row["round"] for row in out.rows(METRICS)), default=0)
     why, joined = "", list[str]()
     for line in out.rows(JOURNAL):
-        if line["event"] == "invited":
-            joined = []
-        elif line["event"] == "joined":
+        if line["event"] == "joined":
             joined.append(line["site"])
         elif line["event"] in ("started", "resumed"):
             why = ""
         elif line["event"] == "stopped":
-            why = line["reason"]
+            why, joined = line["reason"], []
     sites = sorted(out.read(ROSTER)["sites"] if out.has(ROSTER) else joined)
     return {"round": min(done, rounds), "rounds": rounds, "sites": sites, "why": why}
