@@ -138,7 +138,7 @@ def test_a_run_that_waits_for_sites_hears_of_new_ones(tmp_path: Path) -> None:
     new_keys(home, [], ["north"])
     out.make()
     out.write(PLAN, {"run": "ab", "keys": {"north": "eA=="}})
-    late = Late(out)
+    late = Late(out, ["north"])
     new_keys(home, [], ["south"])
     assert late() == {} and late.keep() == []  # where its coordinator is was not written down yet
     write_json(out / "flower.json", {"run": 1, "coordinator": str(home)})
@@ -149,4 +149,4 @@ def test_a_run_that_waits_for_sites_hears_of_new_ones(tmp_path: Path) -> None:
     assert sorted(late()) == ["south", "west"] and late() == {}
     assert late.keep() == ["south", "west"]
     assert sorted(read_plan(out)[1]) == ["north", "south", "west"]
-    assert Late(out)() == {}
+    assert Late(out, read_plan(out)[1])() == {}

@@ -161,7 +161,7 @@ def roster(config: Config, folder: RunFolder, fleet: FlowerEngine, sites: tuple[
         table = {key: value for key, value in config.table().items() if key not in OURS}
         del table["evaluate"]["trackers"]
         table["train"] = {key: value for key, value in table["train"].items() if key not in START}
-        late = Late(folder)
+        late = Late(folder, sites)
         given = fleet.invite({"config": table, "version": __version__}, sites, config.engine.patience, late)
         sites = tuple(sorted({*sites, *late.keep()}))
     cards = _usable({site: given[site] for site in sites if site in given}, fleet.tell)

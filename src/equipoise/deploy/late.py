@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterable
 from pathlib import Path
 
 from equipoise.deploy.keys import listed, read_public
@@ -15,10 +16,10 @@ FLOWER = "flower.json"
 
 
 class Late:
-    """Called: the sites that are new in the coordinator's allow-list, with their keys."""
+    """Called: the sites that are new in the coordinator's allow-list, with their keys; `sites` are known."""
 
-    def __init__(self, folder: RunFolder) -> None:
-        self._folder, self._known = folder, set(folder.read(PLAN)["keys"])
+    def __init__(self, folder: RunFolder, sites: Iterable[str]) -> None:
+        self._folder, self._known = folder, set(sites)
         self._new: dict[str, bytes] = {}
 
     def __call__(self) -> dict[str, bytes]:
