@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from pydantic import ConfigDict, field_serializer, field_validator
 from torch import Tensor
 
 from equipoise.data.samples import Samples, Task
 from equipoise.options import Options
+from equipoise.partition.by_name import ByName
 from equipoise.partition.divide import Holding
 
 SPLITS = ("train", "validation", "test")
+NOT_TOLD = -1
 
 
 class Held(Options):
@@ -25,32 +28,69 @@ class Held(Options):
     """of each class (positives, for multi-label); None where that is not told"""
 
 
+class Counts(ByName[dict[str, Held]]):
+    """By site and split, what is held: two arrays, since there may be 100,000 sites."""
+
+    def __init__(self, names: Sequence[str], images: np.ndarray, counts: np.ndarray) -> None:
+        """`images` is int64 [sites, splits], `counts` [sites, splits, classes], `NOT_TOLD` where that is
+        so."""
+        super().__init__(names, self._held)
+        self.images, self.counts = images, counts
+
+    def _held(self, place: int) -> dict[str, Held]:
+        return {
+            split: Held(
+                images=int(images), counts=tuple(None if n == NOT_TOLD else n for n in counts.tolist())
+            )
+            for split, images, counts in zip(SPLITS, self.images[place], self.counts[place], strict=True)
+        }
+
+
 class Census(Options):
     """Who holds what."""
 
-    sites: dict[str, dict[str, Held]]
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    sites: Counts
     """by site and split"""
     labelled: dict[str, tuple[bool, ...]] = {}
     """by site: the classes it labels; a site that is not named labels all"""
     groups: int | None = None
     """patients, or whatever keeps images together; None where that is not known"""
 
+    @field_validator("sites", mode="before")
+    @classmethod
+    def _in_arrays(cls, sites: Any) -> Any:
+        """A table by site and split becomes two arrays."""
+        if isinstance(sites, Counts) or not isinstance(sites, Mapping):
+            return sites
+        held = [[Held.model_validate(splits[split]) for split in SPLITS] for splits in sites.values()]
+        told = [[[NOT_TOLD if n is None else n for n in one.counts] for one in row] for row in held]
+        images = np.array([[one.images for one in row] for row in held], dtype=np.int64)
+        return Counts(tuple(sites), images, np.array(told, dtype=np.int64))
+
+    @field_serializer("sites")
+    def _as_table(self, sites: Counts) -> dict[str, Any]:
+        return {site: {split: dict(held) for split, held in splits.items()} for site, splits in sites.items()}
+
     @property
     def sizes(self) -> dict[str, int]:
         """Training images by site."""
-        return {site: held["train"].images for site, held in self.sites.items()}
+        return dict(zip(self.sites, self.sites.images[:, 0].tolist(), strict=True))
 
     def counts(self) -> Tensor:
         """Training images per class over all sites; what is not told counts as none."""
-        told = [[n or 0 for n in held["train"].counts] for held in self.sites.values()]
-        return torch.tensor(told, dtype=torch.int64).sum(0)
+        return torch.from_numpy(self.sites.counts[:, 0].clip(min=0).sum(0))
 
-    def images(self) -> dict[str, dict[str, int]]:
+    def images(self) -> Mapping[str, dict[str, int]]:
         """How many images by site and split."""
-        return {
-            site: {split: held.images for split, held in splits.items()}
-            for site, splits in self.sites.items()
-        }
+        images = self.sites.images
+        return ByName(tuple(self.sites), lambda place: dict(zip(SPLITS, images[place].tolist(), strict=True)))
+
+    def having(self, *splits: str) -> tuple[str, ...]:
+        """The sites that have images of one of these splits."""
+        found = self.sites.images[:, [SPLITS.index(split) for split in splits]].any(1).tolist()
+        return tuple(site for site, some in zip(self.sites, found, strict=True) if some)
 
 
 @dataclass(frozen=True)
@@ -73,12 +113,13 @@ class Facts:
         """
         census, train = self.census, self.census.counts().tolist()
         height, width, channels = self.shape
+        images, counts = census.sites.images.tolist(), census.sites.counts.clip(min=0).tolist()
         sites: dict[str, dict[str, Any]] = {
             site: {
-                split: {"images": held.images, "counts": [n or 0 for n in held.counts]}
-                for split, held in splits.items()
+                split: {"images": n, "counts": told}
+                for split, n, told in zip(SPLITS, images[place], counts[place], strict=True)
             }
-            for site, splits in census.sites.items()
+            for place, site in enumerate(census.sites)
         }
         for site, mask in census.labelled.items():
             sites[site]["labelled"] = list(mask)
@@ -86,7 +127,7 @@ class Facts:
             "task": self.task,
             "classes": list(self.classes),
             "splits": list(SPLITS),
-            "images": sum(held.images for splits in census.sites.values() for held in splits.values()),
+            "images": int(census.sites.images.sum()),
             **{"height": height, "width": width, "channels": channels},
             "train": train,
             "imbalance": max(train) / min(train) if min(train) else None,
@@ -103,18 +144,24 @@ def together(parts: Iterable[Held]) -> Held:
     return Held(images=sum(part.images for part in found), counts=counts)
 
 
-def count(samples: Samples, holdings: Iterable[Holding]) -> Census:
+def count(samples: Samples, holdings: Sequence[Holding]) -> Census:
     """The census of data that is at hand."""
-    width = len(samples.classes)
-
-    def held(rows: np.ndarray) -> Held:
-        labels = samples.labels[rows]
-        counts = np.bincount(labels, minlength=width) if samples.task == "single" else labels.sum(0)
-        return Held(images=len(rows), counts=tuple(int(n) for n in counts))
-
-    found = list(holdings)
+    sites, width = len(holdings), len(samples.classes)
+    images = np.zeros((sites, len(SPLITS)), dtype=np.int64)
+    counts = np.zeros((sites, len(SPLITS), width), dtype=np.int64)
+    for number, split in enumerate(SPLITS):
+        parts = [getattr(one, split) for one in holdings]
+        images[:, number] = [len(rows) for rows in parts]
+        owner, labels = np.repeat(np.arange(sites), images[:, number]), samples.labels[np.concatenate(parts)]
+        if samples.task == "single":
+            counts[:, number] = np.bincount(owner * width + labels, minlength=sites * width).reshape(
+                sites, width
+            )
+            continue
+        for label in range(width):
+            counts[:, number, label] = np.bincount(owner, labels[:, label], minlength=sites).astype(np.int64)
     return Census(
-        sites={one.name: {split: held(getattr(one, split)) for split in SPLITS} for one in found},
-        labelled={one.name: tuple(one.labelled.tolist()) for one in found if one.labelled is not None},
+        sites=Counts(tuple(one.name for one in holdings), images, counts),
+        labelled={one.name: tuple(one.labelled.tolist()) for one in holdings if one.labelled is not None},
         groups=None if samples.group is None else len(np.unique(samples.group)),
     )
