@@ -278,9 +278,11 @@ def check_line(line: str) -> None:
         assert set(words) <= targets(), f"the Makefile has no {line}"
     elif program == "pip":
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-        assert words[0] == "install" and set(re.findall(r"\[(.+)\]", words[1])[0].split(",")) <= set(
-            extras
-        ), line
+        named = {name for group in re.findall(r"\[(.+?)\]", line) for name in group.split(",")}
+        assert words[0] in ("install", "wheel", "download") and named <= set(extras), line
+        wheels = {word for word in words if word.startswith("dist/")}
+        assert all(f"equipoise-{equipoise.__version__}-" in word for word in wheels), line
+        assert "--no-index" in words or not any(word.startswith("equipoise") for word in words), line
     elif program == "python" and (ROOT / words[0]).is_file():
         source = (ROOT / words[0]).read_text()
         assert all(f'"{word}"' in source for word in words if word.startswith("--")), (
@@ -306,7 +308,9 @@ def test_a_command_on_a_page_is_valid(page: Path, line: str) -> None:
         "equipoise compare first.toml --folds one",
         "equipoise export runs/fca",
         "make everything",
-        "pip install 'equipoise[teapot]'",
+        "pip install '.[teapot]'",
+        "pip install 'equipoise[flower]'",
+        "pip install 'dist/equipoise-0.0.1-py3-none-any.whl[flower]'",
         "python benchmarks/engine.py --teapot",
         "teapot",
     ],
@@ -319,6 +323,34 @@ def test_the_scan_would_see_a_wrong_line(line: str) -> None:
 def test_the_scan_would_see_a_wrong_config() -> None:
     with pytest.raises(ConfigError, match="did you mean 'rounds'"):
         resolve(tomllib.loads("[train]\nruonds = 3"))
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "deploy").glob("*.service")), ids=name_of)
+def test_a_service_starts_a_command_that_exists(file: Path) -> None:
+    (command,) = re.findall(r"^ExecStart=\S+/equipoise (.+)$", file.read_text(), re.MULTILINE)
+    parse(command.replace("%h", "/srv").split())
+    assert "RestartPreventExitStatus=2\n" in file.read_text()
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "deploy").glob("*.yaml")), ids=name_of)
+def test_a_container_starts_a_command_that_exists(file: Path) -> None:
+    (command,) = re.findall(r"^    command: \[(.+)\]$", file.read_text(), re.MULTILINE)
+    words = [word.strip(' "') for word in command.split(",")]
+    parse(words)
+    assert f"127.0.0.1:{words[words.index('--health-port') + 1]}/health" in file.read_text()
+
+
+def test_nobody_is_sent_to_a_registry_that_has_no_equipoise() -> None:
+    """`pip install "equipoise[extra]"` fails everywhere but beside a folder of wheels."""
+    files = [
+        *PAGES,
+        *(ROOT / "src").rglob("*.py"),
+        *(ROOT / "deploy").iterdir(),
+        *(ROOT / "examples").iterdir(),
+    ]
+    wrong = re.compile(r"pip install (?!.*--no-index)[^`\n]*['\"]?equipoise(\[|$)")
+    assert [name_of(path) for path in files if path.is_file() and wrong.search(path.read_text())] == []
+    assert wrong.search('run pip install "equipoise[flower]"')
 
 
 # Running them -----------------------------------------------------------------------------------------------

@@ -230,6 +230,6 @@ def test_what_a_data_kind_loads_is_looked_at(folder: Path, old: str, new: str, w
 
 def test_a_loss_that_fails_at_a_site_is_one_sentence(folder: Path) -> None:
     (folder / "mine.py").write_text(MINE.replace("ce / counts[labels]", "ce / counts[labels + 5]"))
-    with pytest.raises(SiteError, match=r"failed in round 0 at 'train': IndexError") as failed:
+    with pytest.raises(SiteError, match=r"failed in round 1 at 'train': IndexError") as failed:
         run(config(folder))
     assert "\n" not in str(failed.value)

@@ -70,6 +70,12 @@ class RunsFailed(EquipoiseError):
     exit_code = 9
 
 
+class RunStopped(EquipoiseError):
+    """A run across hospitals was stopped by its coordinator; what was done is kept."""
+
+    exit_code = 10
+
+
 INTERRUPTED, TERMINATED = 130, 143
 
 EXIT_CODES: dict[int, str] = {
@@ -84,6 +90,7 @@ EXIT_CODES: dict[int, str] = {
     8: "a folder cannot be written, or something in it is damaged or was changed (`equipoise verify` says "
     "what)",
     9: "some runs of a comparison failed; the others are in its table",
+    10: "the run was stopped by `equipoise stop`; submitted again with the same `--out`, it continues",
     INTERRUPTED: "interrupted from the keyboard; `equipoise resume DIR` continues",
     TERMINATED: "asked to end (SIGTERM); `equipoise resume DIR` continues",
 }

@@ -91,7 +91,7 @@ def compare(
     assert rows(folder) == rows(other)
     turned_away = lines(folder, "rejected")
     assert [(line["site"], line["round"], line["question"]) for line in turned_away] == [
-        (HOSTILE, r, question) for r in rounds
+        (HOSTILE, r + 1, question) for r in rounds
     ]
     for line in turned_away:
         assert re.search(reason, line["reason"]), line["reason"]
@@ -323,7 +323,7 @@ def test_a_bad_reply_is_left_out(tiny: MakeConfig, town: Any, tmp_path: Path) ->
         found.state_hash == spoiled(lost, tmp_path, lambda data: None, "train", tuple(range(bad))).state_hash
     )
     turned_away = lines(there.run, "ignored", "refused", "failed", "rejected")
-    assert [(line["site"], line["round"]) for line in turned_away] == [(HOSTILE, r) for r in range(bad)]
+    assert [(line["site"], line["round"]) for line in turned_away] == [(HOSTILE, r + 1) for r in range(bad)]
     for line, (name, (_, event, reason)) in zip(turned_away, REPLIES.items(), strict=True):
         assert line["event"] == event and reason in line["reason"], f"{name}: {line}"
         assert len(line["reason"]) < 700 and line["reason"].isprintable()

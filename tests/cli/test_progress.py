@@ -163,5 +163,35 @@ def test_a_submitted_run_names_sites_and_answers_that_are_left_out(
     told = [text.split("  ", 1)[1] for text in capsys.readouterr().err.splitlines()]
     assert told == [
         "site 'south' does not say in order what it holds",
-        "round 3: site 'north' was left out of 'train': why",
+        "round 2: site 'north' was left out of 'train': why",
+    ]
+
+
+def test_a_submitted_run_says_who_joined_and_what_it_waits_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    book = Journal(tmp_path / "journal.jsonl")
+    book.write("joined", site="of an earlier submission")
+    look = follow(tmp_path, 5, quiet=False)
+    book.write("invited", sites=["north", "south", "west"], seconds=600.0)
+    book.write("joined", site="south")
+    book.write("refused", site="west", round=0, question="", reason="policy rule 'methods': no")
+    book.write("silent", site="north", round=0, tries=0, reason="not online within 600 s")
+    book.write("failed", site="south", round=1, question="train", reason="OSError")
+    book.write("missing", round=1, question="train", sites=["south"])
+    for round in (1, 2):
+        book.write("refused", site="west", round=round, question="evaluate", reason="policy rule 'each': no")
+    book.write("resumed")
+    look()
+    book.close()
+    told = [text.split("  ", 1)[1] for text in capsys.readouterr().err.splitlines()]
+    assert told == [
+        "waiting for north, south, west: who does not join within 600 s is not in the run",
+        "south joined (1 of 3 have answered; waiting for north, west)",
+        "site 'west' does not join: policy rule 'methods': no (2 of 3 have answered; waiting for north)",
+        "site 'north': not online within 600 s (3 of 3 have answered; nobody else is waited for)",
+        "round 1: site 'south': OSError",
+        "round 1: no usable answer to 'train' from south",
+        "round 1: site 'west' does not answer 'evaluate': policy rule 'each': no",
+        "continued after its last finished round",
     ]

@@ -78,7 +78,7 @@ def test_a_failing_run_is_named_and_the_others_go_on(made) -> None:
         ("too-few/1", 7),
     ]
     assert "3 of 3 sites" in facts["failures"][0]["error"]
-    assert "Failed: too-few/0: round 0" in (folder / "table.md").read_text()
+    assert "Failed: too-few/0: round 1" in (folder / "table.md").read_text()
     assert facts["arms"]["too few"]["figures"]["generalisation"]["balanced_accuracy"] is None
     row = next(
         row

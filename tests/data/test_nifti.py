@@ -181,9 +181,7 @@ def test_folders_and_predictions_take_the_middle(volume: np.ndarray, tmp_path: P
 
 def test_without_nibabel(volume: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nibabel", None)
-    with pytest.raises(
-        DataError, match=r"NIfTI volumes need nibabel: run pip install 'equipoise\[medical\]'"
-    ):
+    with pytest.raises(DataError, match=r"NIfTI volumes need nibabel: run pip install nibabel"):
         decode(encoded(volume + 1), 16, 1, "squash")
 
 

@@ -145,7 +145,7 @@ def test_a_method_s_error_names_site_round_and_question(kind: str, tiny: MakeCon
         run(config, tmp_path / "run")
     assert (
         str(caught.value)
-        == "site 'site-01' failed in round 1 at 'train': ZeroDivisionError: nothing to divide by"
+        == "site 'site-01' failed in round 2 at 'train': ZeroDivisionError: nothing to divide by"
     )
 
 

@@ -44,7 +44,7 @@ def named(run: Path, site: str) -> None:
         line for line in read_journal(run / "journal.jsonl")[0] if line["event"] in ("rejected", "ignored")
     ]
     assert [(line["site"], line["round"], line["question"]) for line in lines] == [
-        (site, r, "train") for r in range(len(PARTS))
+        (site, r + 1, "train") for r in range(len(PARTS))
     ]
     for line, part in zip(lines, PARTS, strict=True):
         told = (

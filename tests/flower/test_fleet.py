@@ -103,7 +103,7 @@ class Told:
         self.lines.append({"event": event, **facts})
 
     def of(self, site: str | None) -> list[str]:
-        return [line["event"] for line in self.lines if line["site"] == site]
+        return [line["event"] for line in self.lines if line.get("site") == site]
 
 
 def fleet(desks: Desks, told: Told, deadline: float = 0.3, retries: int = 1) -> FlowerEngine:
@@ -159,7 +159,7 @@ def test_a_refusal_is_not_asked_again() -> None:
     told, desks = Told(), Desks({11: [says(refused="policy rule 'each': no"), good], 12: [good]})
     assert ask(desks, told) == {"b": b"only b|payload"}
     assert told.lines == [
-        {"event": "refused", "site": "a", "round": 3, "question": "look", "reason": "policy rule 'each': no"}
+        {"event": "refused", "site": "a", "round": 4, "question": "look", "reason": "policy rule 'each': no"}
     ]
 
 
@@ -245,7 +245,27 @@ def test_sites_have_time_to_come_online_before_the_first_round() -> None:
             return [Node(11, b"key a"), Node(12, b"key b")] if next(polls) else []
 
     assert fleet(Slow(desks.script), told).invite({"config": {}}, ["a", "b"], 10.0) == {"a": {"who": "me"}}
-    assert told.of("b") == ["refused"]
+    assert told.of("b") == ["refused"] and told.of("a") == ["joined"]
+    assert told.lines[0] == {"event": "invited", "sites": ["a", "b"], "seconds": 10.0}
+
+
+def test_a_site_that_is_listed_while_others_are_waited_for_is_invited() -> None:
+    def card(message: Message) -> Message:
+        return Message(wrap(echo(unwrap(message.content)[0], card={"who": "me"})), reply_to=message)
+
+    told, desks = Told(), Desks({11: [card], 12: [card]}, nodes=[])
+    polls, new = iter(range(100)), [{"b": b"key b"}]
+
+    class Slow(Desks):
+        def get_nodes(self) -> list[Node]:
+            return [Node(11, b"key a"), Node(12, b"key b")] if next(polls) else []
+
+    engine = FlowerEngine(
+        Slow(desks.script), "run", {"a": b"key a"}, told, deadline=5.0, retries=1, poll=0.01
+    )
+    found = engine.invite({"config": {}}, ["a"], 10.0, lambda: new.pop() if new else {})
+    assert found == {"a": {"who": "me"}, "b": {"who": "me"}}
+    assert [line["sites"] for line in told.lines if line["event"] == "invited"] == [["a"], ["b"]]
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ def rewritten(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Every line with another time, and every hash in order."""
     found, last = list[dict[str, Any]](), "0" * 64
     for line in lines:
-        line = line | {"prev": last, "time": 0.0}
+        line = line | {"prev": last, "time": "1970-01-01T00:00:00+00:00"}
         line["hash"] = last = line_hash(line)
         found.append(line)
     return found

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 import socket
 import ssl
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.request import proxy_bypass
 
 import httpx
 import pytest
@@ -18,12 +20,14 @@ from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
 from flwr.supercore.inflatable.inflatable_utils import pull_objects
+from flwr.supercore.retry import http_retry
 from flwr.supernode import start_client_internal
 from tests.flower.outdated import DATED, redate
 
-from equipoise.deploy.join import DROPPED, Log, Task, distrusted
+from equipoise.deploy.join import Task, distrusted
 from equipoise.deploy.keys import new_keys
-from equipoise.deploy.processes import free_port
+from equipoise.deploy.node_log import DROPPED, LOST, REACHED, Log
+from equipoise.deploy.processes import free_port, no_proxy
 
 LINES = (
     b"INFO :      Run ID 12 is not in `RUNNING` status. Ignoring message f1cc55d9.\n",
@@ -139,3 +143,50 @@ def test_why_a_server_is_not_trusted(when: str, tmp_path: Path) -> None:
 
 def test_a_server_that_is_gone_is_not_judged_by_its_dates() -> None:
     assert distrusted(f"127.0.0.1:{free_port()}", "ca.crt") == "the server is not one that ca.crt vouches for"
+
+
+def test_the_log_says_when_the_coordinator_is_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, told = tmp_path / "node.log", list[bool]()
+    write(path, b"INFO :      SuperNode ID: 1\n")  # of the last time
+    log = Log(path, told.append)
+    log.report()
+    assert not log.online() and told == []
+    write(path, b"INFO :      Super")
+    log.report()
+    write(path, b"Node ID: 12\n")
+    log.report()
+    log.report()
+    assert log.online() and told == [True]
+    write(path, b"WARNING :   Connection attempt failed, retrying in 1.00 seconds\n")
+    log.report()
+    assert not log.online() and told == [True]  # it may be back in a moment
+    monkeypatch.setattr("equipoise.deploy.node_log.DOUBT", 0.0)
+    log.report()
+    assert told == [True, False]
+    write(path, b"INFO :      Connection successful after 4.00 seconds and 3 tries.\n")
+    log.report()
+    assert told == [True, False, True]
+    log.begin()
+    log.report()
+    assert told == [True, False, True, False]
+
+
+def test_flower_still_says_it_in_these_words() -> None:
+    said = inspect.getsource(start_client_internal) + inspect.getsource(http_retry)
+    for word in (*REACHED, *LOST):
+        assert word.decode() in said, word
+
+
+def test_our_own_machine_is_never_reached_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy.example.org:3128")
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example.org:3128")
+    monkeypatch.setenv("NO_PROXY", "intranet.example.org")
+    monkeypatch.delenv("no_proxy", raising=False)
+    no_proxy("10.0.0.7")
+    assert all(proxy_bypass(host) for host in ("127.0.0.1", "localhost", "10.0.0.7", "intranet.example.org"))
+    assert not proxy_bypass("fl.example.org")
+    before = os.environ["NO_PROXY"]
+    no_proxy("10.0.0.7")
+    assert os.environ["NO_PROXY"] == os.environ["no_proxy"] == before

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,18 +13,18 @@ from typing import Any
 import pytest
 
 from equipoise.deploy import link
-from equipoise.errors import SiteError
+from equipoise.errors import RunStopped, SiteError
 from equipoise.keeping import write_json
 
 
-def server(monkeypatch: pytest.MonkeyPatch, said: list[str | None]) -> None:
+def server(monkeypatch: pytest.MonkeyPatch, said: list[str | None], outcome: str = "completed") -> None:
     """A server whose run is in these states, one after the other; None: it misses the call."""
 
     def answer(request: Any) -> Any:
         status = said.pop(0)
         assert status is not None
-        outcome = SimpleNamespace(status=status, sub_status="completed", details="")
-        return SimpleNamespace(run_dict={request.run_id: SimpleNamespace(status=outcome)})
+        state = SimpleNamespace(status=status, sub_status=outcome, details="")
+        return SimpleNamespace(run_dict={request.run_id: SimpleNamespace(status=state)})
 
     @contextmanager
     def control(folder: Path) -> Iterator[Any]:
@@ -42,6 +44,25 @@ def test_a_call_that_is_missed_is_made_again(monkeypatch: pytest.MonkeyPatch, tm
     seen: list[int] = []
     assert link.wait(tmp_path, tmp_path, 7, lambda: seen.append(1), pause=0.001) == {"state_hash": "abc"}
     assert len(seen) == 3
+
+
+def test_a_server_whose_process_is_gone_is_noticed_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    write_json(tmp_path / "server.json", {"address": "127.0.0.1:9", "process": process.pid})
+    server(monkeypatch, ["running", None])
+    process.wait()
+    with pytest.raises(SiteError, match=r"has ended: start it .* submit again with the same --out"):
+        link.wait(tmp_path, tmp_path, 7, lambda: None, pause=0.001)
+
+
+def test_a_run_that_was_stopped_is_not_one_that_failed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    server(monkeypatch, ["running", "finished"], "stopped")
+    with pytest.raises(RunStopped, match=r"stopped by `equipoise stop`: submit it again with the same --out"):
+        link.wait(tmp_path, tmp_path, 7, lambda: None, pause=0.001)
 
 
 def test_a_server_that_is_gone_is_not_waited_for_for_ever(

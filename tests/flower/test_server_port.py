@@ -27,6 +27,7 @@ from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from equipoise.deploy import link, processes
 from equipoise.deploy.keys import new_keys
 from equipoise.deploy.limits import Limits
+from equipoise.deploy.standing import standing
 from equipoise.run_folder import private_folder
 
 pytestmark = pytest.mark.slow
@@ -100,7 +101,7 @@ def test_a_local_stranger_is_given_no_task_of_the_server(server: Server) -> None
 
 def test_who_has_the_secret_file_does(server: Server) -> None:
     north = {"status": "registered", "since": ""}
-    assert link.standing(server.folder) == {"sites": {"north": north}, "runs": []}
+    assert standing(server.folder) == {"sites": {"north": north}, "runs": []}
 
 
 def signed() -> str:

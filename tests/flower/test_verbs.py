@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 import warnings
 from pathlib import Path
 
@@ -126,7 +127,8 @@ def test_check_shows_data_and_what_a_run_would_take(
         file.write_text(tomli_w.dumps({"method": {"name": method}, "train": {"rounds": 2}}))
         code, out, _ = equipoise(capsys, "site", "check", site, file, "--json")
         found = json.loads(out)
-        assert code == 0 and {row["leaf"] for row in found["leaves"]} >= {"delta", "pooled", "own"}
+        assert code == 7 and {row["leaf"] for row in found["leaves"]} >= {"delta", "pooled", "own"}
+        assert all("policy.toml" in text for text in found["refused"])
         joining = {row["leaf"]: row["shape"] for row in found["leaves"] if row["question"] == "join"}
         assert joining["counts"] == "3×3" and set(joining) == set(Card.model_fields) - {"frozen"}
         for sentence in sentences:
@@ -134,6 +136,21 @@ def test_check_shows_data_and_what_a_run_would_take(
     assert approved(["fedsdc"])["fedsdc"] in json.dumps(
         json.loads(equipoise(capsys, "site", "check", site, tmp_path / "fedsdc.toml", "--json")[1])
     )
+
+
+def test_check_takes_what_submit_takes_and_ends_well_where_nothing_is_refused(
+    site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(tomli_w.dumps({"method": {"name": "fca"}, "train": {"rounds": 2, "batch_size": 2}}))
+    policy = (site / "policy.toml").read_text().replace("small_cell = 5", "small_cell = 0")
+    (site / "policy.toml").write_text(policy)
+    code, out, _ = equipoise(capsys, "site", "check", site, file)
+    assert code == 7 and "✗ policy rule 'batch_size'" in out and "train.batch_size" in out
+    code, out, _ = equipoise(capsys, "site", "check", site, file, "train.batch_size=8")
+    assert code == 0 and "✗" not in out
+    code, _, err = equipoise(capsys, "site", "check", site, file, "train.batsch_size=8")
+    assert code == 2 and "did you mean 'batch_size'" in err
 
 
 def test_check_refuses_a_key_others_can_read(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -248,7 +265,8 @@ def test_without_flower_it_names_the_extra(tmp_path: Path) -> None:
     )
     version, *others = done.stderr.split("ended with ")
     assert version == "" and [int(text.split()[0]) for text in others] == [0, 2, 2, 2, 2]
-    assert done.stderr.count('pip install "equipoise[flower]"') == 4
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert done.stderr.count(f'pip install "{extras["flower"][0]}"') == 4
 
 
 # The page ---------------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def test_a_replayed_answer_is_asked_for_again(tiny: MakeConfig, town: Any) -> No
     there.wire.change = replay
     assert there.go().state_hash == straight
     found = [line for line in read_journal(there.run / "journal.jsonl")[0] if line["event"] == "ignored"]
-    assert [(line["site"], line["round"]) for line in found] == [(ROGUE, 1)] and "replayed, stale" in found[
+    assert [(line["site"], line["round"]) for line in found] == [(ROGUE, 2)] and "replayed, stale" in found[
         0
     ]["reason"]
 

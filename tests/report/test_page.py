@@ -308,9 +308,9 @@ def test_folders_that_are_damaged_or_hold_no_run_are_refused(runs, tmp_path: Pat
 def test_absences_name_who_why_and_when() -> None:
     journal = [
         {"event": "started"},
-        {"event": "rejected", "site": "a", "round": 0, "question": "train", "reason": "not finite"},
-        {"event": "missing", "sites": ["a", "b"], "round": 0, "question": "train"},
-        *[{"event": "missing", "sites": ["b"], "round": i, "question": "train"} for i in (1, 2, 6)],
+        {"event": "rejected", "site": "a", "round": 1, "question": "train", "reason": "not finite"},
+        {"event": "missing", "sites": ["a", "b"], "round": 1, "question": "train"},
+        *[{"event": "missing", "sites": ["b"], "round": i, "question": "train"} for i in (2, 3, 7)],
     ]
     assert absences(journal) == [
         {"site": "a", "question": "train", "reason": "not finite", "rounds": "1"},

@@ -116,7 +116,7 @@ def test_a_bad_answer_is_journalled_and_the_site_stays_out(talk: Talk, tmp_path:
     assert (rejected["event"], rejected["site"], rejected["round"], rejected["question"]) == (
         "rejected",
         "b",
-        5,
+        6,
         "train",
     )
     assert "site 'b' was left out of 'train'" in rejected["reason"]
@@ -193,7 +193,7 @@ def test_too_few_usable_answers_stop_the_run(needed: int, enough: bool, talk: Ta
         assert ask(train, model={}).sites == ("a", "b")
         return
     with pytest.raises(
-        SiteError, match=r"round 5: only 2 of 3 sites gave a usable answer to 'train', 3 are needed"
+        SiteError, match=r"round 6: only 2 of 3 sites gave a usable answer to 'train', 3 are needed"
     ):
         ask(train, model={})
     assert events(tmp_path)[0]["sites"] == ["c"]

@@ -302,7 +302,7 @@ def rewritten(lines: list[bytes]) -> list[bytes]:
     """The journal of a run that says something else, every hash in order."""
     found, last = list[bytes](), "0" * 64
     for raw in lines:
-        line = json.loads(raw) | {"prev": last, "time": 0.0}
+        line = json.loads(raw) | {"prev": last, "time": "1970-01-01T00:00:00+00:00"}
         line["hash"] = last = line_hash(line)
         found.append(json.dumps(line, sort_keys=True).encode() + b"\n")
     return found

@@ -6,6 +6,7 @@ import json
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,12 @@ def test_lines_are_chained(path: Path) -> None:
     assert [line["seq"] for line in lines] == [0, 1, 2, 3]
     assert [line["prev"] for line in lines] == [FIRST, *(line["hash"] for line in lines[:-1])]
     assert all(line["hash"] == line_hash(line) for line in lines)
+
+
+def test_times_can_be_read(path: Path) -> None:
+    times = [datetime.fromisoformat(line["time"]) for line in read(path)[0]]
+    assert times == sorted(times) and all(time.utcoffset() == timedelta(0) for time in times)
+    assert abs(datetime.now(UTC) - times[-1]) < timedelta(minutes=1)
 
 
 def test_opening_again_goes_on_with_the_chain(path: Path) -> None:

@@ -178,7 +178,8 @@ def test_quantiles_by_hand() -> None:
 
 def test_many_that_were_missing_for_one_reason_share_a_row() -> None:
     lines = [
-        {"event": "missing", "question": "train", "round": i % 3, "sites": [f"site-{i}"]} for i in range(60)
+        {"event": "missing", "question": "train", "round": i % 3 + 1, "sites": [f"site-{i}"]}
+        for i in range(60)
     ]
     assert absences(lines) == [
         {"site": "60 sites", "question": "train", "reason": "no answer", "rounds": "1–3"}

@@ -66,7 +66,7 @@ def test_a_bad_answer_counts_as_none(
     spoiled = run(config, tmp_path / "spoiled", wrap=lambda engine: bad_by_round(engine, kinds))
     rejected = journal(tmp_path / "spoiled", "rejected")
     assert [(line["site"], line["round"], line["question"]) for line in rejected] == [
-        (BAD_SITE, number, "train") for number in range(rounds - 1)
+        (BAD_SITE, number, "train") for number in range(1, rounds)
     ]
     for kind, line in zip(kinds, rejected, strict=True):
         assert re.search(TRAIN[kind][1], line["reason"]) and BAD_SITE in line["reason"], kind
@@ -125,7 +125,7 @@ def test_an_answer_that_runs_ahead_is_slowed_down(tiny: MakeConfig, rows: Rows, 
     run(tiny("fedavg"), tmp_path, wrap=lambda engine: Spoil(engine, BAD_SITE, scaled(20.0), (0, 1)))
     slowed = journal(tmp_path, "slowed")
     assert [(line["site"], line["round"], line["question"]) for line in slowed] == [
-        (BAD_SITE, r, "train") for r in (0, 1)
+        (BAD_SITE, r, "train") for r in (1, 2)
     ]
     assert all(1 / 3 < line["factors"]["delta"] < 1 for line in slowed)
     assert [row["sites"] for row in rows(tmp_path)] == [["site-00", "site-01", "site-02"]] * 2
@@ -155,8 +155,8 @@ def test_a_large_answer_is_judged_alike_after_a_stop(tiny: MakeConfig, rows: Row
     assert rows(tmp_path / "a") == rows(tmp_path / "straight")
     for folder in ("a", "straight"):
         assert {(line["site"], line["round"]) for line in journal(tmp_path / folder, "rejected")} == {
-            (BAD_SITE, 2),
             (BAD_SITE, 3),
+            (BAD_SITE, 4),
         }
 
 
@@ -169,6 +169,6 @@ def test_losing_a_site_matters(tiny: MakeConfig, tmp_path: Path) -> None:
 def test_too_few_sites_stop_the_run_and_it_can_go_on(tiny: MakeConfig, tmp_path: Path) -> None:
     config = tiny("fca", exchange={"min_sites": 3})
     straight = run(config, tmp_path / "straight")
-    with pytest.raises(SiteError, match=r"round 1: only 2 of 3 sites .* 3 are needed"):
+    with pytest.raises(SiteError, match=r"round 2: only 2 of 3 sites .* 3 are needed"):
         run(config, tmp_path / "a", wrap=lambda engine: Spoil(engine, BAD_SITE, lambda data: None, (1,)))
     assert resume(tmp_path / "a").state_hash == straight.state_hash

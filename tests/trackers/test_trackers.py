@@ -18,7 +18,7 @@ from equipoise.config import Config, read_folder
 from equipoise.errors import ConfigError, Untrusted
 from equipoise.report import write_report
 from equipoise.running import resume, run
-from equipoise.trackers import Tracker
+from equipoise.trackers import TRACKERS, Tracker
 from equipoise.trackers.base import numbers
 from equipoise.use import load
 
@@ -261,7 +261,7 @@ def test_without_the_package_the_fix_is_told(
     name: str, tiny: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, name, None)
-    sentence = rf'needs the package {name}: run pip install "equipoise\[{name}\]"'
+    sentence = rf"needs the package {name}: run pip install {' '.join(TRACKERS[name].packages)}, or"
     with pytest.raises(ConfigError, match=sentence):
         run(tiny(evaluate={"trackers": [name]}), tmp_path / "run")
     assert not (tmp_path / "run").exists()

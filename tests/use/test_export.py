@@ -181,7 +181,7 @@ def test_without_the_packages_the_fix_is_told(
     finished: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(ConfigError, match=r"pip install 'equipoise\[export\]'"):
+    with pytest.raises(ConfigError, match=r"pip install onnx onnxruntime onnxscript"):
         export(load(finished("fedavg").folder), tmp_path / "x.onnx", "onnx")
 
 

@@ -14,7 +14,7 @@ import typer
 from equipoise.cli import new
 from equipoise.cli.arguments import SUGGEST
 from equipoise.cli.failure import refusal, say
-from equipoise.cli.verbs import coordinator, data, facts, model, rehearse, site, tables, train
+from equipoise.cli.verbs import coordinator, data, facts, model, recipes, rehearse, site, tables, train
 
 app = typer.Typer(
     name="equipoise",
@@ -24,7 +24,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for topic in (train, tables, model, facts, data, new, rehearse, coordinator, site):
+for topic in (train, tables, model, facts, data, recipes, new, rehearse, coordinator, site):
     topic.mount(app)
 
 

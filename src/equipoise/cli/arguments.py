@@ -31,6 +31,12 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; only th
 Live = Annotated[
     bool, typer.Option("--live", help="A page that follows the run, from its start; open it in a browser.")
 ]
+HealthPort = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=65535, help="Answer /health and /metrics (Prometheus) at this port of 127.0.0.1."
+    ),
+]
 Coordinator = Annotated[
     Path, typer.Argument(metavar="DIR", help="The coordinator's folder (see `equipoise keys new`).")
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 import os
 import signal
 import sys
@@ -12,11 +13,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from equipoise.errors import INTERRUPTED, TERMINATED, EquipoiseError, StorageError
+from equipoise.errors import INTERRUPTED, TERMINATED, ConfigError, EquipoiseError, StorageError
 from equipoise.text import printable
 
 if TYPE_CHECKING:
     from types import FrameType
+
+FLOWER = "flwr>=1.41,<1.42"
+"""what the extra `flower` of pyproject.toml has"""
 
 
 class Stopped(Exception):
@@ -70,6 +74,7 @@ def say(sentence: str) -> None:
 
 def need() -> None:
     """Refuse a verb of real hospitals where Flower is not installed."""
-    from equipoise.engine.flower import need_flower
-
-    need_flower()
+    if importlib.util.find_spec("flwr") is None:
+        raise ConfigError(
+            f'hospitals are reached through Flower, which is not installed: run pip install "{FLOWER}"'
+        )

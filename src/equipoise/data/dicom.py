@@ -1,6 +1,6 @@
 """DICOM files: grey images through the window that the config or the file names, colours as they are.
 
-pydicom is an extra (`pip install 'equipoise[medical]'`) and is only imported when a DICOM file is met.
+pydicom is in the extra `medical` (docs/install.md) and is only imported when a DICOM file is met.
 """
 
 from __future__ import annotations
@@ -116,5 +116,5 @@ def _read(data: bytes, pixels: bool = True) -> Any:
     try:
         import pydicom
     except ModuleNotFoundError as error:
-        raise DataError("DICOM images need pydicom: run pip install 'equipoise[medical]'") from error
+        raise DataError("DICOM images need pydicom: run pip install pydicom") from error
     return pydicom.dcmread(BytesIO(data), stop_before_pixels=not pixels)

@@ -1,7 +1,7 @@
 """NIfTI volumes: one axial slice of each, seen as a DICOM slice is (the patient's right on the left, front
 up).
 
-nibabel is an extra (`pip install 'equipoise[medical]'`) and is only imported when a NIfTI file is met.
+nibabel is in the extra `medical` (docs/install.md) and is only imported when a NIfTI file is met.
 """
 
 from __future__ import annotations
@@ -87,5 +87,5 @@ def _nibabel() -> Any:
     try:
         import nibabel
     except ModuleNotFoundError as error:
-        raise DataError("NIfTI volumes need nibabel: run pip install 'equipoise[medical]'") from error
+        raise DataError("NIfTI volumes need nibabel: run pip install nibabel") from error
     return nibabel

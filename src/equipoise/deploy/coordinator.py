@@ -21,6 +21,7 @@ from pydantic import ValidationError
 
 from equipoise.config import Config, resolve
 from equipoise.deploy.card import SPLITS, Card, rows
+from equipoise.deploy.late import Late
 from equipoise.deploy.policy import MIN_SITES
 from equipoise.deploy.site import OURS, apart
 from equipoise.engine.flower.fleet import FlowerEngine, Grid, Tell, Tickets
@@ -167,7 +168,9 @@ def roster(config: Config, folder: RunFolder, fleet: FlowerEngine, sites: tuple[
         table = {key: value for key, value in config.table().items() if key not in OURS}
         del table["evaluate"]["trackers"]
         table["train"] = {key: value for key, value in table["train"].items() if key not in START}
-        given = fleet.invite({"config": table, "version": __version__}, sites, config.engine.patience)
+        late = Late(folder, sites)
+        given = fleet.invite({"config": table, "version": __version__}, sites, config.engine.patience, late)
+        sites = tuple(sorted({*sites, *late.keep()}))
     cards = _usable({site: given[site] for site in sites if site in given}, fleet.tell)
     if len(cards) < max(1, config.exchange.min_sites):
         raise SiteError(

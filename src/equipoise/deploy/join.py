@@ -36,7 +36,9 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 
 from equipoise.deploy import processes
 from equipoise.deploy.apps import respond
+from equipoise.deploy.health import of_site, serving
 from equipoise.deploy.keys import NEW_AUTHORITY, check_dates, outdated, own_key
+from equipoise.deploy.node_log import Log
 from equipoise.deploy.policy import read_policy
 from equipoise.deploy.site import SiteClient, read_site
 from equipoise.errors import ConfigError, SiteError
@@ -52,14 +54,17 @@ ANSWER = 10.0
 """seconds for the server to show its certificate"""
 UNKNOWN = "the coordinator does not list this site's key: send it the .pub file (or our clock is wrong)"
 ASTRAY = "Flower's SuperNode is out of step"
-DROPPED = (b"Ignoring message ", b"Failed to receive message ", b"Server error '", b"Client error '")
-"""what the SuperNode says of a message it drops on its way in, and before it stops to work without ending"""
 CLAIM = "/flwr.proto.Runtime/AcquireTask"
 
 
-def join(folder: Path, patience: float = PATIENCE) -> None:
+def join(
+    folder: Path,
+    patience: float = PATIENCE,
+    say: Callable[[str], None] = lambda text: None,
+    health_port: int | None = None,
+) -> None:
     """Take part until told to stop (SIGTERM or Ctrl-C), or until the coordinator has turned us away for
-    `patience` seconds."""
+    `patience` seconds. `say` is told when the coordinator is reached and when it no longer is."""
     options = read_site(folder)
     key, certificate = folder / options.key, folder / options.certificate
     if not options.superlink:
@@ -71,6 +76,7 @@ def join(folder: Path, patience: float = PATIENCE) -> None:
             )
     check_dates(certificate, NEW_AUTHORITY)
     own_key(key)
+    processes.no_proxy()
     read_policy(folder / "policy.toml")  # one that cannot be read is noticed before the coordinator dials in
     home = private_folder(folder / HOME)
     secret = secrets.token_bytes(32)
@@ -86,15 +92,18 @@ def join(folder: Path, patience: float = PATIENCE) -> None:
     ]
     before = signal.signal(signal.SIGTERM, _stop)
     desk, end = SiteClient(folder), time.monotonic() + patience
+    log = Log(folder / LOG, _reports(desk, say))
     try:
-        while True:
-            reason = _once(desk, command, f"127.0.0.1:{port}", secret)
-            if reason == ASTRAY:
-                end = time.monotonic() + patience
-                continue
-            if reason != UNKNOWN or time.monotonic() > end:
-                break
-            time.sleep(AGAIN)
+        with serving(health_port, lambda: of_site(folder, certificate, log.online())):
+            while True:
+                reason = _once(desk, command, f"127.0.0.1:{port}", secret, log)
+                if reason == ASTRAY:
+                    end = time.monotonic() + patience
+                    continue
+                if reason != UNKNOWN or time.monotonic() > end:
+                    break
+                say(f"not let in yet: {reason}; trying again for {max(0, end - time.monotonic()):.0f} s")
+                time.sleep(AGAIN)
         desk.journal.write("turned away", coordinator=options.superlink, reason=reason)
         raise SiteError(f"this site was not let in: {reason}; {folder / LOG} says more")
     except KeyboardInterrupt:
@@ -105,9 +114,24 @@ def join(folder: Path, patience: float = PATIENCE) -> None:
         desk.close()
 
 
-def _once(desk: SiteClient, command: Sequence[str], address: str, secret: bytes) -> str:
+def _reports(desk: SiteClient, say: Callable[[str], None]) -> Callable[[bool], None]:
+    """What is done when the coordinator is reached, and when it no longer is."""
+    address = desk.options.superlink
+
+    def tell(online: bool) -> None:
+        desk.journal.write("online" if online else "cut off", coordinator=address)
+        say(
+            f"online at {address}: what it asks is answered as far as policy.toml allows"
+            if online
+            else f"{address} is not reached: trying again until it is"
+        )
+
+    return tell
+
+
+def _once(desk: SiteClient, command: Sequence[str], address: str, secret: bytes, log: Log) -> str:
     """Serve as long as one SuperNode runs and keeps in step; why it ended."""
-    log = Log(desk.folder / LOG)
+    log.begin()
     node = processes.start(command, desk.folder / HOME, log.path)
     try:
         host, port = address.split(":")
@@ -139,34 +163,6 @@ def distrusted(address: str, certificate: str) -> str:
     return f"the server is not one that {certificate} vouches for"
 
 
-class Log:
-    """What the SuperNode has said since we started it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._start = self._read = path.stat().st_size if path.exists() else 0
-        self._tail, self._astray = b"", False
-
-    def text(self) -> str:
-        return self.path.read_bytes()[self._start :].decode(errors="replace")
-
-    def astray(self) -> bool:
-        """Whether the SuperNode is of no more use, though it runs.
-
-        A message that it drops on its way in, as when a run is stopped (a coordinator that was killed), is
-        still in its books: it never tells us, and from then on sends with every message the answer to the one
-        before. And an error of the server ends its work, but not its process.
-        """
-        with open(self.path, "rb") as file:
-            file.seek(self._read)
-            new = file.read()
-        self._read += len(new)
-        said = self._tail + new
-        self._astray = self._astray or any(word in said for word in DROPPED)
-        self._tail = said[-max(map(len, DROPPED)) :]
-        return self._astray
-
-
 def _stop(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
@@ -179,6 +175,7 @@ def serve(desk: SiteClient, address: str, secret: bytes, node: subprocess.Popen[
     wanted = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
     try:
         while node.poll() is None and not log.astray():
+            log.report()
             try:
                 found = tasks.AcquireTask(wanted)
             except httpx.HTTPError:

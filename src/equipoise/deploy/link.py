@@ -3,6 +3,7 @@
 keys/           see `keys`
 flower/         Flower's own files: the secret of its processes and us, and its database (no tensor is in it)
 server.json     where the SuperLink of this folder listens
+runs/           where the folders of the runs are that were handed in, by their numbers
 server.log      what it says
 """
 
@@ -14,34 +15,37 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-import httpx
 from flwr.cli.build import build_fab_from_files
 from flwr.common.serde import fab_to_proto
-from flwr.proto.control_pb2 import (
-    ListNodesRequest,
-    ListRunsRequest,
-    RegisterNodeRequest,
-    StartRunRequest,
-    StopRunRequest,
-    UnregisterNodeRequest,
-)
-from flwr.supercore.control import ControlHttpClient
+from flwr.proto.control_pb2 import ListRunsRequest, StartRunRequest
 from flwr.supercore.fab import Fab
 
 from equipoise.config import Config
 from equipoise.deploy import processes
-from equipoise.deploy.access import Bearer, make_secret, read_secret
+from equipoise.deploy.access import make_secret
+from equipoise.deploy.control import (
+    HOME,
+    SERVER,
+    allow,
+    check_certificates,
+    control,
+    end_runs,
+    has_ended,
+)
 from equipoise.deploy.coordinator import plan
-from equipoise.deploy.keys import check_dates, listed, read_public
+from equipoise.deploy.keys import listed, read_public
+from equipoise.deploy.late import FLOWER
 from equipoise.deploy.limits import Limits
-from equipoise.errors import ConfigError, SiteError, StorageError
+from equipoise.deploy.standing import enter, place
+from equipoise.errors import ConfigError, EquipoiseError, RunStopped, SiteError, StorageError
 from equipoise.keeping import read_json, write_json
 from equipoise.run_folder import JOURNAL, RESULT, RunFolder, private_folder
+from equipoise.server import Journal
 from equipoise.server.journal import read as read_journal
 
 APP = """
@@ -72,12 +76,15 @@ CODE = (
     '"""The apps of an Equipoise run."""\n\nfrom equipoise.deploy.apps import client, server\n\n__all__ '
     '= ["client", "server"]\n'
 )
-HOME = "flower"
+CONTINUE = "submit it again with the same --out to continue"
+STOPPED = "`equipoise stop` was called"
+ABANDONED = "the server ended while the run was going on"
 UP = 300.0
 """seconds a server may take to listen: on a busy machine Flower is slow to start, and one that has ended is
 noticed at once"""
 MUTE = 120.0
-"""seconds a server may miss calls before it is taken for gone"""
+"""seconds a server that runs may miss calls before it is given up; one whose process is gone is noticed at
+once"""
 
 
 def start(folder: Path, host: str, port: int, limits: Limits | None = None) -> subprocess.Popen[bytes]:
@@ -91,6 +98,7 @@ def start(folder: Path, host: str, port: int, limits: Limits | None = None) -> s
     sites = listed(folder)
     home = private_folder(folder / HOME)
     make_secret(home)
+    processes.no_proxy(host)
     for old in home.glob("superlink.db*"):
         old.unlink()  # of an earlier version, which kept answers of sites in it
     process = processes.start(
@@ -107,61 +115,16 @@ def start(folder: Path, host: str, port: int, limits: Limits | None = None) -> s
     try:
         inside = "127.0.0.1" if host in ("0.0.0.0", "::", "127.0.0.1") else host
         processes.wait_for_port(inside, port, process, UP, "Flower's SuperLink")
-        write_json(folder / "server.json", {"address": f"{inside}:{port}", "process": process.pid})
+        write_json(folder / SERVER, {"address": f"{inside}:{port}", "process": process.pid})
         allow(folder, {site: read_public(path) for site, path in sites.items()})
-        stop(
-            folder
-        )  # runs that the last server left behind: they would all begin at once, and get in each other's way
+        # Runs that the last server left behind would all begin at once, and get in each other's way.
+        for number in end_runs(folder):
+            with suppress(EquipoiseError, OSError):  # a folder that is damaged does not keep others waiting
+                _note_stop(folder, number, ABANDONED)
     except BaseException:
         processes.stop(process)
         raise
     return process
-
-
-def check_certificates(folder: Path) -> None:
-    """Refuse to begin with a certificate that nobody would accept."""
-    for name in ("ca.crt", "server.crt"):
-        fix = f"renew it with `equipoise keys renew {folder}`, then start the server again"
-        check_dates(folder / "keys" / name, fix)
-
-
-@contextmanager
-def control(folder: Path) -> Iterator[ControlHttpClient]:
-    """A conversation with the SuperLink of this folder."""
-    try:
-        address = str(read_json(folder / "server.json", "start the server again")["address"])
-        certificate, secret = (folder / "keys" / "ca.crt").read_bytes(), read_secret(folder / HOME)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"no server runs in {folder}: start it with `equipoise server start {folder}`"
-        ) from error
-    check_certificates(folder)
-    client = ControlHttpClient.from_server_address(address, False, certificate, [Bearer(secret)])
-    try:
-        yield client
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise SiteError(
-            f"the server of {folder} does not answer at {address} ({type(error).__name__}): "
-            f"start it with `equipoise server start {folder}`; {folder / 'server.log'} says more"
-        ) from error
-    finally:
-        client.close()
-
-
-def allow(folder: Path, keys: dict[str, bytes]) -> None:
-    """Make Flower's list of nodes the allow-list: let in who is on it, put out who no longer is."""
-    with control(folder) as client:
-        known = {
-            node.public_key: node
-            for node in client.ListNodes(ListNodesRequest()).nodes_info
-            if not node.unregistered_at
-        }
-        for site, key in keys.items():
-            if key not in known:
-                client.RegisterNode(RegisterNodeRequest(public_key=key, name=site))
-        for key, node in known.items():
-            if key not in keys.values():
-                client.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
 
 
 def submit(folder: Path, config: Config, out: Path) -> int:
@@ -186,7 +149,8 @@ def submit(folder: Path, config: Config, out: Path) -> int:
         )
     if not found.HasField("run_id"):
         raise SiteError(f"the server did not take the run: {folder / 'server.log'} says why")
-    write_json(out / "flower.json", {"run": found.run_id, "coordinator": str(folder.resolve())})
+    enter(folder, found.run_id, out)
+    write_json(out / FLOWER, {"run": found.run_id, "coordinator": str(folder.resolve())})
     return int(found.run_id)
 
 
@@ -202,6 +166,11 @@ def wait(
                 run = client.ListRuns(ListRunsRequest(run_id=number)).run_dict[number]
             heard = time.monotonic()
         except SiteError:
+            if has_ended(folder):
+                raise SiteError(
+                    f"the server of {folder} has ended: start it with `equipoise server start {folder}`, "
+                    f"then submit again with the same --out to continue"
+                ) from None
             if time.monotonic() - heard > MUTE:  # one that is busy may miss a call; the run goes on meanwhile
                 raise
         else:
@@ -212,68 +181,32 @@ def wait(
     lines, _ = read_journal(out / JOURNAL)
     if run.status.sub_status == "completed" and (out / RESULT).exists():
         return RunFolder(out).read(RESULT)
+    if run.status.sub_status == "stopped":
+        raise RunStopped(f"the run was stopped by `equipoise stop`: {CONTINUE}")
     stopped = [line["reason"] for line in lines if line["event"] == "stopped"]
     reason = stopped[-1] if stopped else run.status.details or run.status.sub_status
-    raise SiteError(f"the run stopped: {reason}; submit it again with the same --out to go on")
-
-
-def standing(folder: Path) -> dict[str, Any]:
-    """Who is there and what runs."""
-    names = {read_public(path): site for site, path in listed(folder).items()}
-    with control(folder) as client:
-        nodes = client.ListNodes(ListNodesRequest()).nodes_info
-        runs = client.ListRuns(ListRunsRequest()).run_dict
-    here = {
-        names[node.public_key]: node
-        for node in nodes
-        if node.public_key in names and not node.unregistered_at
-    }
-    return {
-        "sites": {
-            site: {
-                "status": here[site].status if site in here else "not let in",
-                "since": _since(here.get(site)),
-            }
-            for site in names.values()
-        },
-        "runs": [
-            {
-                "run": number,
-                "status": run.status.status,
-                "outcome": run.status.sub_status,
-                "since": run.running_at,
-            }
-            for number, run in sorted(runs.items(), key=lambda item: item[1].pending_at)
-        ],
-    }
-
-
-def _since(node: Any) -> str:
-    if node is None:
-        return ""
-    result: str = node.last_activated_at if node.status == "online" else node.last_deactivated_at
-    return result
+    raise SiteError(f"the run stopped: {reason}; {CONTINUE}")
 
 
 def stop(folder: Path, number: int | None = None) -> list[int]:
-    """Stop a run, or all that have not ended; their numbers."""
-    with control(folder) as client:
-        runs = client.ListRuns(ListRunsRequest()).run_dict
-        going = [
-            one for one, run in runs.items() if run.status.status != "finished" and number in (None, one)
-        ]
-        if number is not None and not going:
-            raise ConfigError(
-                f"no run {number} is going on at {folder}: `equipoise status {folder}` lists them"
-            )
-        for one in going:
-            client.StopRun(StopRunRequest(run_id=one))
+    """Stop a run, or all that have not ended; their numbers. Each has a line in its journal that says so."""
+    going = end_runs(folder, number)
+    for one in going:
+        _note_stop(folder, one, STOPPED)
     return going
+
+
+def _note_stop(folder: Path, number: int, reason: str) -> None:
+    """Write down why a run ended, as soon as its process has."""
+    out = place(folder, number)
+    if out is not None and out.is_dir():
+        with RunFolder(out).alone(), closing(Journal(out / JOURNAL)) as journal:
+            journal.write("stopped", reason=reason)
 
 
 def run_number(out: Path) -> int:
     """The number a run folder has at the SuperLink."""
     try:
-        return int(read_json(out / "flower.json", "submit the run again")["run"])
+        return int(read_json(out / FLOWER, "submit the run again")["run"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StorageError(f"{out} is not the folder of a submitted run") from error

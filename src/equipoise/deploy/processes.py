@@ -17,6 +17,7 @@ from pathlib import Path
 from equipoise.errors import SiteError
 from equipoise.run_folder import private_folder
 
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 PR_SET_PDEATHSIG = 1
 """Linux: the signal a process gets when the one that started it is gone"""
 
@@ -115,6 +116,25 @@ def _stat(number: int) -> list[str]:
         return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return []
+
+
+def gone(number: int) -> bool:
+    """Whether there is no process of this number any more, or only its remains."""
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return _stat(number)[:1] == ["Z"]
+
+
+def no_proxy(*hosts: str) -> None:
+    """Reach these hosts and our own machine directly, whatever proxy is set for the rest."""
+    names = ("NO_PROXY", "no_proxy")
+    known = [host.strip() for name in names for host in os.environ.get(name, "").split(",")]
+    wanted = dict.fromkeys(host for host in (*known, *LOOPBACK, *hosts) if host)
+    os.environ |= dict.fromkeys(names, ",".join(wanted))
 
 
 def free_port() -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from equipoise.config import load
+from equipoise.config import load, override
 from equipoise.deploy.card import rows
 from equipoise.deploy.coordinator import federated
 from equipoise.deploy.keys import NEW_AUTHORITY, check_dates, new_pair, own_key, read_public
@@ -80,6 +81,20 @@ each = ["evaluate.own", "join.counts"]
 """
 
 
+RULE = re.compile("policy rule '([a-z_]+)'")
+FIXES = {
+    "methods": 'To allow it, write its name and fingerprint under [methods] in policy.toml: "NAME" = "…".',
+    "parts": 'To allow it, write its name and fingerprint under [parts] in policy.toml: "NAME" = "…".',
+    "each": "To allow it, add the name to `each` in policy.toml.",
+    "small_cell": "To allow it, lower `small_cell` in policy.toml.",
+    "min_sites": "Or lower `min_sites` in policy.toml.",
+    "batch_size": "Ask the coordinator for a larger train.batch_size, or lower `batch_size` in policy.toml.",
+    "optimizers": "Ask the coordinator for another train.optimizer, or add this one to `optimizers` in "
+    "policy.toml.",
+}
+"""by rule: what the site can do about a refusal"""
+
+
 def new_site(folder: Path, name: str, superlink: str, methods: Sequence[str]) -> list[Path]:
     """Make a site's folder; nothing that is there is replaced."""
     if (folder / "site.toml").exists():
@@ -119,6 +134,13 @@ def _with_print(sentence: str, prints: Sequence[str]) -> str:
     return "; ".join([sentence, *(text for text in prints if text.split("'")[1] in sentence.split("'")[2:])])
 
 
+def with_fix(sentence: str) -> str:
+    """A refusal, with what to write into policy.toml, or to agree on, so that there is none."""
+    found = RULE.match(sentence)
+    fix = FIXES.get(found[1]) if found else None
+    return sentence if fix is None else f"{sentence}. {fix}"
+
+
 @dataclass(frozen=True)
 class Checked:
     """What was tried at a site; with a run's config, what would leave and which rules that breaks."""
@@ -130,7 +152,7 @@ class Checked:
     refused: list[str]
 
 
-def check_site(folder: Path, file: Path | None = None) -> Checked:
+def check_site(folder: Path, file: Path | None = None, overrides: Sequence[str] = ()) -> Checked:
     """Try data, keys and policy of a site; with a run's config, ask its questions of two made-up sites."""
     options, policy = read_site(folder), read_policy(folder / "policy.toml")
     key = folder / options.key
@@ -146,7 +168,7 @@ def check_site(folder: Path, file: Path | None = None) -> Checked:
         policy.allow(code)
 
     try:
-        config = own_config(options, folder, {} if file is None else load(file), allow)
+        config = own_config(options, folder, {} if file is None else override(load(file), overrides), allow)
     except (
         Refused,
         WeightsError,
@@ -178,4 +200,4 @@ def check_site(folder: Path, file: Path | None = None) -> Checked:
             refused += policy.objections(line.question, line.up, **joined.facts, read=("train",))
     frozen = ledger is not None and config.net.freeze is not None
     joining = rows(samples.classes, samples.images.shape[1:], policy.each, frozen)
-    return Checked(facts, joining, ledger, list(dict.fromkeys(refused)))
+    return Checked(facts, joining, ledger, [with_fix(sentence) for sentence in dict.fromkeys(refused)])

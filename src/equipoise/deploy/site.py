@@ -352,6 +352,8 @@ class SiteClient:
         facts = {key: echo[key] for key in ("run", "round", "question")} | {
             "coordinator": as_hash(table.get("journal"))
         }
+        if kind != INVITATION and type(facts["round"]) is int:
+            facts["round"] += 1  # counted as everywhere a user sees rounds; 0 is before the first
         try:
             if kind == INVITATION:
                 card = self._join(table)

@@ -87,7 +87,7 @@ class Host:
             raise
         except Exception as error:
             raise SiteError(
-                f"site '{name}' failed in round {round} at '{question}': {type(error).__name__}: {error}"
+                f"site '{name}' failed in round {round + 1} at '{question}': {type(error).__name__}: {error}"
             ) from error
 
     def _answer(self, call: Call, payload: bytes, extra: bytes | None) -> bytes:

@@ -7,7 +7,7 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -219,7 +219,7 @@ def _ends(run: Run) -> dict[str, Mapping[str, Any]]:
 
 
 def _time(line: Mapping[str, Any]) -> str:
-    return datetime.fromtimestamp(line["time"], UTC).strftime("%Y-%m-%d %H:%M UTC") if line else "unknown"
+    return datetime.fromisoformat(line["time"]).strftime("%Y-%m-%d %H:%M UTC") if line else "unknown"
 
 
 def _cards(run: Run) -> list[tuple[str, str, str]]:
@@ -284,11 +284,11 @@ def absences(journal: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for line in journal:
         if line["event"] == "rejected":
             refused.add((line["site"], line["question"], line["round"]))
-            found.setdefault((line["site"], line["question"], line["reason"]), []).append(line["round"] + 1)
+            found.setdefault((line["site"], line["question"], line["reason"]), []).append(line["round"])
         elif line["event"] == "missing":
             for site in line["sites"]:
                 if (site, line["question"], line["round"]) not in refused:  # a rejected answer is missing too
-                    found.setdefault((site, line["question"], "no answer"), []).append(line["round"] + 1)
+                    found.setdefault((site, line["question"], "no answer"), []).append(line["round"])
     if crowded(found):
         return _absent_crowd(found)
     return [

@@ -76,13 +76,14 @@ class Exchange(Ask):
                 self._progress(asked.name, site)
         missing = [site for site in asked.asked if site not in good]
         if missing:
-            self._journal.write("missing", round=self.round, question=asked.name, sites=missing)
+            self._journal.write("missing", round=self.round + 1, question=asked.name, sites=missing)
         self._fallen.update(missing)
         self.sites = tuple(site for site in self.sites if site not in self._fallen)
         if len(good) < self._limits.min_sites or not good:
             raise SiteError(
-                f"round {self.round}: only {len(good)} of {len(asked.asked)} sites gave a usable answer to "
-                f"'{asked.name}', {self._limits.min_sites} are needed; the journal names the others and why"
+                f"round {self.round + 1}: only {len(good)} of {len(asked.asked)} sites gave a usable answer "
+                f"to '{asked.name}', {self._limits.min_sites} are needed; the journal names the others and "
+                f"why"
             )
 
     def _usable(
@@ -120,7 +121,7 @@ class Exchange(Ask):
                 if factors:
                     facts = {leaf: round(factor, 6) for (leaf, _), factor in factors.items()}
                     self._journal.write(
-                        "slowed", site=site, round=self.round, question=asked.name, factors=facts
+                        "slowed", site=site, round=self.round + 1, question=asked.name, factors=facts
                     )
                 good.add(site)
                 yield site, header, smaller(upload, factors)
@@ -139,12 +140,12 @@ class Exchange(Ask):
             self._journal.write(
                 "ignored",
                 site=site,
-                round=self.round,
+                round=self.round + 1,
                 question=asked.name,
                 reason="not asked, or answered already",
             )
 
     def _reject(self, site: str, question: str, error: Rejected) -> None:
-        self._journal.write("rejected", site=site, round=self.round, question=question, reason=str(error))
+        self._journal.write("rejected", site=site, round=self.round + 1, question=question, reason=str(error))
         if self._on_rejected:
             self._on_rejected(f"round {self.round + 1}: {error}")

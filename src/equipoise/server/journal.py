@@ -8,13 +8,15 @@ A chain can still be cut at its end, or be written anew as a whole. So its newes
 elsewhere too: in every checkpoint and in the result, and where hospitals are real in the journals of the
 others, who get it with every message. Every line has some random letters, so that nobody who has a head can
 find out by guessing what the line says.
+
+Times are in UTC. Rounds count from 1, as everywhere a user sees them; 0 is before the first.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
-import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -71,7 +73,7 @@ class Journal:
         """One event."""
         facts = {
             "seq": self._count,
-            "time": round(time.time(), 3),
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "event": event,
             **facts,
             "salt": secrets.token_hex(16),

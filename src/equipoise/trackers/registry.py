@@ -56,9 +56,9 @@ def _find(name: str, parts: Parts) -> type[Tracker]:
 def _made(name: str, cls: type[Tracker], options: Mapping[str, Any]) -> Tracker:
     for package in cls.packages:
         if not _installed(package):
-            extra = f'"equipoise[{name}]"' if name in TRACKERS else package
             raise ConfigError(
-                f"{WHERE}: '{name}' needs the package {package}: run pip install {extra}, or leave it out"
+                f"{WHERE}: '{name}' needs the package {package}: run pip install {' '.join(cls.packages)}, "
+                f"or leave it out"
             )
     known = inspect.signature(cls).parameters
     if not any(one.kind is one.VAR_KEYWORD for one in known.values()):

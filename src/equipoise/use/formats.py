@@ -164,7 +164,7 @@ def _onnx() -> tuple[Any, Any]:
         import onnxruntime
     except ModuleNotFoundError as error:
         raise ConfigError(
-            "ONNX needs the packages onnx and onnxruntime: run pip install 'equipoise[export]'"
+            "ONNX needs the packages onnx and onnxruntime: run pip install onnx onnxruntime onnxscript"
         ) from error
     return onnx, onnxruntime
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from equipoise.cli.arguments import Coordinator, File, Json, Overrides, topic
-from equipoise.cli.failure import need
-from equipoise.cli.output import print_json
-from equipoise.errors import ConfigError
+from equipoise.cli.arguments import Coordinator, File, HealthPort, Json, Overrides, topic
+from equipoise.cli.failure import need, say
+from equipoise.cli.output import note, print_json
+from equipoise.errors import ConfigError, EquipoiseError
 
+if TYPE_CHECKING:
+    from equipoise.deploy.control import AllowList
+
+LOOK = 1.0
+"""seconds between two looks at the allow-list, and at whether the server still runs"""
 keys_app = topic("Keys of a federation: make them, hand them out.")
 server_app = topic("A coordinator's day: the server the sites dial.")
 
@@ -91,13 +97,16 @@ def server_start(
     per_address: Annotated[
         int, typer.Option(min=8, help="Open connections from one address: more where many sites share one.")
     ] = 64,
+    health_port: HealthPort = None,
 ) -> None:
     """Start the server the sites dial, and keep it running until Ctrl-C. Always TLS; only listed sites are
-    let in."""
+    let in. A `.pub` file that is put into keys/sites, or deleted there, counts at once."""
     need()
     import signal
 
     from equipoise.deploy import link, processes
+    from equipoise.deploy.control import AllowList
+    from equipoise.deploy.health import of_coordinator, serving
     from equipoise.deploy.limits import Limits
 
     limits = Limits(
@@ -107,19 +116,32 @@ def server_start(
         connections=connections,
         per_address=per_address,
     )
+    listed = AllowList(folder)
     process = link.start(folder, host, port, limits)
     print(
         f"listening on {host}:{port}; `equipoise submit FILE.toml --to {folder}` hands in a run", flush=True
     )
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        code = process.wait()
+        with serving(health_port, lambda: of_coordinator(folder)):
+            while (code := process.poll()) is None:
+                time.sleep(LOOK)
+                _look(listed)
         raise ConfigError(f"the server ended by itself (exit {code}): {folder / 'server.log'} says why")
     except KeyboardInterrupt:
         print("stopped; runs that were not finished continue when they are submitted again")
     finally:
         signal.signal(signal.SIGTERM, before)
         processes.stop(process)
+
+
+def _look(listed: AllowList) -> None:
+    """Make a change of the allow-list count, and say so."""
+    try:
+        for sentence in listed.look():
+            print(f"{time.strftime('%H:%M:%S')}  {sentence}", flush=True)
+    except EquipoiseError as error:
+        say(str(error))
 
 
 def submit(
@@ -140,12 +162,18 @@ def submit(
     from equipoise.cli.follow import follow
     from equipoise.config import read
     from equipoise.deploy import link
+    from equipoise.deploy.standing import standing
     from equipoise.report import write_report
 
     config = read(file, overrides or ())
     folder = out or Path("runs") / f"{file.stem}-federated-{config.train.seed}"
+    look = follow(folder, config.train.rounds, json)
     number = link.submit(to, config, folder)
-    found = link.wait(to, folder, number, follow(folder, config.train.rounds, json))
+    there = standing(to)["sites"]
+    online = ", ".join(site for site, one in there.items() if one["status"] == "online") or "nobody"
+    absent = ", ".join(site for site, one in there.items() if one["status"] != "online") or "nobody"
+    note(f"handed in as run {number}, folder {folder}; online: {online}; not online: {absent}", json)
+    found = link.wait(to, folder, number, look)
     page = write_report(folder)
     if json:
         print_json(found | {"report": str(page)})
@@ -154,18 +182,25 @@ def submit(
 
 
 def status(folder: Coordinator, json: Json = False) -> None:
-    """Show which sites are online and which runs there are."""
+    """Show which sites are online, and of every run its name, folder and round, who is in and why it
+    ended."""
     need()
-    from equipoise.deploy import link
+    from equipoise.deploy.standing import standing
 
-    facts = link.standing(folder)
+    facts = standing(folder)
     if json:
         print_json(facts)
         return
     for name, site in facts["sites"].items():
         print(f"site  {name:<20} {site['status']:<12} {site['since']}")
     for run in facts["runs"]:
-        print(f"run   {run['run']:<20} {run['outcome'] or run['status']:<12} {run['since']}")
+        print(f"run   {run['name'] or '?':<20} {run['outcome'] or run['status']:<12} {run['since']}")
+        if run["rounds"]:
+            sites = ", ".join(run["sites"]) or "nobody yet"
+            print(f"      round {run['round']} of {run['rounds']}; in it: {sites}")
+        print(f"      number {run['run']}{', folder ' + run['folder'] if run['folder'] else ''}")
+        if run["why"]:
+            print(f"      ended: {run['why']}")
 
 
 def stop(
@@ -173,7 +208,8 @@ def stop(
     run: Annotated[int | None, typer.Argument(help="The run's number. [default: all that go on]")] = None,
     json: Json = False,
 ) -> None:
-    """Stop runs between two questions; handed in again, they go on from their last finished round."""
+    """Stop runs between two questions; handed in again, they continue from their last finished round. A run's
+    journal says so, and the `equipoise submit` that waits for it ends with code 10."""
     need()
     from equipoise.deploy import link
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from equipoise.cli.arguments import Json, topic
+from equipoise.cli.arguments import HealthPort, Json, Overrides, topic
 from equipoise.cli.failure import need
 from equipoise.cli.output import print_json
+from equipoise.errors import SiteError
 
 site_app = topic("A hospital's day: set up a site, check it, take part.")
 
@@ -54,28 +56,32 @@ def site_check(
     file: Annotated[
         Path | None, typer.Argument(metavar="[FILE.toml]", help="A run: what would leave, and is it allowed?")
     ] = None,
+    overrides: Overrides = None,
     json: Json = False,
 ) -> None:
-    """Try all that can go wrong before taking part: data, keys, policy; with a run's config, what would leave
-    this site."""
+    """Try all that can go wrong before taking part: data, keys, policy; with a run's config (and the values
+    that `equipoise submit` is given), what would leave this site. Ends with code 7 where the site would
+    refuse, and names the fix."""
     need()
     from equipoise.cli.show import methods as show
     from equipoise.cli.trial import totals
     from equipoise.deploy.setting import check_site
 
-    found = check_site(folder, file)
+    found = check_site(folder, file, overrides or ())
     leaving: dict[str, Any] = {}
     if found.ledger is not None:
         leaving = {"leaves": found.joining + found.ledger.rows(), "questions": totals(found.ledger)}
     if json:
         print_json({"checked": found.facts, **leaving, "refused": found.refused})
-        return
-    for what, text in found.facts.items():
-        print(f"✓ {what:<8} {text}")
-    if leaving:
-        show.ledger(leaving)
-    for sentence in found.refused:
-        print(f"✗ {sentence}")
+    else:
+        for what, text in found.facts.items():
+            print(f"✓ {what:<8} {text}")
+        if leaving:
+            show.ledger(leaving)
+        for sentence in found.refused:
+            print(f"✗ {sentence}")
+    if found.refused:
+        raise typer.Exit(SiteError.exit_code)
 
 
 @site_app.command("join")
@@ -84,14 +90,16 @@ def site_join(
     patience: Annotated[
         float, typer.Option(min=0, help="Seconds to go on trying where the coordinator does not let us in.")
     ] = 150.0,
+    health_port: HealthPort = None,
 ) -> None:
-    """Take part: dial the coordinator and answer what the policy allows, until Ctrl-C."""
+    """Take part: dial the coordinator and answer what the policy allows, until Ctrl-C. Says when it is online
+    and when it no longer is."""
     need()
     from equipoise.deploy.join import join
     from equipoise.deploy.site import read_site
 
-    print(
-        f"dialling {read_site(folder).superlink}; {folder / 'journal.jsonl'} says what is asked; Ctrl-C ends",
-        flush=True,
-    )
-    join(folder, patience)
+    def say(text: str) -> None:
+        print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True)
+
+    say(f"dialling {read_site(folder).superlink}; {folder / 'journal.jsonl'} says what is asked; Ctrl-C ends")
+    join(folder, patience, say, health_port)

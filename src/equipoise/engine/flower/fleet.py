@@ -25,6 +25,8 @@ from equipoise.keeping import FIRST, as_hash, read_json, write_json
 
 Tell = Callable[..., None]
 """told of what goes wrong: tell(event, site=…, reason=…), as a journal's `write`"""
+Newcomers = Callable[[], Mapping[str, bytes]]
+"""sites that were not known when last asked, with their keys"""
 ECHOED = ("run", "ticket", "site", "round", "question")
 BLOCK = 1000
 """tickets that one writing of their file stands for"""
@@ -119,10 +121,15 @@ class FlowerEngine:
         }
 
     def invite(
-        self, table: Mapping[str, Any], sites: Sequence[str], patience: float
+        self,
+        table: Mapping[str, Any],
+        sites: Sequence[str],
+        patience: float,
+        newcomers: Newcomers = lambda: {},
     ) -> dict[str, dict[str, Any]]:
         """Ask sites to join a run; what each that accepts tells of itself. Sites have `patience` seconds to
-        come online."""
+        come online. `newcomers` are sites that were listed since, by their keys: as long as anybody is waited
+        for, they are invited too."""
 
         def letter(site: str, ticket: int) -> tuple[dict[str, Any], RecordDict]:
             call = {
@@ -136,9 +143,19 @@ class FlowerEngine:
             return call, wrap({**table, **call})
 
         found = {}
-        for site, reply, _ in self._converse(sites, INVITATION, letter, 0, patience):
+        self.tell("invited", sites=list(sites), seconds=patience)
+
+        def more() -> list[str]:
+            new = newcomers()
+            self._sites |= {key: site for site, key in new.items()}
+            if new:
+                self.tell("invited", sites=sorted(new), seconds=patience)
+            return sorted(new)
+
+        for site, reply, _ in self._converse(sites, INVITATION, letter, 0, patience, more):
             if isinstance(reply.get("card"), dict):
                 found[site] = reply["card"]
+                self.tell("joined", site=site)
             else:
                 self.tell(
                     "ignored",
@@ -162,7 +179,7 @@ class FlowerEngine:
             return call, wrap(call, {"payload": payload, **extra})
 
         for site, _, data in self._converse(
-            sites, message_type(question), letter, question.round, self.deadline
+            sites, message_type(question), letter, question.round + 1, self.deadline
         ):
             if "answer" in data:
                 yield site, data["answer"]
@@ -170,7 +187,7 @@ class FlowerEngine:
                 self.tell(
                     "ignored",
                     site=site,
-                    round=question.round,
+                    round=question.round + 1,
                     question=question.name,
                     reason="sent no answer",
                 )
@@ -187,13 +204,15 @@ class FlowerEngine:
         letter: Callable[[str, int], tuple[dict[str, Any], RecordDict]],
         round: int,
         patience: float,
+        more: Callable[[], Sequence[str]] = lambda: (),
     ) -> Iterator[tuple[str, dict[str, Any], dict[str, bytes]]]:
         """Good answers as they come. A site has `patience` seconds to come online, and from then on until the
-        deadline."""
+        deadline. `round` counts from 1, as a reader does; 0 is before the first."""
         owed = {site: Owed(due=time.monotonic() + patience) for site in sites}
         looked, began = float("-inf"), time.monotonic()
         while owed:
             if time.monotonic() - looked >= LOOK:
+                owed |= {site: Owed(due=time.monotonic() + patience) for site in more()}
                 online, looked = self.online(), time.monotonic()
                 back = [site for site in owed if site in online and self._wants(owed[site], online[site])]
                 self._send(back, owed, online, kind, letter, round)
