@@ -78,7 +78,7 @@ def test_statistics_of_parts_add_up_to_those_of_the_whole(task: Task) -> None:
 def test_unlabelled_classes_count_nowhere() -> None:
     logits, labels = random_batch("multi", 1)
     labelled = torch.tensor([True, False, True, False, True])
-    some = measure(logits, labels, task="multi", labelled=labelled)
+    some = measure(logits, labels.masked_fill(~labelled, torch.nan), task="multi")
     alone = measure(logits[:, labelled], labels[:, labelled], task="multi")
     assert torch.equal(some["binary"][labelled], alone["binary"])
     assert torch.equal(some["scores"][labelled], alone["scores"])

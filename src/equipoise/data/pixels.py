@@ -112,7 +112,7 @@ def label_of(samples: Samples, row: int) -> str:
 def _chosen(samples: Samples) -> np.ndarray:
     """25 rows, of every class as many as of the others while it has more, sorted by class."""
     labels = np.asarray(samples.labels)
-    number = labels if samples.task == "single" else np.where(labels.any(1), labels.argmax(1), -1)
+    number = labels if samples.task == "single" else np.where((labels > 0).any(1), (labels > 0).argmax(1), -1)
     held = [np.flatnonzero(number == one) for one in np.unique(number)]
     turns = sorted((turn, of) for of, rows in enumerate(held) for turn in range(min(len(rows), SIDE * SIDE)))
     counts = np.bincount([of for _, of in turns[: SIDE * SIDE]], minlength=len(held))

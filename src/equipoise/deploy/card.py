@@ -34,11 +34,13 @@ class Card(Options):
     shape: tuple[Side, Side, Channels]
     """height, width, channels of its images"""
     partial: bool
-    """whether it labels only some of the classes"""
+    """whether it labels only some of the classes, or some of its images"""
     images: dict[str, Count]
     """by split: how many images it has"""
     counts: dict[str, tuple[Count | None, ...]]
     """by split: how many images of each class; none where that is not told"""
+    known: dict[str, tuple[Count | None, ...]] | None = None
+    """by split, where labels are missing: how many images are labelled for each class"""
 
     @model_validator(mode="after")
     def _adds_up(self) -> Card:
@@ -52,7 +54,16 @@ class Card(Options):
             len(self.classes)
         }:
             raise ValueError("'counts' is not by split and class")
+        if self.known is not None and (
+            self.task == "single"
+            or set(self.known) != set(SPLITS)
+            or any(len(told) != len(self.classes) for told in self.known.values())
+        ):
+            raise ValueError("'known' is not by split and class of several labels per image")
         for split in SPLITS:
+            for known in () if self.known is None else self.known[split]:
+                if known is not None and known > self.images[split]:
+                    raise ValueError(f"'known' of its {split} images is more than 'images'")
             told = [n for n in self.counts[split] if n is not None]
             found = sum(told) if self.task == "single" else max(told, default=0)
             short = self.task == "single" and len(told) == len(self.classes) and found < self.images[split]
@@ -62,10 +73,13 @@ class Card(Options):
 
 
 def rows(
-    classes: tuple[str, ...], shape: tuple[int, ...], told: Collection[str] = (COUNTS,)
+    classes: tuple[str, ...],
+    shape: tuple[int, ...],
+    told: Collection[str] = (COUNTS,),
+    partly: bool = False,
 ) -> list[dict[str, Any]]:
-    """The ledger's rows for joining, in the form of `Ledger.rows`; `told` as in a policy's `each`. Bytes are
-    those of the longest card."""
+    """The ledger's rows for joining, in the form of `Ledger.rows`; `told` as in a policy's `each`, `partly`
+    whether labels are missing. Bytes are those of the longest card."""
     count, wide = (MOST, f"{len(SPLITS)}×{len(classes)}") if COUNTS in told else (None, "not told")
     longest: dict[str, tuple[str, Any]] = {
         "classes": (str(len(classes)), classes),
@@ -75,6 +89,8 @@ def rows(
         "images": (str(len(SPLITS)), dict.fromkeys(SPLITS, MOST)),
         "counts": (wide, dict.fromkeys(SPLITS, [count] * len(classes))),
     }
+    if partly:
+        longest["known"] = longest["counts"]
     fixed = {
         "question": JOIN,
         "from_round": 0,

@@ -109,7 +109,7 @@ def _coordinate(grid: Grid, folder: RunFolder, journal: Journal, watch: Watch) -
         cards = roster(config, folder, fleet, tuple(sorted(keys)))
         facts = facts_of(cards)
         fits(config, facts.task)
-        joining = rows(facts.classes, facts.shape)
+        joining = rows(facts.classes, facts.shape, partly=any(card.known for card in cards.values()))
         begun = prepare(config, facts)
         startable(begun)
         return train(begun, fleet, journal, folder, watch, joining=joining)
@@ -182,9 +182,16 @@ def roster(config: Config, folder: RunFolder, fleet: FlowerEngine, sites: tuple[
 def facts_of(cards: Mapping[str, Card]) -> Facts:
     """What the run must know of its data, as the sites said when they joined."""
     first = next(iter(cards.values()))
-    told = {site: card.model_dump(mode="json") for site, card in cards.items()}
+    told = {site: card.model_dump(mode="json", exclude_defaults=True) for site, card in cards.items()}
     sites = {
-        site: {split: Held(images=card.images[split], counts=card.counts[split]) for split in SPLITS}
+        site: {
+            split: Held(
+                images=card.images[split],
+                counts=card.counts[split],
+                known=None if card.known is None else card.known[split],
+            )
+            for split in SPLITS
+        }
         for site, card in cards.items()
     }
     return Facts(

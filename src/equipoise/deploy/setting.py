@@ -172,5 +172,6 @@ def check_site(folder: Path, file: Path | None = None) -> Checked:
         refused = [_with_print(sentence, prints) for sentence in refused]
         for line in ledger.lines:
             refused += policy.objections(line.question, line.up, **joined.facts, read=("train",))
-    joining = rows(samples.classes, samples.images.shape[1:], policy.each)
+    shape, partly = samples.images.shape[1:], joined.known is not None
+    joining = rows(samples.classes, shape, policy.each, partly)
     return Checked(facts, joining, ledger, list(dict.fromkeys(refused)))

@@ -50,7 +50,7 @@ from equipoise.methods.base import OWN, POOLED
 from equipoise.names import unknown
 from equipoise.opening import read_text
 from equipoise.options import Options
-from equipoise.partition import Holding, PartitionOptions, divide
+from equipoise.partition import PartitionOptions, divide
 from equipoise.server import Journal
 from equipoise.server.journal import read as read_journal
 from equipoise.setup import Material, cache_folder, fits, keep_memory, make_host, place_of
@@ -175,8 +175,11 @@ def own_material(options: SiteOptions, config: Config, progress: Progress | None
         strange = sorted(set(options.labelled) - set(samples.classes))
         if strange:
             raise ConfigError(f"site.toml: 'labelled': {unknown('class', strange[0], samples.classes)}")
-        mask = np.array([name in options.labelled for name in samples.classes])
-        holding = Holding(holding.name, holding.train, holding.validation, holding.test, mask)
+        if samples.task == "single":
+            raise ConfigError("site.toml: 'labelled' is for several labels per image: remove it")
+        labels = samples.labels.copy()
+        labels[:, [name not in options.labelled for name in samples.classes]] = np.nan
+        samples = replace(samples, labels=labels)
     return Material(samples, (holding,))
 
 
@@ -211,7 +214,15 @@ class Joined:
         labels = {split: dict.__getitem__(self.splits, split).labels for split in self.splits}
         if self.dataset.samples.task == "single":
             return {split: torch.bincount(y, minlength=wide) for split, y in labels.items()}
-        return {split: y.sum(0).to(torch.int64) for split, y in labels.items()}
+        return {split: (y > 0).sum(0) for split, y in labels.items()}
+
+    @cached_property
+    def known(self) -> dict[str, Tensor] | None:
+        """Images of each split that are labelled for each class; None where all of them are."""
+        rows = {split: dict.__getitem__(self.splits, split) for split in self.splits}
+        if all(one.complete for one in rows.values()):
+            return None
+        return {split: one.known.sum(0) for split, one in rows.items()}
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -385,11 +396,14 @@ class SiteClient:
         joined = self._run(run)
         joined.accept(self._ticket(table))
         samples = joined.dataset.samples
+        known = joined.known
+        labelled = {} if known is None else {split: self.policy.cells(told) for split, told in known.items()}
         return {
             "classes": list(samples.classes),
             "task": samples.task,
             "shape": list(samples.images.shape[1:]),
-            "partial": joined.dataset.holdings[0].labelled is not None,
+            "partial": joined.dataset.facts.partial,
+            **({"known": labelled} if labelled else {}),
             "images": {split: len(dict.__getitem__(joined.splits, split)) for split in joined.counts},
             "counts": {split: self.policy.cells(counts) for split, counts in joined.counts.items()},
         }

@@ -106,7 +106,7 @@ class Host:
         return make_objective(
             self.objective,
             counts=data.counts,
-            total=len(data.splits["train"]),
+            total=data.total,
             task=data.task,
             labelled=data.labelled,
             round=round,

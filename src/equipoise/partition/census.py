@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,9 @@ class Held(Options):
     images: int
     counts: tuple[int | None, ...]
     """of each class (positives, for multi-label); None where that is not told"""
+    known: tuple[int | None, ...] | None = None
+    """multi-label: how many of them are labelled for each class, None where that is not told; left out where
+    all of them are for every class"""
 
 
 class Census(Options):
@@ -34,6 +37,11 @@ class Census(Options):
     """by site: the classes it labels; a site that is not named labels all"""
     groups: int | None = None
     """patients, or whatever keeps images together; None where that is not known"""
+
+    @property
+    def partial(self) -> bool:
+        """Whether some training image is not labelled for some class."""
+        return bool(self.labelled) or any(held["train"].known is not None for held in self.sites.values())
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -64,18 +72,20 @@ class Facts:
     fingerprint: str
     census: Census
     partial: bool
-    """whether some site labels only some of the classes"""
+    """whether some site labels only some of the classes, or some of its images"""
 
     def table(self) -> dict[str, Any]:
         """All of it as plain values, for pages and consoles; what is not told counts as none.
 
-        A site that labels only some of the classes has `labelled`, true or false for each.
+        A site that labels only some of the classes has `labelled`, true or false for each; a split in which
+        not every image is labelled for every class has `known`, how many are.
         """
         census, train = self.census, self.census.counts().tolist()
         height, width, channels = self.shape
         sites: dict[str, dict[str, Any]] = {
             site: {
                 split: {"images": held.images, "counts": [n or 0 for n in held.counts]}
+                | ({} if held.known is None else {"known": [n or 0 for n in held.known]})
                 for split, held in splits.items()
             }
             for site, splits in census.sites.items()
@@ -98,9 +108,18 @@ class Facts:
 def together(parts: Iterable[Held]) -> Held:
     """The images of several sites; a class that one of them says nothing of is not told."""
     found = list(parts)
-    columns = zip(*(part.counts for part in found), strict=True)
-    counts = tuple(None if None in column else sum(n for n in column if n is not None) for column in columns)
-    return Held(images=sum(part.images for part in found), counts=counts)
+    images = sum(part.images for part in found)
+    counts = _sums([part.counts for part in found])
+    if all(part.known is None for part in found):
+        return Held(images=images, counts=counts)
+    each = [(part.images,) * len(counts) if part.known is None else part.known for part in found]
+    return Held(images=images, counts=counts, known=_sums(each))
+
+
+def _sums(rows: Sequence[Sequence[int | None]]) -> tuple[int | None, ...]:
+    """The sum of every column; None where one of its cells is."""
+    columns = zip(*rows, strict=True)
+    return tuple(None if None in column else sum(n for n in column if n is not None) for column in columns)
 
 
 def count(samples: Samples, holdings: Iterable[Holding]) -> Census:
@@ -109,12 +128,23 @@ def count(samples: Samples, holdings: Iterable[Holding]) -> Census:
 
     def held(rows: np.ndarray) -> Held:
         labels = samples.labels[rows]
-        counts = np.bincount(labels, minlength=width) if samples.task == "single" else labels.sum(0)
-        return Held(images=len(rows), counts=tuple(int(n) for n in counts))
+        single = samples.task == "single"
+        counts = np.bincount(labels, minlength=width) if single else (labels > 0).sum(0)
+        known = tuple(int(n) for n in (~np.isnan(labels)).sum(0)) if not single else ()
+        partly = any(n < len(rows) for n in known)
+        return Held(images=len(rows), counts=tuple(int(n) for n in counts), known=known if partly else None)
+
+    def labelled(one: Holding) -> np.ndarray:
+        wide = np.ones(width, bool) if one.labelled is None else one.labelled
+        result: np.ndarray = (
+            wide if samples.task == "single" else wide & ~np.isnan(samples.labels[one.train]).all(0)
+        )
+        return result
 
     found = list(holdings)
+    masks = {one.name: labelled(one) for one in found}
     return Census(
         sites={one.name: {split: held(getattr(one, split)) for split in SPLITS} for one in found},
-        labelled={one.name: tuple(one.labelled.tolist()) for one in found if one.labelled is not None},
+        labelled={name: tuple(mask.tolist()) for name, mask in masks.items() if not mask.all()},
         groups=None if samples.group is None else len(np.unique(samples.group)),
     )

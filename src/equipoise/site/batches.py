@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from equipoise.data.samples import Samples, Task
+from equipoise.losses import known
 from equipoise.partition import Holding
 from equipoise.site.views import View
 
@@ -20,32 +22,44 @@ class Batch:
 
     views: tuple[Tensor, ...]
     y: Tensor
-    """int64 [B] for a single-label task, float32 [B, C] for a multi-label one"""
+    """int64 [B] for a single-label task; float32 [B, C] of 0, 1, and NaN where the image has no label for a
+    class, for a multi-label one"""
     index: Tensor
     """positions within the site's split, 0 … n-1: what private per-image state is kept by"""
-    mask: Tensor | None
-    """bool [C]: classes this site labels (multi-label); None = all"""
 
     @property
     def x(self) -> Tensor:
         return self.views[0]
+
+    @property
+    def known(self) -> Tensor:
+        """bool, as `y`: where there is a label."""
+        return known(self.y)
 
     def __len__(self) -> int:
         return len(self.y)
 
 
 class Rows:
-    """The images and labels one site holds for one split."""
+    """The images and labels one site holds for one split; `hidden` (bool [C]) are classes it must not see."""
 
     def __init__(
-        self, samples: Samples, index: np.ndarray, labelled: np.ndarray | None, device: torch.device
+        self, samples: Samples, index: np.ndarray, hidden: np.ndarray | None, device: torch.device
     ) -> None:
         self.images, self.index, self.device = samples.images, index, device
         self.labels = torch.from_numpy(np.ascontiguousarray(samples.labels[index]))
-        self.mask = None if labelled is None else torch.from_numpy(labelled).to(device)
-        if self.mask is not None:
-            # What a site does not label it must not see, not even by accident.
-            self.labels = self.labels * self.mask.to("cpu", self.labels.dtype)
+        if hidden is not None:
+            self.labels[:, torch.from_numpy(hidden)] = torch.nan
+
+    @cached_property
+    def known(self) -> Tensor:
+        """bool, as `labels`: where there is one."""
+        return known(self.labels)
+
+    @cached_property
+    def complete(self) -> bool:
+        """Whether no label is missing."""
+        return bool(self.known.all())
 
     def __len__(self) -> int:
         return len(self.index)
@@ -57,7 +71,6 @@ class Rows:
             views=tuple(view(rows, draw) for view, draw in zip(views, generators, strict=True)),
             y=self.labels[position].to(self.device),
             index=position,
-            mask=self.mask,
         )
 
     def batches(
@@ -88,20 +101,25 @@ class SiteData:
         self.name = holding.name
         self.task: Task = samples.task
         self.classes = samples.classes
-        self.labelled = None if holding.labelled is None else torch.from_numpy(holding.labelled)
+        # A simulation hides labels from training alone: it evaluates with all that there are.
+        hidden = {} if holding.labelled is None else {"train": ~holding.labelled}
         self.splits = {
-            # Evaluation reads complete labels: partial labelling is about what a site can train on.
-            split: Rows(
-                samples, getattr(holding, split), holding.labelled if split == "train" else None, device
-            )
+            split: Rows(samples, getattr(holding, split), hidden.get(split), device)
             for split in ("train", "validation", "test")
         }
-        labels = self.splits["train"].labels
+        train, single = self.splits["train"], samples.task == "single"
+        self.labelled = None if train.complete else train.known.any(0)
+        """bool [C]: the classes that some training image is labelled for; None = each, on every image"""
         self.counts = (
-            torch.bincount(labels, minlength=len(samples.classes)).to(torch.float64)
-            if samples.task == "single"
-            else labels.sum(0, dtype=torch.float64)
-        )
+            torch.bincount(train.labels, minlength=len(samples.classes))
+            if single
+            else (train.labels > 0).sum(0)
+        ).to(torch.float64)
+        """float64 [C]: training images of each class (positives, for multi-label)"""
+        known = train.known[:, None] if single else train.known
+        found = known.sum(0, dtype=torch.float64).expand_as(self.counts)
+        self.total = torch.where(found > 0, found, float(len(train)))
+        """float64 [C]: the images those are out of, which are labelled for the class; all where none is"""
         self.attributes = {
             name: {split: values[getattr(holding, split)] for split in self.splits}
             for name, values in samples.attributes.items()

@@ -27,7 +27,7 @@ from torch import Tensor
 from equipoise.errors import MethodError
 from equipoise.exchange import Ask
 from equipoise.leaves import Mean, Upload
-from equipoise.losses import among, bce_cells, masked_mean
+from equipoise.losses import among, bce_cells, filled, known, masked_mean
 from equipoise.nets import HEAD, Net, load, state
 from equipoise.seeds import generator
 from equipoise.site import Batch, Loc
@@ -99,7 +99,8 @@ def balanced_loss(logits: Tensor, y: Tensor, loc: Any) -> Tensor:
     the same."""
     if loc.task == "single":
         return F.cross_entropy(among(logits, loc.counts > 0), y)
-    positives, negatives = loc.counts.to(logits), (loc.samples - loc.counts).to(logits)
-    known = loc.annotated.to(logits.device) & (positives > 0) & (negatives > 0)
+    positives, negatives = loc.counts.to(logits), (loc.total - loc.counts).to(logits)
+    both = loc.annotated.to(logits.device) & (positives > 0) & (negatives > 0)
     side = torch.where(y > 0, positives, negatives).clamp_min(1)
-    return masked_mean(bce_cells(logits, y) * loc.samples / (2 * side), known)
+    cells = bce_cells(logits, filled(y)) * loc.total.to(logits) / (2 * side)
+    return masked_mean(cells, known(y) & both)
