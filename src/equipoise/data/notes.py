@@ -97,11 +97,11 @@ def _plain(label: Any, several: bool) -> int | str | list[int]:
     is a number, as MedMNIST has it."""
     label = label.tolist() if hasattr(label, "tolist") else label
     values = list(label) if isinstance(label, tuple | list) else [label]
-    values = [UNLABELLED if missing(value) else value for value in values]
     if len(values) == 1 and not several:
-        if values[0] == UNLABELLED:
-            raise ValueError("the label is missing: leave the image out, or use a list of 0 and 1")
+        if missing(values[0]) or values[0] == UNLABELLED:
+            raise ValueError(f"the label is missing ({values[0]}): leave the image out")
         return _name_or_number(values[0])
+    values = [UNLABELLED if missing(value) else value for value in values]
     if not values or any(isinstance(value, str) or value not in (0, 1, UNLABELLED) for value in values):
         shown = ", ".join(map(str, values[:20]))
         raise ValueError(

@@ -101,12 +101,13 @@ def contact_sheet(samples: Samples) -> Image.Image:
 
 
 def label_of(samples: Samples, row: int) -> str:
-    """The class of a row, or the names of several."""
+    """The class of a row, or the names of several; a '?' says that some are not labelled."""
     if samples.task == "single":
         result: str = samples.classes[samples.labels[row]]
         return result
     names = [name for name, value in zip(samples.classes, samples.labels[row], strict=True) if value > 0]
-    return ", ".join(names) or "none"
+    gaps = ["?"] if np.isnan(samples.labels[row]).any() else []
+    return ", ".join(names + gaps) or "none"
 
 
 def _chosen(samples: Samples) -> np.ndarray:

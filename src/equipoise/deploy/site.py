@@ -164,13 +164,6 @@ def own_material(options: SiteOptions, config: Config, progress: Progress | None
             'train.augment.normalise = "data" needs all images in one place: use "imagenet", "half" or '
             "numbers"
         )
-    rule = Whole(name=options.name) if options.partition is None else config.partition
-    held = [
-        one for one in divide(samples, rule, config.data.split, config.train.seed) if one.name == options.name
-    ]
-    if not held:
-        raise ConfigError(f"site.toml: the partition has no site '{options.name}'")
-    holding = held[0]
     if options.labelled is not None:
         strange = sorted(set(options.labelled) - set(samples.classes))
         if strange:
@@ -180,7 +173,13 @@ def own_material(options: SiteOptions, config: Config, progress: Progress | None
         labels = samples.labels.copy()
         labels[:, [name not in options.labelled for name in samples.classes]] = np.nan
         samples = replace(samples, labels=labels)
-    return Material(samples, (holding,))
+    rule = Whole(name=options.name) if options.partition is None else config.partition
+    held = [
+        one for one in divide(samples, rule, config.data.split, config.train.seed) if one.name == options.name
+    ]
+    if not held:
+        raise ConfigError(f"site.toml: the partition has no site '{options.name}'")
+    return Material(samples, (held[0],))
 
 
 class Watched(dict[str, Any]):

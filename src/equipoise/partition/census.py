@@ -43,6 +43,11 @@ class Census(Options):
         """Whether some training image is not labelled for some class."""
         return bool(self.labelled) or any(held["train"].known is not None for held in self.sites.values())
 
+    def known(self, split: str) -> list[int] | None:
+        """How many images of a split are labelled for each class, over all sites; None where all are."""
+        held = together(splits[split] for splits in self.sites.values())
+        return None if held.known is None else [n or 0 for n in held.known]
+
     @property
     def sizes(self) -> dict[str, int]:
         """Training images by site."""
