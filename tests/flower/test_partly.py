@@ -69,9 +69,10 @@ def test_findings_that_a_site_does_not_label_count_in_its_tests_neither(partly: 
 
 def test_one_label_per_image_cannot_be_partly_missing(tiny: Any) -> None:
     config = tiny()
+    options = SiteOptions(name="north", data=config.table()["data"], device="cpu", labelled=("MEL",))
+    own = own_config(options, Path.cwd(), {}, lambda *_: None)
     with pytest.raises(ConfigError, match="'labelled' is for several labels per image: remove it"):
-        options = SiteOptions(name="north", data=config.table()["data"], device="cpu", labelled=("MEL",))
-        own_material(options, own_config(options, Path.cwd(), {}, lambda *_: None))
+        own_material(options, own)
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,8 @@ def _plain(runs: int) -> Watch:
             if clock.run == 0:
                 clock.start()
             sizes = ", ".join(f"{site} {count:,}" for site, count in facts["sites"].items())
-            say(f"{clock.rounds} rounds at {len(facts['sites'])} sites ({sizes})")
+            rounds = "1 round" if clock.rounds == 1 else f"{clock.rounds} rounds"
+            say(f"{rounds} at {len(facts['sites'])} sites ({sizes})")
         elif event == "answer":
             clock.answer()
         elif event == "round":

@@ -46,7 +46,8 @@ def trial(config: Config) -> Trial:
     if (known := plan.facts.census.known("train")) is not None:
         labelled = ", ".join(f"{name} {n:,}" for name, n in zip(samples.classes, known, strict=True))
         checked["labels"] = (
-            f"of {sum(sizes):,} training images are labelled: {labelled}; site by site: `equipoise data inspect`"
+            f"of {sum(sizes):,} training images are labelled: {labelled}; site by site: `equipoise data "
+            "inspect`"
         )
     if notes := departures(config):
         checked["note"] = "; ".join(notes)

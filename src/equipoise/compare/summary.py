@@ -48,7 +48,7 @@ NOT_ALL = "†"
 NOTE = """\
 Mean ± standard deviation in per cent over {runs}. G: the global predictor on the union of test sets;
 S: each site's own predictor on its own test set, mean over sites; A: the mean of both. Best bold, second
-underlined.
+underlined, but not of metrics of one's own: a smaller value may be the better one.
 """
 CONVERGED_NOTE = """\
 Converged: the runs whose mean validation balanced accuracy over the last quarter of rounds is within one
@@ -223,7 +223,8 @@ def table_of(facts: Mapping[str, Any]) -> Table:
         )
     heads = tuple(f"{LETTERS[view]} {NAMES.get(name, name)}" for view, name in columns)
     against = ("against",) if several else ()
-    return Table(heads, tuple(rows), (*against, "Δ", *TESTS.values(), CONVERGED, "runs"))
+    remarks_heads = (*against, "Δ", *TESTS.values(), CONVERGED, "runs")
+    return Table(heads, tuple(rows), remarks_heads, len(columns) - len(COLUMNS[facts["task"]]))
 
 
 def converged_text(runs: Sequence[Mapping[str, Any]]) -> str:

@@ -1,7 +1,7 @@
 """The coordinator's run: the same loop as a simulation, with the sites behind Flower and no image in sight.
 
 What it must know of the data (classes, image size, how many images) the sites say when they accept the
-invitation. The answer is kept in `roster.json`, so that a run that is gone on with has the same sites in the
+invitation. The answer is kept in `roster.json`, so that a run that is resumed has the same sites in the
 same order.
 """
 
@@ -80,7 +80,7 @@ def federated(config: Config) -> Config:
 
 
 def coordinate(grid: Grid, folder: Path, watch: Watch | None = None) -> Result:
-    """Run (or go on with) the federation planned in a folder."""
+    """Run, or resume, the federation planned in a folder."""
     run = RunFolder(folder)
     with run.alone(), closing(Journal(run / JOURNAL)) as journal:
         try:

@@ -165,7 +165,7 @@ def allow(folder: Path, keys: dict[str, bytes]) -> None:
 
 
 def submit(folder: Path, config: Config, out: Path) -> int:
-    """Hand a run to the SuperLink; its number there. A run folder that was begun is gone on with."""
+    """Hand a run to the SuperLink; its number there. A run that was begun is resumed."""
     keys = {site: read_public(path) for site, path in listed(folder).items()}
     check_certificates(folder)
     plan(config, out, keys)

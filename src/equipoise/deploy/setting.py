@@ -127,7 +127,7 @@ class Checked:
 
 
 def check_site(folder: Path, file: Path | None = None) -> Checked:
-    """Try data, keys and policy of a site; with a run's config, ask its questions of two made-up sites."""
+    """Try data, keys and policy of a site; with a run's config, ask its questions of two generated sites."""
     options, policy = read_site(folder), read_policy(folder / "policy.toml")
     key = folder / options.key
     read_public(key.with_name(key.name + ".pub"))
