@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from pydantic import ConfigDict, field_serializer, field_validator
 from torch import Tensor
 
 from equipoise.data.samples import Samples, Task
 from equipoise.options import Options
-from equipoise.partition.divide import Holding
+from equipoise.partition.by_name import ByName
+from equipoise.partition.divide import Holding, Holdings
 
 SPLITS = ("train", "validation", "test")
+NOT_TOLD = -1
+TABLE = 1000
+"""sites that are written down as a table, at most"""
 
 
 class Held(Options):
@@ -28,42 +33,131 @@ class Held(Options):
     all of them are for every class"""
 
 
+class Counts(ByName[dict[str, Held]]):
+    """By site and split, what is held: arrays, since there may be 100,000 sites."""
+
+    def __init__(
+        self,
+        names: Sequence[str] | Mapping[str, int],
+        images: np.ndarray,
+        counts: np.ndarray,
+        known: np.ndarray | None = None,
+    ) -> None:
+        """`images` is [sites, splits], `counts` [sites, splits, classes], `NOT_TOLD` where that is so;
+        `known` is as `counts`, the images that are labelled, None where all of them are."""
+        super().__init__(names, self._held)
+        self.images, self.counts, self.known = images, counts, known
+
+    def _held(self, place: int) -> dict[str, Held]:
+        return {
+            split: Held(
+                images=int(self.images[place, i]),
+                counts=_told(self.counts[place, i]),
+                known=None if self.complete(place, i) else _told(self._known[place, i]),
+            )
+            for i, split in enumerate(SPLITS)
+        }
+
+    def complete(self, place: int, split: int) -> bool:
+        """Whether every image of a split is labelled for every class."""
+        return self.known is None or bool((self.known[place, split] == self.images[place, split]).all())
+
+    @property
+    def _known(self) -> np.ndarray:
+        assert self.known is not None
+        return self.known
+
+
 class Census(Options):
     """Who holds what."""
 
-    sites: dict[str, dict[str, Held]]
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    sites: Counts
     """by site and split"""
     labelled: dict[str, tuple[bool, ...]] = {}
     """by site: the classes it labels; a site that is not named labels all"""
     groups: int | None = None
     """patients, or whatever keeps images together; None where that is not known"""
 
+    @classmethod
+    def of(cls, sites: Mapping[str, Mapping[str, Held]]) -> Census:
+        """The census of sites that told what they have."""
+        return cls.model_validate({"sites": sites})
+
+    @field_validator("sites", mode="before")
+    @classmethod
+    def _in_arrays(cls, sites: Any) -> Any:
+        """A table by site and split, or the columns of one, become arrays."""
+        if isinstance(sites, Counts) or not isinstance(sites, Mapping):
+            return sites
+        if isinstance(sites.get("names"), list):
+            columns = [sites[split] for split in SPLITS]
+            images = np.array([_numbers(one["images"]) for one in columns]).T
+            counts, known = (
+                np.array([[_numbers(told) for told in one[name]] for one in columns]).transpose(2, 0, 1)
+                if name in columns[0]
+                else None
+                for name in ("counts", "known")
+            )
+            assert counts is not None
+            return Counts(sites["names"], images, counts, known)
+        held = [[Held.model_validate(splits[split]) for split in SPLITS] for splits in sites.values()]
+        images = np.array([[one.images for one in row] for row in held], dtype=np.int64)
+        counts = np.array([[_number(one.counts) for one in row] for row in held], dtype=np.int64)
+        if all(one.known is None for row in held for one in row):
+            return Counts(tuple(sites), images, counts)
+        known = [[_number(one.known or (one.images,) * len(one.counts)) for one in row] for row in held]
+        return Counts(tuple(sites), images, counts, np.array(known, dtype=np.int64))
+
+    @field_serializer("sites")
+    def _as_table(self, sites: Counts) -> dict[str, Any]:
+        """What each site has of each split; of many sites in columns, which take a tenth of the room."""
+        if len(sites) > TABLE:
+            return {"names": list(sites)} | {
+                split: {
+                    "images": _text(sites.images[:, i]),
+                    "counts": [_text(column) for column in sites.counts[:, i].T],
+                    **({} if sites.known is None else {"known": [_text(one) for one in sites.known[:, i].T]}),
+                }
+                for i, split in enumerate(SPLITS)
+            }
+        return {
+            site: {split: held.model_dump(exclude_defaults=True) for split, held in splits.items()}
+            for site, splits in sites.items()
+        }
+
     @property
     def partial(self) -> bool:
         """Whether some training image is not labelled for some class."""
-        return bool(self.labelled) or any(held["train"].known is not None for held in self.sites.values())
+        return bool(self.labelled) or self.known("train") is not None
 
     def known(self, split: str) -> list[int] | None:
         """How many images of a split are labelled for each class, over all sites; None where all are."""
-        held = together(splits[split] for splits in self.sites.values())
-        return None if held.known is None else [n or 0 for n in held.known]
+        images, place = self.sites.images, SPLITS.index(split)
+        if self.sites.known is None or bool((self.sites.known[:, place] == images[:, place, None]).all()):
+            return None
+        result: list[int] = self.sites.known[:, place].clip(min=0).sum(0, dtype=np.int64).tolist()
+        return result
 
     @property
     def sizes(self) -> dict[str, int]:
         """Training images by site."""
-        return {site: held["train"].images for site, held in self.sites.items()}
+        return dict(zip(self.sites, self.sites.images[:, 0].tolist(), strict=True))
 
     def counts(self) -> Tensor:
         """Training images per class over all sites; what is not told counts as none."""
-        told = [[n or 0 for n in held["train"].counts] for held in self.sites.values()]
-        return torch.tensor(told, dtype=torch.int64).sum(0)
+        return torch.from_numpy(self.sites.counts[:, 0].clip(min=0).sum(0, dtype=np.int64))
 
-    def images(self) -> dict[str, dict[str, int]]:
+    def images(self) -> Mapping[str, dict[str, int]]:
         """How many images by site and split."""
-        return {
-            site: {split: held.images for split, held in splits.items()}
-            for site, splits in self.sites.items()
-        }
+        places, images = self.sites.places, self.sites.images
+        return ByName(places, lambda place: dict(zip(SPLITS, images[place].tolist(), strict=True)))
+
+    def having(self, *splits: str) -> tuple[str, ...]:
+        """The sites that have images of one of these splits."""
+        found = self.sites.images[:, [SPLITS.index(split) for split in splits]].sum(1).tolist()
+        return tuple(site for site, images in zip(self.sites, found, strict=True) if images)
 
 
 @dataclass(frozen=True)
@@ -87,21 +181,25 @@ class Facts:
         """
         census, train = self.census, self.census.counts().tolist()
         height, width, channels = self.shape
+        images, counts = census.sites.images.tolist(), census.sites.counts.clip(min=0).tolist()
         sites: dict[str, dict[str, Any]] = {
             site: {
-                split: {"images": held.images, "counts": [n or 0 for n in held.counts]}
-                | ({} if held.known is None else {"known": [n or 0 for n in held.known]})
-                for split, held in splits.items()
+                split: {"images": n, "counts": told}
+                for split, n, told in zip(SPLITS, images[place], counts[place], strict=True)
             }
-            for site, splits in census.sites.items()
+            for place, site in enumerate(census.sites)
         }
+        for place, site in enumerate(census.sites if census.sites.known is not None else ()):
+            for i, split in enumerate(SPLITS):
+                if not census.sites.complete(place, i):
+                    sites[site][split]["known"] = [n or 0 for n in census.sites[site][split].known or ()]
         for site, mask in census.labelled.items():
             sites[site]["labelled"] = list(mask)
         return {
             "task": self.task,
             "classes": list(self.classes),
             "splits": list(SPLITS),
-            "images": sum(held.images for splits in census.sites.values() for held in splits.values()),
+            "images": int(census.sites.images.sum()),
             **{"height": height, "width": width, "channels": channels},
             "train": train,
             "imbalance": max(train) / min(train) if min(train) else None,
@@ -113,8 +211,7 @@ class Facts:
 def together(parts: Iterable[Held]) -> Held:
     """The images of several sites; a class that one of them says nothing of is not told."""
     found = list(parts)
-    images = sum(part.images for part in found)
-    counts = _sums([part.counts for part in found])
+    images, counts = sum(part.images for part in found), _sums([part.counts for part in found])
     if all(part.known is None for part in found):
         return Held(images=images, counts=counts)
     each = [(part.images,) * len(counts) if part.known is None else part.known for part in found]
@@ -127,29 +224,56 @@ def _sums(rows: Sequence[Sequence[int | None]]) -> tuple[int | None, ...]:
     return tuple(None if None in column else sum(n for n in column if n is not None) for column in columns)
 
 
-def count(samples: Samples, holdings: Iterable[Holding]) -> Census:
+def count(samples: Samples, holdings: Sequence[Holding]) -> Census:
     """The census of data that is at hand."""
-    width = len(samples.classes)
+    packed = Holdings.of(holdings)
+    images, width = packed.sizes, len(samples.classes)
+    labels = samples.labels[packed.rows]
+    cells = np.repeat(np.arange(images.size), images.reshape(-1))
+    if samples.task == "single":
+        found = np.bincount(cells * width + labels, minlength=images.size * width)
+        counts, known = found.astype(np.int32).reshape(*images.shape, width), None
+    else:
 
-    def held(rows: np.ndarray) -> Held:
-        labels = samples.labels[rows]
-        single = samples.task == "single"
-        counts = np.bincount(labels, minlength=width) if single else (labels > 0).sum(0)
-        known = tuple(int(n) for n in (~np.isnan(labels)).sum(0)) if not single else ()
-        partly = any(n < len(rows) for n in known)
-        return Held(images=len(rows), counts=tuple(int(n) for n in counts), known=known if partly else None)
+        def added(marked: np.ndarray) -> np.ndarray:
+            columns = [np.bincount(cells, marked[:, i], minlength=images.size) for i in range(width)]
+            return np.stack(columns, axis=1).astype(np.int32).reshape(*images.shape, width)
 
-    def labelled(one: Holding) -> np.ndarray:
-        wide = np.ones(width, bool) if one.labelled is None else one.labelled
-        result: np.ndarray = (
-            wide if samples.task == "single" else wide & ~np.isnan(samples.labels[one.train]).all(0)
-        )
-        return result
-
-    found = list(holdings)
-    masks = {one.name: labelled(one) for one in found}
+        missing = np.isnan(labels)
+        counts, known = added(labels > 0), added(~missing) if missing.any() else None
     return Census(
-        sites={one.name: {split: held(getattr(one, split)) for split in SPLITS} for one in found},
-        labelled={name: tuple(mask.tolist()) for name, mask in masks.items() if not mask.all()},
+        sites=Counts(packed.places, images, counts, known),
+        labelled=_labelled(holdings, packed, known),
         groups=None if samples.group is None else len(np.unique(samples.group)),
     )
+
+
+def _labelled(
+    holdings: Sequence[Holding], packed: Holdings, known: np.ndarray | None
+) -> dict[str, tuple[bool, ...]]:
+    """By site that labels only some of the classes, those that some training image is labelled for."""
+    if packed.labelled is None and known is None:
+        return {}
+    found = {}
+    for place, one in enumerate(holdings):
+        mask = np.bool_(True) if one.labelled is None else one.labelled
+        given = mask if known is None else mask & (known[place, 0] > 0)
+        if not given.all():
+            found[one.name] = tuple(given.tolist())
+    return found
+
+
+def _told(numbers: np.ndarray) -> tuple[int | None, ...]:
+    return tuple(None if n == NOT_TOLD else n for n in numbers.tolist())
+
+
+def _number(told: Sequence[int | None]) -> list[int]:
+    return [NOT_TOLD if n is None else n for n in told]
+
+
+def _text(column: np.ndarray) -> str:
+    return " ".join(map(str, column.tolist()))
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(word) for word in text.split()]
