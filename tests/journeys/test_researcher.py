@@ -9,6 +9,7 @@ import pytest
 from tests.journeys.conftest import Cli, narrow
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("width", [80, 120])
 def test_a_researcher_compares_methods(
     cli: Cli, hospital: Path, monkeypatch: pytest.MonkeyPatch, width: int
