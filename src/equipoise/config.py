@@ -187,7 +187,7 @@ def _toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"there is no config file {path}") from None
     except IsADirectoryError:
         raise ConfigError(
-            f"{path} is a folder, not a config file; to go on with a run use `equipoise resume {path}`"
+            f"{path} is a folder, not a config file; to resume a run use `equipoise resume {path}`"
         ) from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error

@@ -168,7 +168,7 @@ def run(
 
 
 def resume(folder: str | Path, *, watch: Watch | None = None, trust: bool = False) -> Result:
-    """Go on with the run in a folder; `trust` lets it run a method's file or module that you have not run
+    """Continue the run in a folder; `trust` lets it run a method's file or module that you have not run
     before."""
     return run(read_folder(Path(folder), trust), folder, watch=watch)
 
@@ -426,7 +426,7 @@ def claim(folder: RunFolder, config: Config) -> None:
     if changed:
         raise StorageError(
             f"the code of '{changed[0]}' has changed since the run in {folder} began: restore it, choose "
-            f"another --out, or delete {folder / CODE} to go on with the changed code"
+            f"another --out, or delete {folder / CODE} to resume with the changed code"
         )
 
 

@@ -78,7 +78,7 @@ class Material:
             shape=(height, width, channels),
             fingerprint=samples.fingerprint,
             census=census,
-            partial=bool(census.labelled),
+            partial=census.partial,
         )
 
     def measured(self) -> tuple[Channels, Channels]:

@@ -226,9 +226,25 @@ def test_a_long_list_of_bad_rows_is_cut(clinic: Path) -> None:
 
 
 def test_a_multi_label_value_that_is_neither_zero_nor_one(clinic: Path) -> None:
-    (clinic / "labels.csv").write_text("file,Mass\na.jpg,1\nb.jpg,-1\nc.jpg,\n")
-    with pytest.raises(DataError, match=r"(?s)row 3: '-1' in column 'Mass'.*row 4: '' in column 'Mass'"):
+    (clinic / "labels.csv").write_text("file,Mass\na.jpg,1\nb.jpg,2\nc.jpg,N/A\n")
+    with pytest.raises(
+        DataError,
+        match=r"(?s)row 3: '2' in column 'Mass'.*row 4: 'N/A' in column 'Mass' is neither 0 nor 1; leave it "
+        r"empty where the image is not labelled",
+    ):
         load(clinic, label=None, labels=["Mass"])
+
+
+@pytest.mark.parametrize("blank", ["", "-1", "-1.0", " "])
+def test_an_empty_cell_is_a_label_the_image_does_not_have(clinic: Path, blank: str) -> None:
+    (clinic / "labels.csv").write_text(
+        f"file,Mass,Edema\na.jpg,1,{blank}\nb.jpg,{blank},{blank}\nc.jpg,0,1\n"
+    )
+    samples = load(clinic, label=None, labels=["Mass", "Edema"])
+    gap = np.nan
+    np.testing.assert_array_equal(samples.labels, np.array([[1, gap], [gap, gap], [0, 1]], np.float32))
+    (clinic / "labels.csv").write_text("file,Mass,Edema\na.jpg,1,0\nb.jpg,0,0\nc.jpg,0,1\n")
+    assert load(clinic, label=None, labels=["Mass", "Edema"]).fingerprint != samples.fingerprint
 
 
 def test_one_empty_word_among_several_labels(clinic: Path) -> None:

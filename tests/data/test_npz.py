@@ -92,6 +92,8 @@ def test_bad_labels_are_refused_or_skipped(tmp_path: Path) -> None:
     np.testing.assert_array_equal(samples.images[5, ..., 0], given["test_images"][1])
     assert len(samples) == 6
     assert len(samples.skipped) == 1
+    partly = {"train_images": pictures(2, 28, 28), "train_labels": np.array([[0, -1], [1, 1]])}
+    np.testing.assert_array_equal(load(tmp_path, partly).labels, np.array([[0, np.nan], [1, 1]], np.float32))
     many = {"train_images": pictures(2, 28, 28), "train_labels": np.array([[0, 2], [1, 1]])}
     with pytest.raises(DataError, match=r"train_labels\[0\]: \[0, 2\] holds a value that is neither 0 nor 1"):
         load(tmp_path, many)

@@ -351,7 +351,7 @@ def records(clinic: Path) -> dict[str, list[Any]]:
     table["patient"] = [int(value) for value in table["patient"]]
     table["sex"] = [value or float("nan") for value in table["sex"]]
     for name in ("effusion", "nodule"):
-        table[name] = [float(value) for value in table[name]]
+        table[name] = [float(value or "nan") for value in table[name]]
     return table
 
 
@@ -375,6 +375,30 @@ def test_a_table_gives_what_the_csv_reader_gives(form: str, clinic: Path) -> Non
     several = ["effusion", "nodule"]
     equipoise.frame(FORMS[form](clinic), clinic / "set", label=several, **shared)
     same(read_back(clinic), from_csv(clinic, label=None, labels=several, classes=None, **options))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_empty_cells_of_a_table_are_as_the_csv_reader_has_them(form: str, clinic: Path) -> None:
+    text = (clinic / "labels.csv").read_text().splitlines()
+    rows = [line.split(",") for line in text]
+    place = rows[0].index("nodule")
+    for i in (1, 4, 5):
+        rows[i][place] = "-1" if i == 5 else ""
+    (clinic / "labels.csv").write_text("\n".join(map(",".join, rows)) + "\n")
+    several = ["effusion", "nodule"]
+    shared: dict[str, Any] = {"image": "file", "root": clinic / "images"}
+    table = FORMS[form](clinic)
+    equipoise.frame(table, clinic / "set", label=several, **shared)
+    samples = read_back(clinic)
+    assert np.flatnonzero(np.isnan(samples.labels[:, 1])).tolist() == [0, 3, 4]
+    assert not np.isnan(samples.labels[:, 0]).any()
+
+
+def test_a_list_may_say_that_an_image_is_not_labelled(store: Store, tmp_path: Path) -> None:
+    cells = [[0, -1], [1, NONE], [None, 1], [-1, -1]]
+    store([(PIXELS[i], label) for i, label in enumerate(cells)])
+    wanted = np.array([[0, NONE], [1, NONE], [NONE, 1], [NONE, NONE]], np.float32)
+    np.testing.assert_array_equal(read_back(tmp_path).labels, wanted)
 
 
 def test_one_column_of_0_and_1_in_a_list_is_one_of_several_labels(clinic: Path) -> None:
@@ -489,8 +513,6 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "minus one": (pairs(label=-1), {}, r"row 4: the label is missing \(-1\): leave the image out"),
     "NaN label": (pairs(label=NONE), {}, r"row 4: the label is missing \(nan\)"),
     "no label": ([(PIXELS[0], None)], {}, r"row 0: the label is missing \(None\)"),
-    "one missing": ([(PIXELS[0], [0, NONE])], {}, r"row 0: the label is missing \(0, nan\)"),
-    "one unsure": ([(PIXELS[0], np.array([0, -1]))], {}, r"row 0: the label is missing \(0, -1\)"),
     "not 0 and 1": ([(PIXELS[0], [0, 2])], {}, r"row 0: the label \[0, 2\] is no list of 0 and 1"),
     "a fraction": (pairs(label=0.5), {}, "row 4: the label 0.5 is neither the number nor the name"),
     "an object": (pairs(label={}), {}, "row 4: the label {} is neither the number nor the name"),
@@ -571,11 +593,6 @@ TABLES: dict[str, tuple[Callable[[dict[str, list[Any]]], Any], dict[str, Any], s
         r"row 4: unknown label 'nevis': did you mean 'nevus'",
     ),
     "no label": (changed("label", NONE), {}, "row 4: the label is missing"),
-    "no flag": (
-        changed("nodule", NONE),
-        {"label": ["effusion", "nodule"]},
-        "row 4: column 'nodule' is empty",
-    ),
     "no zero": (
         changed("nodule", 2),
         {"label": ["effusion", "nodule"]},

@@ -216,11 +216,29 @@ def test_nothing_to_measure_gives_none() -> None:
 def test_unlabelled_classes_are_left_out() -> None:
     logits, labels = batch("multi", 3, 300)
     labelled = torch.tensor([True, False, True, False, False])
-    some = from_scores(logits, labels, task="multi", labelled=labelled)
+    some = from_scores(logits, labels.double().masked_fill(~labelled, torch.nan), task="multi")
     alone = from_scores(logits[:, labelled], labels[:, labelled], task="multi")
     for name in ("accuracy", "balanced_accuracy", "macro_auc", "map", "macro_f1", "ece"):
         assert some[name] == pytest.approx(alone[name]), name
     assert some["recall"][1] is None
+
+
+def test_a_cell_without_a_label_counts_in_no_metric() -> None:
+    """Class by class as if its unlabelled images were not there; the decisions of all cells together."""
+    logits, labels = batch("multi", 3, 300)
+    gaps = torch.rand(labels.shape, generator=torch.Generator().manual_seed(1)) < 0.4
+    labels = labels.double().masked_fill(gaps, torch.nan)
+    found = from_scores(logits, labels, task="multi")
+    each = []
+    for c in range(labels.shape[1]):
+        rows = ~labels[:, c].isnan()
+        each.append(from_scores(logits[rows][:, [c]], labels[rows][:, [c]], task="multi"))
+    for name in ("balanced_accuracy", "macro_auc", "map", "macro_f1"):
+        values = [one[name] for one in each if one[name] is not None]
+        assert found[name] == pytest.approx(sum(values) / len(values)), name
+    known = ~labels.isnan()
+    assert found["accuracy"] == pytest.approx(((logits > 0) == (labels > 0))[known].double().mean().item())
+    assert found["support"] == (labels == 1).sum(0).tolist()
 
 
 def test_shot_groups() -> None:

@@ -117,8 +117,8 @@ def test_several_labels(folder: Path) -> None:
     found = from_scores(LOGITS, labels, task="multi", own=own(folder, "log_loss"))
     flat = LOGITS.double().sigmoid().flatten().numpy()
     assert found["log_loss"] == pytest.approx(log_loss(labels.flatten().numpy(), flat))
-    known = torch.tensor([True, False, True])
-    partly = from_scores(LOGITS, labels, task="multi", own=own(folder, "log_loss"), labelled=known)
+    labels[3, 1] = torch.nan
+    partly = from_scores(LOGITS, labels, task="multi", own=own(folder, "log_loss"))
     assert partly["log_loss"] is None
 
 

@@ -49,6 +49,22 @@ def test_a_class_that_one_site_says_nothing_of_is_not_told() -> None:
     assert together(parts) == Held(images=8, counts=(None, 6))
 
 
+def test_of_partly_labelled_images_those_with_the_label_count() -> None:
+    draw = torch.Generator().manual_seed(3)
+    logits = torch.randn(30, 3, generator=draw)
+    labels = torch.randint(0, 2, (30, 3), generator=draw).float()
+    labels[:10, 1] = labels[5:, 2] = torch.nan
+    stats = measure(logits, labels, task="multi", bins=50)
+    counts = tuple((labels == 1).sum(0).tolist())
+    assert doubt(stats, Held(images=30, counts=counts, known=(30, 20, 5))) is None
+    assert doubt(stats, Held(images=30, counts=counts, known=(30, None, None))) is None
+    for known in (None, (30, 21, 5), (30, 20, 4)):
+        assert "its decisions are about" in str(doubt(stats, Held(images=30, counts=counts, known=known)))
+    full = Held(images=4, counts=(1, 1, 1))
+    both = together([Held(images=30, counts=counts, known=(30, None, 5)), full])
+    assert (both.images, both.known) == (34, (34, None, 9))
+
+
 def moved(name: str, *changes: tuple[tuple[int, ...], int]) -> Callable[[Stats], Stats]:
     """Statistics with some cells changed by a number."""
 
@@ -86,7 +102,7 @@ IMPOSSIBLE: dict[str, tuple[Task, Callable[[Stats], Stats], str]] = {
     "more decisions": ("single", moved("calibration", ((7, 0), 1)), "calibration"),
     "more right": ("single", moved("calibration", ((7, 1), 1)), "calibration"),
     "sure beyond its bin": ("single", moved("calibration", ((7, 2), 10**7)), "confidences"),
-    "one label of more images": ("multi", moved("binary", ((1, 0, 0), 1)), "about 40 images"),
+    "one label of more images": ("multi", moved("binary", ((1, 0, 0), 1)), "about 41 images"),
     "other labels": ("multi", lambda s: s | {"binary": s["binary"].flip(1)}, "other classes"),
     "histograms of other labels": ("multi", lambda s: s | {"scores": s["scores"].flip(1)}, "histograms"),
 }

@@ -140,13 +140,14 @@ def test_an_object_is_called(parse: Any) -> None:
 
 def test_missing_labels_are_left_out_of_cells(parse: Any) -> None:
     known = torch.tensor([True, False, True])
-    given = LABELS * known  # as a site sees them: what it does not label is 0
-    each_cell = F.binary_cross_entropy_with_logits(LOGITS, given, reduction="none")
+    given = LABELS.masked_fill(~known, torch.nan)
+    each_cell = F.binary_cross_entropy_with_logits(LOGITS, LABELS, reduction="none")
     own = bound(parse("mine.py:cells"), "multi", labelled=known)
     torch.testing.assert_close(own(LOGITS, given), each_cell[:, known].mean())
     torch.testing.assert_close(own.each(LOGITS, given), each_cell[:, known].mean(1))
     mask = torch.rand(5, 3, generator=torch.Generator().manual_seed(1)) < 0.5
-    torch.testing.assert_close(own(LOGITS, given, mask=mask), each_cell[mask].mean())
+    torch.testing.assert_close(own(LOGITS, given, mask=mask), each_cell[mask & known].mean())
+    torch.testing.assert_close(own(LOGITS, LABELS, mask=mask), each_cell[mask].mean())
 
 
 @pytest.mark.parametrize("name", ["cells", "rows", "whole"])
@@ -161,9 +162,10 @@ def test_several_labels_where_none_is_missing(parse: Any, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["rows", "whole"])
 def test_what_is_added_up_already_cannot_leave_labels_out(parse: Any, name: str) -> None:
-    own = bound(parse(f"mine.py:{name}"), "multi", labelled=torch.tensor([True, False, True]))
+    known = torch.tensor([True, False, True])
+    own = bound(parse(f"mine.py:{name}"), "multi", labelled=known)
     with pytest.raises(ConfigError, match=r"one value per image and label, \[5, 3\]"):
-        own(LOGITS, LABELS)
+        own(LOGITS, LABELS.masked_fill(~known, torch.nan))
     with pytest.raises(ConfigError, match=r"one value per image and label, \[5, 3\]"):
         bound(parse(f"mine.py:{name}"), "multi")(LOGITS, LABELS, mask=LABELS > 0)
 

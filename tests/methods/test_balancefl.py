@@ -46,9 +46,7 @@ def net(double_net: Callable[..., Net]) -> Net:
 
 
 def batch_of(*y: int) -> Batch:
-    return Batch(
-        views=(drawn(len(y), 3, 16, 16, seed=1),), y=torch.tensor(y), index=torch.arange(len(y)), mask=None
-    )
+    return Batch(views=(drawn(len(y), 3, 16, 16, seed=1),), y=torch.tensor(y), index=torch.arange(len(y)))
 
 
 def softmax(z: list[float]) -> list[float]:
@@ -139,7 +137,7 @@ def test_noise_has_the_mean_class_covariance() -> None:
 def test_commonest_class_gets_no_noise_and_a_rare_one_its_share() -> None:
     loc = place([100, 25, 0], noise=torch.ones(4, 2, dtype=torch.float64))
     y = torch.tensor([0, 1] * 4000)
-    batch = Batch(views=(), y=y, index=y, mask=None)
+    batch = Batch(views=(), y=y, index=y)
     hit = BalanceFL(noise=3.0).draw_noise(batch, loc)
     assert set(hit.flatten().tolist()) == {0.0, 3.0}
     assert float(hit[::2].sum()) == 0

@@ -54,9 +54,13 @@ def place(round: int = 9) -> Any:
         labelled=own,
     )
     scratch = {"used": torch.zeros(3, dtype=torch.float64)}
-    return SimpleNamespace(
-        objective=objective, annotated=own, round=round, scratch=scratch, down={"threshold": TAU}
-    )
+    return SimpleNamespace(objective=objective, round=round, scratch=scratch, down={"threshold": TAU})
+
+
+def batch_of(logits: Tensor, y: Tensor) -> Batch:
+    """A batch of a site that labels the first class alone."""
+    y = torch.cat([y[:, :1], torch.full_like(y[:, 1:], torch.nan)], 1)
+    return Batch(views=(logits,), y=y, index=torch.arange(6))
 
 
 def draws(seed: int) -> Tensor:
@@ -85,7 +89,7 @@ def test_loss_is_one_mean_over_labels_and_pseudo_labels(pseudo: Any) -> None:
                 continue
             used[c] += 1
             total += weight * math.log1p(math.exp(-z)) if label else math.log1p(math.exp(z))
-    batch = Batch(views=(logits,), y=y, index=torch.arange(6), mask=None)
+    batch = batch_of(logits, y)
     found = CBAFed(warmup=9, pseudo=pseudo).loss(lambda x: x, batch, loc)  # type: ignore[arg-type]
     assert float(found) == pytest.approx(total / sum(used), rel=1e-9)
     assert loc.scratch["used"].tolist() == used
@@ -109,7 +113,7 @@ def test_preset_has_the_gradients_of_the_published_loss() -> None:
         sides = F.binary_cross_entropy_with_logits(logits[:, c], yes.double(), reduction="none")
         weight = (yes.sum() + no.sum()) / yes.sum().clamp_min(1) if yes.any() else torch.ones(())
         expected = expected + (sides[yes].sum() * weight + sides[no].sum()) / (yes.sum() + no.sum())
-    batch = Batch(views=(logits,), y=y, index=torch.arange(6), mask=None)
+    batch = batch_of(logits, y)
     method = CBAFed(**CBAFed.presets["fedmlp"])
     found = method.loss(lambda x: x, batch, place(60))  # type: ignore[arg-type]
     assert found.item() == pytest.approx(expected.item(), rel=1e-9)
@@ -126,7 +130,7 @@ def test_preset_has_the_gradients_of_the_published_loss() -> None:
 @pytest.mark.parametrize(("options", "round"), [({"warmup": 9}, 8), ({"warmup": 0, "pseudo": "none"}, 8)])
 def test_without_pseudo_labels_it_is_the_base_loss(options: dict[str, Any], round: int) -> None:
     logits, loc = draws(0), place(round)
-    batch = Batch(views=(logits,), y=torch.zeros(6, 3, dtype=torch.float64), index=torch.arange(6), mask=None)
+    batch = batch_of(logits, torch.zeros(6, 3, dtype=torch.float64))
     found = CBAFed(**options).loss(lambda x: x, batch, loc)  # type: ignore[arg-type]
     assert torch.equal(found, loc.objective(logits, batch.y))
     assert loc.scratch["used"].tolist() == [6, 0, 0]

@@ -27,6 +27,7 @@ def place(counts: list[float], labelled: list[bool] | None = None, images: int =
         task="single" if labelled is None else "multi",
         counts=torch.tensor(counts, dtype=torch.float64),
         annotated=torch.ones(len(counts), dtype=torch.bool) if labelled is None else torch.tensor(labelled),
+        total=torch.full((len(counts),), float(images)),
         samples=int(sum(counts)) if labelled is None else images,
         down={name: torch.tensor(value) for name, value in down.items()},
     )

@@ -43,7 +43,7 @@ def net(double_net: Callable[..., Net]) -> Net:
 @pytest.fixture
 def batch() -> Batch:
     x = torch.randn(6, 3, 16, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    return Batch(views=(x,), y=torch.tensor([0, 1, 0, 1, 1, 0]), index=torch.arange(6), mask=None)
+    return Batch(views=(x,), y=torch.tensor([0, 1, 0, 1, 1, 0]), index=torch.arange(6))
 
 
 def gradients(net: Net, loss: Tensor) -> dict[str, Tensor]:

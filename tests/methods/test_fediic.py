@@ -54,12 +54,12 @@ def net() -> Net:
 @pytest.fixture
 def batch() -> Batch:
     views = (draw(5, 3, 16, 16, seed=1), draw(5, 3, 16, 16, seed=2))
-    return Batch(views=views, y=torch.tensor([0, 1, 0, 2, 1]), index=torch.arange(5), mask=None)
+    return Batch(views=views, y=torch.tensor([0, 1, 0, 2, 1]), index=torch.arange(5))
 
 
 def single(batch: Batch) -> Batch:
     """The same batch in single precision."""
-    return Batch(tuple(x.float() for x in batch.views), batch.y, batch.index, batch.mask)
+    return Batch(tuple(x.float() for x in batch.views), batch.y, batch.index)
 
 
 # The three terms, written out -------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def test_equal_shares_and_difficulties_make_dala_plain_cross_entropy(net: Net, b
 
 @pytest.mark.parametrize("views", [1, 2])
 def test_missing_class_gets_exactly_no_gradient_from_dala(net: Net, batch: Batch, views: int) -> None:
-    present = Batch(batch.views[:views], torch.tensor([0, 1, 0, 1, 1]), batch.index, None)
+    present = Batch(batch.views[:views], torch.tensor([0, 1, 0, 1, 1]), batch.index)
     loss = FedIIC(k_intra=0, k_inter=0).loss(net, present, place(torch.tensor([3.0, 2.0, 0.0])))
     loss.backward()
     head = net.head["fed"]
@@ -159,7 +159,7 @@ def test_missing_class_gets_exactly_no_gradient_from_dala(net: Net, batch: Batch
 
 
 def test_missing_class_leaves_the_whole_loss_finite(net: Net, batch: Batch) -> None:
-    present = Batch(batch.views, torch.tensor([0, 1, 0, 1, 1]), batch.index, None)
+    present = Batch(batch.views, torch.tensor([0, 1, 0, 1, 1]), batch.index)
     loss = FedIIC().loss(net, present, place(torch.tensor([3.0, 2.0, 0.0]), torch.tensor([0.3, 1.0, 0.0])))
     loss.backward()
     assert all(torch.isfinite(p.grad).all() for p in net.parameters() if p.grad is not None)
@@ -167,7 +167,7 @@ def test_missing_class_leaves_the_whole_loss_finite(net: Net, batch: Batch) -> N
 
 
 def test_site_of_one_class_learns_nothing_from_dala(net: Net, batch: Batch) -> None:
-    alone = Batch(batch.views, torch.ones(5, dtype=torch.int64), batch.index, None)
+    alone = Batch(batch.views, torch.ones(5, dtype=torch.int64), batch.index)
     FedIIC(k_intra=0, k_inter=0).loss(net, alone, place(torch.tensor([0.0, 5.0, 0.0]))).backward()
     for name, parameter in net.named_parameters():
         assert parameter.grad is None or not parameter.grad.any(), name

@@ -89,7 +89,6 @@ def place(round: int, **more: Any) -> Any:
         "scratch": scratch,
         "round": round,
         "down": {"relation": KNOWN},
-        "annotated": own,
     }
     return SimpleNamespace(**(facts | more))
 
@@ -99,7 +98,8 @@ def place(round: int, **more: Any) -> Any:
 )
 def test_loss_by_hand(round: int, share: float | None) -> None:
     first, second = logits_of(), logits_of(seed=3)
-    y = (logits_of(seed=4) > 0).double() * torch.tensor([1.0, 1, 0])
+    y = (logits_of(seed=4) > 0).double()
+    y[:, 2] = torch.nan
     method, loc = FedIRM(warmup=4, ramp=10, strength=2.0), place(round)
     expected = float(loc.objective(first, y) + loc.objective(second, y))
     if share is not None:
@@ -108,7 +108,7 @@ def test_loss_by_hand(round: int, share: float | None) -> None:
             for c in range(3):
                 apart += (sigmoid(float(first[i, c])) - sigmoid(0.5 * float(second[i, c]))) ** 2 / 9
         expected += 2 * share * (apart + by_loops(first, method)[0])
-    batch = Batch(views=(first, second), y=y, index=torch.arange(9), mask=None)
+    batch = Batch(views=(first, second), y=y, index=torch.arange(9))
     assert float(method.loss(lambda x: x, batch, loc)) == pytest.approx(expected, rel=1e-9)  # type: ignore[arg-type]
 
 
@@ -136,12 +136,13 @@ def published(
 def test_preset_has_the_gradients_of_the_published_loss() -> None:
     """Its value differs by what rows without pseudo-positives add: they are constants there and 0 here."""
     known = torch.tensor([[0.8, 0.3, 0.2], [0.4, 0.7, 0.1], [0.2, 0.6, 0.9]], dtype=torch.float64)
-    y = (logits_of(seed=4) > 0).double() * torch.tensor([1.0, 1, 0])
+    y = (logits_of(seed=4) > 0).double()
+    y[:, 2] = torch.nan
     rowless = logits_of() - torch.tensor([0.0, 9, 0], dtype=torch.float64)  # nobody has the second class
     for logits in (logits_of(), rowless):
         first, second = logits.clone().requires_grad_(), logits_of(seed=3).requires_grad_()
         loc = place(25, down={"relation": known})
-        batch = Batch(views=(first, second), y=y, index=torch.arange(9), mask=None)
+        batch = Batch(views=(first, second), y=y, index=torch.arange(9))
         method = FedIRM(**FedIRM.presets["fedmlp"])
         found = method.loss(lambda x: x, batch, loc)  # type: ignore[arg-type]
         expected = published(
@@ -172,9 +173,10 @@ def test_teacher_starts_from_the_model_received_when_warm_up_ends(
 
 def relation(n: int, own: list[int], seed: int) -> tuple[Upload, Tensor, Tensor]:
     logits, mask = logits_of(n, seed), torch.tensor([c in own for c in range(3)])
-    y = (logits_of(n, seed + 1) > 1).double() * mask
+    y = (logits_of(n, seed + 1) > 1).double().masked_fill(~mask, torch.nan)
     scan = [SimpleNamespace(x=logits[: n // 2]), SimpleNamespace(x=logits[n // 2 :])]
-    loc = SimpleNamespace(scan=lambda: scan, train=SimpleNamespace(labels=y), annotated=mask, samples=n)
+    total = torch.full((3,), float(n), dtype=torch.float64)
+    loc = SimpleNamespace(scan=lambda: scan, train=SimpleNamespace(labels=y), total=total)
     return {"relation": FedIRM(temperature=3.0)._relation(lambda x: x, loc)}, logits, y  # type: ignore[arg-type]
 
 

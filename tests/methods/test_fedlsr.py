@@ -65,7 +65,7 @@ def test_single_label_loss_by_hand(variant: Any) -> None:
         q1, q2 = (softmax([3 * v for v in z]) for z in (one, two))
         agree = js(q1, q2) / (3 if variant == "released" else 1)
         total += -math.log(sharp[int(y[i])]) + 0.2 * agree + 0.6 * (shannon(q1) + shannon(q2)) / 2
-    batch = Batch(views=(a, b), y=y, index=torch.arange(4), mask=None)
+    batch = Batch(views=(a, b), y=y, index=torch.arange(4))
     method = FedLSR(gamma=0.4, warmup=10, entropy=0.6, variant=variant)
     found = method.loss(lambda x: x, batch, place("single"))  # type: ignore[arg-type]
     assert float(found) == pytest.approx(total / 4, rel=1e-6)
@@ -91,7 +91,7 @@ def test_several_labels_by_hand(variant: Any) -> None:
                 total -= math.log(sharp if y[i, c] else 1 - sharp) / 8
             q1, q2 = ([sigmoid(3 * z), sigmoid(-3 * z)] for z in (one, two))
             agree += (js(q1, q2) if variant == "paper" else js(q1[:1], q2[:1])) / 12
-    batch = Batch(views=(a, b), y=y, index=torch.arange(4), mask=OWN)
+    batch = Batch(views=(a, b), y=y.masked_fill(~OWN, torch.nan), index=torch.arange(4))
     found = FedLSR(gamma=0.4, warmup=5, variant=variant).loss(lambda x: x, batch, place("multi"))  # type: ignore[arg-type]
     assert float(found) == pytest.approx(total + 0.4 * agree, rel=1e-6)
 
@@ -109,11 +109,11 @@ def test_released_agreement_is_kl_div_with_its_mean_over_elements(task: Any) -> 
 
 def test_equal_views_without_sharpening_are_the_base_loss() -> None:
     z, y = logits(0), torch.tensor([0, 2, 1, 0])
-    batch = Batch(views=(z, z), y=y, index=torch.arange(4), mask=None)
+    batch = Batch(views=(z, z), y=y, index=torch.arange(4))
     found = FedLSR(sharpen=1.0).loss(lambda x: x, batch, place("single"))  # type: ignore[arg-type]
     torch.testing.assert_close(found, F.cross_entropy(z, y), rtol=1e-6, atol=1e-9)
-    y = (logits(3) > 0).double()
-    batch = Batch(views=(z, z), y=y, index=torch.arange(4), mask=OWN)
+    y = (logits(3) > 0).double().masked_fill(~OWN, torch.nan)
+    batch = Batch(views=(z, z), y=y, index=torch.arange(4))
     found = FedLSR(sharpen=1.0).loss(lambda x: x, batch, place("multi"))  # type: ignore[arg-type]
     torch.testing.assert_close(found, place("multi").objective(z, y), rtol=1e-6, atol=1e-9)
 

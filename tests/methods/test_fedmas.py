@@ -64,9 +64,7 @@ def place(counts: Tensor = COUNTS) -> Any:
 
 
 def batch_of(y: Sequence[int], seed: int) -> Batch:
-    return Batch(
-        views=(draw(len(y), 3, 16, 16, seed=seed),), y=torch.tensor(y), index=torch.arange(len(y)), mask=None
-    )
+    return Batch(views=(draw(len(y), 3, 16, 16, seed=seed),), y=torch.tensor(y), index=torch.arange(len(y)))
 
 
 def slow_distance(a: Tensor, b: Tensor) -> float:

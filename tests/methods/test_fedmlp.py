@@ -6,7 +6,7 @@ import csv
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from equipoise.config import Config, resolve
 from equipoise.exchange import Reduction, decode_upload
 from equipoise.leaves import Mean, Upload
+from equipoise.losses import known
 from equipoise.losses.tagging import NONE, selected
 from equipoise.methods import fedmlp
 from equipoise.methods.fedmlp import FedMLP
@@ -53,25 +54,33 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 def place(n: int, own: list[int], *, positives: list[int] | None = None, **more: Any) -> Any:
     """As much of a `Loc` as the method looks at: three classes, of which the site labels `own`."""
-    mask = torch.tensor([c in own for c in range(3)])
-    counts = torch.tensor(positives or [0, 0, 0], dtype=torch.float64)
+    y = (torch.arange(n)[:, None] < torch.tensor(positives or [0, 0, 0])).double()
     tags = torch.full((n, 3), NONE, dtype=torch.int8)
     facts: dict[str, Any] = {
         "mine": {"tags": tags},
         "scratch": {},
         "down": {},
         "notes": {},
-        "annotated": mask,
-        "counts": counts,
+        "train": holds(y, own),
     }
     loc = SimpleNamespace(**(facts | {"samples": n, "classes": ("a", "b", "c")} | more))
     loc.note = loc.notes.__setitem__
     return loc
 
 
-def batch_of(y: Tensor, *logits: Tensor) -> Batch:
+def only(y: Tensor, own: list[int]) -> Tensor:
+    """The labels of a site that labels `own`."""
+    return y.masked_fill(torch.tensor([c not in own for c in range(3)]), torch.nan)
+
+
+def holds(y: Tensor, own: list[int]) -> Any:
+    """The training rows of such a site."""
+    return SimpleNamespace(labels=only(y, own), known=known(only(y, own)))
+
+
+def batch_of(y: Tensor, *logits: Tensor, own: Sequence[int] = (0, 1, 2)) -> Batch:
     """A batch whose images are the logits themselves, for a net that answers with what it sees."""
-    return Batch(views=logits, y=y, index=torch.arange(len(y)), mask=None)
+    return Batch(views=logits, y=only(y, list(own)), index=torch.arange(len(y)))
 
 
 def same(x: Tensor) -> Tensor:
@@ -103,9 +112,11 @@ def test_warm_up_loss_by_equations_3_and_4() -> None:
     loc.scratch["shift"] = method.shift(loc).double()
     known = {(i, c): float(y[i, c]) for i in range(4) for c in (0, 2)}
     expected = [adjusted(view, known, [0.2, 0.5, 0.7]) for view in (first, second)]
-    found = method.loss(same, batch_of(y, first, second), loc)
+    found = method.loss(same, batch_of(y, first, second, own=[0, 2]), loc)
     assert float(found) == pytest.approx(sum(expected) / 2, rel=1e-6)
-    assert float(method.loss(same, batch_of(y, second), loc)) == pytest.approx(expected[1], rel=1e-6)
+    assert float(method.loss(same, batch_of(y, second, own=[0, 2]), loc)) == pytest.approx(
+        expected[1], rel=1e-6
+    )
 
 
 @pytest.mark.parametrize("cr", [True, False])
@@ -125,7 +136,7 @@ def test_late_loss_over_labels_tags_and_the_rest(cr: bool) -> None:
         expected += (
             sum((sigmoid(float(logits[i, c])) - sigmoid(float(guide[i, c]))) ** 2 for i, c in rest) / 12
         )
-    found = method.late_loss(same, batch_of(y, logits), loc)
+    found = method.late_loss(same, batch_of(y, logits, own=[0]), loc)
     assert float(found) == pytest.approx(expected, rel=1e-6)
 
 
@@ -146,7 +157,9 @@ def test_warm_up_consistency_is_the_squared_distance_on_missing_classes(
                 expected -= (math.log(p) if y[i, c] else math.log(1 - p)) / labelled
             expected += (sigmoid(float(view[i, 1])) - sigmoid(float(guide[i, 1]))) ** 2 / missing
     method = FedMLP(wpc=False, warmup_cr=True, over=over)
-    assert float(method.loss(same, batch_of(y, *views), loc)) == pytest.approx(expected / 2, rel=1e-9)
+    assert float(method.loss(same, batch_of(y, *views, own=[0, 2]), loc)) == pytest.approx(
+        expected / 2, rel=1e-9
+    )
 
 
 def test_late_loss_over_the_cells_of_each_term() -> None:
@@ -162,17 +175,19 @@ def test_late_loss_over_the_cells_of_each_term() -> None:
     )
     distance = sum((sigmoid(float(logits[cell])) - sigmoid(float(guide[cell]))) ** 2 for cell in rest)
     both, alone = FedMLP(wpc=False, over="labelled"), FedMLP(**FedMLP.presets["released"])
-    assert float(both.late_loss(same, batch_of(y, logits), loc)) == pytest.approx(
+    assert float(both.late_loss(same, batch_of(y, logits, own=[0]), loc)) == pytest.approx(
         supervised / 7 + distance / 5, rel=1e-9
     )
-    assert float(alone.late_loss(same, batch_of(y, logits), loc)) == pytest.approx(supervised / 7, rel=1e-9)
+    assert float(alone.late_loss(same, batch_of(y, logits, own=[0]), loc)) == pytest.approx(
+        supervised / 7, rel=1e-9
+    )
 
 
 def test_consistency_moves_only_unknown_cells_and_not_the_guide() -> None:
     logits, guide = draw(4, 3, seed=3).requires_grad_(), draw(4, 3, seed=4).requires_grad_()
     loc, y = place(4, [0]), torch.zeros(4, 3, dtype=torch.float64)
     loc.scratch = {"shift": torch.zeros(3), "received": lambda x: guide}
-    loss = {cr: FedMLP(cr=cr).late_loss(same, batch_of(y, logits), loc) for cr in (True, False)}
+    loss = {cr: FedMLP(cr=cr).late_loss(same, batch_of(y, logits, own=[0]), loc) for cr in (True, False)}
     (slope,) = torch.autograd.grad(loss[True] - loss[False], logits, retain_graph=True)
     assert not slope[:, 0].any()
     assert slope[:, 1:].all()
@@ -187,6 +202,33 @@ def test_shift_is_the_log_odds_of_labels_or_tags() -> None:
     assert FedMLP(wpc=False).shift(loc).tolist() == [0, 0, 0]
     loc.mine["tags"].fill_(NONE)
     assert FedMLP().shift(loc)[2] == 0
+
+
+def test_labels_and_tags_of_one_class_count_together() -> None:
+    """Of ten images four are labelled, one of them positive; of the others three are tagged, two positive."""
+    loc = place(10, [0, 1, 2], positives=[1, 0, 0])
+    loc.train.labels[4:, 0] = torch.nan
+    loc.mine["tags"][4:7, 0] = torch.tensor([1, 0, 1], dtype=torch.int8)
+    assert float(FedMLP().shift(loc)[0]) == pytest.approx(math.log(3 / 4), rel=1e-6)
+
+
+def test_only_images_without_the_label_are_tagged_and_only_the_others_make_prototypes() -> None:
+    feature, prototypes = rivals()
+    seen = Seen(feature)
+    y = (draw(700, 3, seed=9) > 0).float()
+    y[::2, 1] = torch.nan
+    train = holds(y, [0, 1, 2])
+    loc = place(
+        700, [], scan=seen.scan, train=train, down={"prototypes": prototypes, "degree": torch.ones(3)}
+    )
+    FedMLP(negative_share=0.2, positive_share=0.2)._tag(seen.net, loc)
+    decided = loc.mine["tags"] != NONE
+    assert decided[::2, 1].any() and not decided[1::2].any() and not decided[:, [0, 2]].any()
+    up = FedMLP()._describe(seen.net, loc)
+    for kind in (0, 1):
+        mean = feature[y[:, 1] == kind].mean(0)
+        torch.testing.assert_close(up["prototypes"].value[1, kind], mean, rtol=1e-4, atol=1e-5)
+    assert torch.as_tensor(up["degree"].weight).tolist() == [0, 350, 0]
 
 
 # Tags -------------------------------------------------------------------------------------------------------
@@ -312,8 +354,8 @@ def described(n: int, own: list[int], seed: int, **options: Any) -> tuple[Upload
     """The description of one site, and the features, labels and scores it is made from."""
     feature = draw(n, 5, seed=seed).float()
     seen = Seen(feature, head=draw(3, 5, seed=seed + 1).float() * 2)
-    y = (draw(n, 3, seed=seed + 2) > 0.3).float() * torch.tensor([c in own for c in range(3)])
-    loc = place(n, own, scan=seen.scan, train=SimpleNamespace(labels=y))
+    y = only((draw(n, 3, seed=seed + 2) > 0.3).float(), own)
+    loc = place(n, own, scan=seen.scan, train=holds(y, own))
     score = seen.net.head["fed"](feature).detach().sigmoid()
     return FedMLP(**options)._describe(seen.net, loc), feature, y, score
 
@@ -377,7 +419,7 @@ def test_prototypes_may_be_weighted_by_images() -> None:
 def test_kind_nobody_has_shown_has_no_weight() -> None:
     seen, y = Seen(draw(6, 5).float()), torch.zeros(6, 3)
     y[:, 1] = 1
-    upload = FedMLP()._describe(seen.net, place(6, [0, 1], scan=seen.scan, train=SimpleNamespace(labels=y)))
+    upload = FedMLP()._describe(seen.net, place(6, [0, 1], scan=seen.scan, train=holds(y, [0, 1])))
     weight = upload["prototypes"].weight
     assert torch.as_tensor(weight).tolist() == [[1, 0], [0, 1], [0, 0]]
 

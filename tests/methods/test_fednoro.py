@@ -112,9 +112,8 @@ def place(
 ) -> Any:
     options = method.base_loss(parse_objective(base or ("cross_entropy" if task == "single" else "bce")))
     objective = make_objective(options, counts=COUNTS, total=8, task=task, labelled=own)
-    annotated = torch.ones(3, dtype=torch.bool) if own is None else own
     scratch = {} if guide is None else {"teacher": lambda x: guide}
-    facts = {"objective": objective, "task": task, "round": round, "annotated": annotated, "scratch": scratch}
+    facts = {"objective": objective, "task": task, "round": round, "scratch": scratch}
     return SimpleNamespace(**facts, counts=COUNTS, samples=8)
 
 
@@ -135,7 +134,7 @@ def test_single_label_losses_by_hand() -> None:
             t = teacher[c] / sum(teacher)
             taught += t * (math.log(t) - math.log(mass[c] / sum(mass))) / 4
     weight = 0.8 * math.exp(-5 * (1 - 0.25) ** 2)
-    batch, method = Batch(views=(z,), y=y, index=torch.arange(4), mask=None), FedNoRo(warmup=2, ramp=8)
+    batch, method = Batch(views=(z,), y=y, index=torch.arange(4)), FedNoRo(warmup=2, ramp=8)
     alone = method.loss(lambda x: x, batch, place(method, "single", 4))  # type: ignore[arg-type]
     assert float(alone) == pytest.approx(clean, rel=1e-6)
     found = method.loss(lambda x: x, batch, place(method, "single", 4, guide=guide))  # type: ignore[arg-type]
@@ -144,7 +143,7 @@ def test_single_label_losses_by_hand() -> None:
 
 def test_the_teacher_does_not_push_classes_the_site_lacks() -> None:
     z = tensor(0).requires_grad_()
-    batch = Batch(views=(z,), y=torch.tensor([0, 1, 0, 0]), index=torch.arange(4), mask=None)
+    batch = Batch(views=(z,), y=torch.tensor([0, 1, 0, 0]), index=torch.arange(4))
     method = FedNoRo(warmup=0, ramp=0)
     loss = method.loss(lambda x: x, batch, place(method, "single", 0, guide=tensor(1)))  # type: ignore[arg-type]
     (slope,) = torch.autograd.grad(loss, z)
@@ -165,7 +164,7 @@ def test_several_labels_by_hand(adjust: bool) -> None:
         taught += (student - teacher) ** 2 / 4
     weight = 0.8 * math.exp(-5)  # before the warm-up is over the weight is its least
     batch, method = (
-        Batch(views=(z,), y=y, index=torch.arange(4), mask=own),
+        Batch(views=(z,), y=y.masked_fill(~own, torch.nan), index=torch.arange(4)),
         FedNoRo(warmup=10, ramp=8, adjust=adjust),
     )
     found = method.loss(lambda x: x, batch, place(method, "multi", 3, own, guide))  # type: ignore[arg-type]
@@ -189,7 +188,8 @@ def test_class_shares_count_once(task: str, base: str, plain: str, guided: bool)
         if own is None
         else torch.tensor([[1.0, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 0]]).double()
     )
-    batch, method = Batch(views=(tensor(0),), y=y, index=torch.arange(4), mask=own), FedNoRo(warmup=0, ramp=0)
+    y = y.masked_fill(~own, torch.nan)
+    batch, method = Batch(views=(tensor(0),), y=y, index=torch.arange(4)), FedNoRo(warmup=0, ramp=0)
     guide = tensor(1) if guided else None
     shifted, bare = (
         method.loss(lambda x: x, batch, place(method, task, 0, own, guide, given))  # type: ignore[arg-type]
@@ -202,7 +202,7 @@ def test_who_gets_a_teacher(double_net: Callable[..., Net]) -> None:
     net = double_net("fed")
 
     def taught(task: str, own: list[bool], down: dict[str, Any], **options: Any) -> bool:
-        loc: Any = SimpleNamespace(task=task, down=down, annotated=torch.tensor(own), scratch={})
+        loc: Any = SimpleNamespace(task=task, down=down, train=SimpleNamespace(complete=all(own)), scratch={})
         FedNoRo(**options).prepare(net, loc)
         return "teacher" in loc.scratch
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equipoise.leaves import Sum
+from equipoise.losses import masked_bce
 from equipoise.methods.base import Method
 from equipoise.methods.fedproc import FedProc
 from equipoise.methods.moon import project
@@ -41,15 +42,14 @@ def net() -> Net:
 
 def batch(y: Tensor) -> Batch:
     x = torch.randn(len(y), 3, 16, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    return Batch(views=(x,), y=y, index=torch.arange(len(y)), mask=None)
+    return Batch(views=(x,), y=y, index=torch.arange(len(y)))
 
 
-def place(given: Batch, round: int = 1, labelled: Tensor | None = None, **down: Tensor) -> Any:
+def place(given: Batch, round: int = 1, **down: Tensor) -> Any:
     single = given.y.dim() == 1
     return SimpleNamespace(
-        objective=F.cross_entropy if single else F.binary_cross_entropy_with_logits,
+        objective=F.cross_entropy if single else masked_bce,
         task="single" if single else "multi",
-        annotated=torch.ones(3, dtype=torch.bool) if labelled is None else labelled,
         classes=("a", "b", "c"),
         train=SimpleNamespace(labels=given.y),
         scan=lambda: [given],
@@ -96,15 +96,16 @@ def test_loss_by_hand(net: Net, round: int) -> None:
 
 def test_two_prototypes_per_label_by_hand(net: Net) -> None:
     y = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]], dtype=torch.float64)
+    y[:, 2] = torch.nan  # the third is not annotated
     given, prototypes = batch(y), drawn(3, 2, 8)
     q, logits = project(net, given.x)
     near = 0.0
     for v, row in zip(q.tolist(), y.tolist(), strict=True):
-        for c in (0, 1):  # the third is not annotated
+        for c in (0, 1):
             scores = [dot(v, unit(prototypes[c, side].tolist())) for side in (0, 1)]
             near += math.log(sum(map(math.exp, scores))) - scores[int(row[c])]
-    expected = 0.25 * F.binary_cross_entropy_with_logits(logits, y).item() + 0.75 * near / 4
-    loc = place(given, 1, torch.tensor([True, True, False]), prototypes=prototypes)
+    expected = 0.25 * F.binary_cross_entropy_with_logits(logits[:, :2], y[:, :2]).item() + 0.75 * near / 4
+    loc = place(given, 1, prototypes=prototypes)
     assert METHOD.loss(net, given, loc).item() == pytest.approx(expected, rel=1e-12)
 
 
@@ -129,9 +130,11 @@ def test_sums_and_counts_by_hand(net: Net) -> None:
     assert all(isinstance(leaf, Sum) for leaf in up.values())
     assert up["counts"].value.tolist() == [3, 0, 2]  # type: ignore[union-attr]
     torch.testing.assert_close(up["sums"].value, torch.stack([q[0] + q[3] + q[4], 0 * q[0], q[1] + q[2]]))
-    many = batch(torch.tensor([[1.0, 0, 0], [1, 1, 0], [0, 1, 0]], dtype=torch.float64))
+    y = torch.tensor([[1.0, 0, 0], [1, 1, 0], [0, 1, 0]], dtype=torch.float64)
+    y[:, 2] = torch.nan
+    many = batch(y)
     q = project(net, many.x)[0].detach()
-    up = METHOD._describe(net, place(many, 1, torch.tensor([True, True, False])))
+    up = METHOD._describe(net, place(many, 1))
     assert up["counts"].value.tolist() == [[1, 2], [1, 2], [0, 0]]  # type: ignore[union-attr]
     sides = [[q[2], q[0] + q[1]], [q[0], q[1] + q[2]], [0 * q[0], 0 * q[0]]]
     torch.testing.assert_close(up["sums"].value, torch.stack([torch.stack(pair) for pair in sides]))

@@ -29,7 +29,7 @@ def moved(double_net: Callable[..., Net]) -> tuple[Net, Any, Batch, dict[str, Te
             way[name] = 0.1 * torch.randn(p.shape, generator=draw, dtype=torch.float64)
             p.add_(way[name])
     x = torch.randn(5, 3, 16, 16, generator=draw, dtype=torch.float64)
-    batch = Batch(views=(x,), y=torch.tensor([0, 1, 2, 1, 0]), index=torch.arange(5), mask=None)
+    batch = Batch(views=(x,), y=torch.tensor([0, 1, 2, 1, 0]), index=torch.arange(5))
     return net, loc, batch, way
 
 

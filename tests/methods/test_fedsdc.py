@@ -260,7 +260,7 @@ def test_planted_head_is_ranked_first_on_the_images_asked_for(good: int, rank_on
 
     def scan(split: str) -> list[Batch]:
         scanned.append(split)
-        return [Batch((x[:5],), y[:5], torch.arange(5), None), Batch((x[5:],), y[5:], torch.arange(3), None)]
+        return [Batch((x[:5],), y[:5], torch.arange(5)), Batch((x[5:],), y[5:], torch.arange(3))]
 
     heads, method = planted(good), FedSDCPlus(rank_on=rank_on)
     confusion = method.rank(Flat(3), SimpleNamespace(scan=scan, classes="abc", down={"heads": heads}))[

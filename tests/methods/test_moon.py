@@ -45,7 +45,7 @@ def net() -> Net:
 @pytest.fixture
 def batch() -> Batch:
     x = torch.randn(5, 3, 16, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    return Batch(views=(x,), y=torch.tensor([0, 1, 2, 1, 0]), index=torch.arange(5), mask=None)
+    return Batch(views=(x,), y=torch.tensor([0, 1, 2, 1, 0]), index=torch.arange(5))
 
 
 def shaken(net: Net, seed: int) -> dict[str, torch.Tensor]:

@@ -86,7 +86,7 @@ def test_pair_loss_and_who_learns_from_whom(
         for p in pair["personal"].parameters():
             p.add_(0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(2), dtype=p.dtype))
     x = torch.randn(5, 3, 16, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    batch = Batch(views=(x,), y=torch.tensor([0, 1, 2, 1, 0]), index=torch.arange(5), mask=None)
+    batch = Batch(views=(x,), y=torch.tensor([0, 1, 2, 1, 0]), index=torch.arange(5))
     weight = torch.tensor([1.0, 1.5, 2.0], dtype=torch.float64)
     confusion = {name: torch.zeros(3, 3) for name in pair}
     loc: Any = SimpleNamespace(

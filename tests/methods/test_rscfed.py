@@ -90,14 +90,13 @@ def test_consistency_is_the_mean_over_missing_cells() -> None:
     draw = torch.Generator().manual_seed(1)
     logits, second = (torch.randn(4, 3, generator=draw, dtype=torch.float64) for _ in range(2))
     logits.requires_grad_()
-    y = torch.zeros(4, 3, dtype=torch.float64)
     own = torch.tensor([True, False, False])
+    y = torch.zeros(4, 3, dtype=torch.float64).masked_fill(~own, torch.nan)
     loc: Any = SimpleNamespace(
         objective=lambda z, y: F.binary_cross_entropy_with_logits(z[:, 0], y[:, 0]),
         scratch={"teacher": lambda x: 2 * x},
-        annotated=own,
     )
-    batch = Batch(views=(logits, second), y=y, index=torch.arange(4), mask=own)
+    batch = Batch(views=(logits, second), y=y, index=torch.arange(4))
     found = RSCFed(strength=0.7).loss(lambda x: x, batch, loc)  # type: ignore[arg-type]
     term = 0.0
     for i in range(4):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import replace
 
 import pytest
 
@@ -35,6 +36,12 @@ def test_best_and_second_by_the_digits_shown() -> None:
     found = table((0.70001, 0.1), (0.7, 0.3), (0.6, 0.2), (0.5, None)).ranks()
     assert found == [("best", ""), ("best", "best"), ("second", "second"), ("", "")]
     assert table((0.7, 0.1)).ranks() == [("", "")]  # nobody to be better than
+
+
+def test_a_column_in_which_less_may_be_better_has_no_best() -> None:
+    found = replace(table((0.7, 0.1), (0.6, 0.3)), unranked=1)
+    assert found.ranks() == [("best", ""), ("second", "")]
+    assert " | **70.0 ± 1.0** | 10.0 ± 1.0 | " in markdown(found)
 
 
 def test_markdown() -> None:

@@ -98,16 +98,16 @@ def test_labels_a_site_does_not_have_are_gone() -> None:
     known = np.array([False, True, False])
     holding = Holding("a", np.arange(6), np.array([6, 7]), np.array([8]), known)
     data = SiteData(samples(9, "multi"), holding, CPU)
-    assert data.splits["train"].labels[:, 0].sum() == 0
-    assert data.splits["train"].labels[:, 2].sum() == 0
+    assert data.splits["train"].labels[:, [0, 2]].isnan().all()
     assert data.splits["train"].labels[:, 1].tolist() == [0, 1, 0, 0, 1, 0]
     assert data.counts.tolist() == [0, 2, 0]
     batch = next(data.splits["train"].batches(torch.arange(6), 6, [PLAIN], [torch.Generator()]))
-    assert batch.mask is not None
-    assert batch.mask.tolist() == known.tolist()
+    assert batch.known.tolist() == [known.tolist()] * 6
+    assert not data.splits["train"].complete and data.labelled.tolist() == known.tolist()
+    assert data.total.tolist() == [6, 6, 6]
     # Tests are complete: partial labelling is about training.
     assert data.splits["test"].labels.tolist() == [[1, 0, 1]]
-    assert data.splits["test"].mask is None
+    assert data.splits["test"].complete
 
 
 def test_a_site_holds_its_own_rows() -> None:

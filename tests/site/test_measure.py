@@ -65,6 +65,18 @@ def test_multi_label_counts_by_hand() -> None:
     assert stats["scores"][0].tolist() == [[0, 0, 1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 2, 0, 0, 0]]
 
 
+def test_single_cells_without_a_label_count_nowhere() -> None:
+    logits, labels = random_batch("multi", 1)
+    gaps = torch.rand(labels.shape, generator=torch.Generator().manual_seed(2)) < 0.3
+    found = measure(logits, labels.masked_fill(gaps, torch.nan), task="multi")
+    for c in range(labels.shape[1]):
+        rows = ~gaps[:, c]
+        alone = measure(logits[rows][:, [c]], labels[rows][:, [c]], task="multi")
+        assert torch.equal(found["binary"][c], alone["binary"][0])
+        assert torch.equal(found["scores"][c], alone["scores"][0])
+    assert found["calibration"][:, 0].sum() == (~gaps).sum()
+
+
 @pytest.mark.parametrize("task", ["single", "multi"])
 def test_statistics_of_parts_add_up_to_those_of_the_whole(task: Task) -> None:
     logits, labels = random_batch(task, 0)
@@ -78,7 +90,7 @@ def test_statistics_of_parts_add_up_to_those_of_the_whole(task: Task) -> None:
 def test_unlabelled_classes_count_nowhere() -> None:
     logits, labels = random_batch("multi", 1)
     labelled = torch.tensor([True, False, True, False, True])
-    some = measure(logits, labels, task="multi", labelled=labelled)
+    some = measure(logits, labels.masked_fill(~labelled, torch.nan), task="multi")
     alone = measure(logits[:, labelled], labels[:, labelled], task="multi")
     assert torch.equal(some["binary"][labelled], alone["binary"])
     assert torch.equal(some["scores"][labelled], alone["scores"])

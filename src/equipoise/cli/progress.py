@@ -160,8 +160,8 @@ def _plain(runs: int) -> Watch:
             clock.begin(facts["rounds"], len(facts["sites"]))
             if clock.run == 0:
                 clock.start()
-            sizes = _sizes(facts["sites"])
-            say(f"{clock.rounds} rounds at {len(facts['sites'])} sites ({sizes})")
+            rounds = "1 round" if clock.rounds == 1 else f"{clock.rounds} rounds"
+            say(f"{rounds} at {len(facts['sites'])} sites ({_sizes(facts['sites'])})")
         elif event == "answer":
             clock.answer()
         elif event == "round":

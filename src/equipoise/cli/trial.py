@@ -43,6 +43,12 @@ def trial(config: Config) -> Trial:
         "method": f"{config.method_name} with {'+'.join(part.name for part in config.objective.parts)}",
         "exchange": f"every question asked of two generated sites; what leaves: {', '.join(leaves)}",
     }
+    if (known := plan.facts.census.known("train")) is not None:
+        labelled = ", ".join(f"{name} {n:,}" for name, n in zip(samples.classes, known, strict=True))
+        checked["labels"] = (
+            f"of {sum(sizes):,} training images are labelled: {labelled}; site by site: `equipoise data "
+            "inspect`"
+        )
     if notes := departures(config):
         checked["note"] = "; ".join(notes)
     return Trial(checked, dataset, ledger)

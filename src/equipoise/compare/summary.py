@@ -51,6 +51,9 @@ Mean ± standard deviation in per cent over {runs}. G: the global predictor on t
 S: each site's own predictor on its own test set, mean over sites; A: the mean of both. Best bold, second
 underlined.
 """
+OWN_NOTE = """\
+Columns of your own metrics are not marked: a smaller value may be the better one.
+"""
 CONVERGED_NOTE = """\
 Converged: the runs whose mean validation balanced accuracy over the last quarter of rounds is within one
 point of the quarter before. {not_all}: not all of them, so the row may tell how fast a method starts rather
@@ -111,6 +114,7 @@ def note(facts: Mapping[str, Any]) -> str:
     """What the columns of the table mean; of tests only where there are any."""
     seeds, folds = len(facts["seeds"]), facts["folds"]
     text = NOTE.format(runs=f"{seeds} seed{'s' * (seeds > 1)}" + (f" × {folds} folds" if folds else ""))
+    text += OWN_NOTE if own_columns(facts) else ""
     text += CONVERGED_NOTE.format(not_all=NOT_ALL)
     if not facts["versus"]:
         return text
@@ -227,7 +231,8 @@ def table_of(facts: Mapping[str, Any]) -> Table:
         )
     heads = tuple(f"{LETTERS[view]} {NAMES.get(name, name)}" for view, name in columns)
     against = ("against",) if several else ()
-    return Table(heads, tuple(rows), (*against, "Δ", *TESTS.values(), CONVERGED, "runs"))
+    remarks_heads = (*against, "Δ", *TESTS.values(), CONVERGED, "runs")
+    return Table(heads, tuple(rows), remarks_heads, len(own_columns(facts)))
 
 
 def converged_text(runs: Sequence[Mapping[str, Any]]) -> str:
@@ -241,13 +246,13 @@ def converged_text(runs: Sequence[Mapping[str, Any]]) -> str:
 
 def columns_of(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """View and metric of every column: ours, then metrics of one's own."""
-    own = dict.fromkeys(
-        name
-        for arm in facts["arms"].values()
-        for name in arm["figures"]["generalisation"]
-        if name not in NAMES
-    )
-    return [*COLUMNS[facts["task"]], *(("generalisation", name) for name in own)]
+    return [*COLUMNS[facts["task"]], *(("generalisation", name) for name in own_columns(facts))]
+
+
+def own_columns(facts: Mapping[str, Any]) -> list[str]:
+    """The metrics of one's own that the table shows."""
+    names = (name for arm in facts["arms"].values() for name in arm["figures"]["generalisation"])
+    return list(dict.fromkeys(name for name in names if name not in NAMES))
 
 
 def numbers_of(facts: Mapping[str, Any]) -> tuple[list[str], list[list[Value]]]:

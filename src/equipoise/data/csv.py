@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Literal
 
@@ -30,7 +31,8 @@ class CsvData(DataOptions):
     label: str | None = None
     """Column with the class."""
     labels: tuple[str, ...] | None = None
-    """Several columns of 0 and 1, one per class: a multi-label task."""
+    """Several columns of 0 and 1, one per class: a multi-label task. A cell that is empty or -1 says that the
+    image is not labelled for the class."""
     label_separator: str | None = None
     """What stands between the classes when the `label` column holds several, e.g. '|': a multi-label task."""
     no_finding: str = "No Finding"
@@ -168,17 +170,21 @@ class CsvData(DataOptions):
             raise ValueError(f"'{text}' in column '{self.slice}' is no number of a slice, counted from 0")
         return int(text) if text else None
 
-    def _label(self, fields: dict[str, str]) -> str | list[str]:
-        """The class, or those of several that an image has."""
+    def _label(self, fields: dict[str, str]) -> str | list[str] | list[float]:
+        """The class, those of several that an image has, or what each of several columns says."""
         if self.labels is not None:
-            return [name for name in self.labels if zero_or_one(name, fields[name])]
+            return [cell_value(name, fields[name]) for name in self.labels]
         cell = fields[str(self.label)]
         return cell if self.label_separator is None else self._words(cell)
 
 
-def zero_or_one(name: str, text: str) -> bool:
-    """What a cell of a column of 0 and 1 says."""
-    values = {"0": False, "0.0": False, "1": True, "1.0": True}
-    if text not in values:
-        raise ValueError(f"'{text}' in column '{name}' is neither 0 nor 1")
-    return values[text]
+CELLS = {"0": 0.0, "0.0": 0.0, "1": 1.0, "1.0": 1.0, "": math.nan, "-1": math.nan, "-1.0": math.nan}
+
+
+def cell_value(name: str, text: str) -> float:
+    """What a cell of a column of 0 and 1 says; NaN where the image is not labelled."""
+    if text not in CELLS:
+        raise ValueError(
+            f"'{text}' in column '{name}' is neither 0 nor 1; leave it empty where the image is not labelled"
+        )
+    return CELLS[text]

@@ -15,6 +15,8 @@ MOST_CLASSES = 10_000
 """classes that numbers alone may stand for"""
 
 FORMS = {int: "a number", str: "a name", list: "a list of 0 and 1"}
+UNLABELLED = -1
+"""in a list of 0 and 1: the image is not labelled for that class"""
 
 
 class Notes:
@@ -91,20 +93,20 @@ class Notes:
 
 
 def _plain(label: Any, several: bool) -> int | str | list[int]:
-    """The number of a class, its name, or zeros and ones; one value in a list is a number, as MedMNIST has
-    it."""
+    """The number of a class, its name, or zeros and ones with `UNLABELLED` between them; one value in a list
+    is a number, as MedMNIST has it."""
     label = label.tolist() if hasattr(label, "tolist") else label
     values = list(label) if isinstance(label, tuple | list) else [label]
-    if any(missing(value) or value == -1 for value in values):
-        raise ValueError(
-            f"the label is missing ({', '.join(map(str, values))}): leave the image out, a set holds only "
-            f"labelled images"
-        )
     if len(values) == 1 and not several:
+        if missing(values[0]) or values[0] == UNLABELLED:
+            raise ValueError(f"the label is missing ({values[0]}): leave the image out")
         return _name_or_number(values[0])
-    if not values or any(isinstance(value, str) or value not in (0, 1) for value in values):
+    values = [UNLABELLED if missing(value) else value for value in values]
+    if not values or any(isinstance(value, str) or value not in (0, 1, UNLABELLED) for value in values):
         shown = ", ".join(map(str, values[:20]))
-        raise ValueError(f"the label [{shown}] is no list of 0 and 1, one for each class")
+        raise ValueError(
+            f"the label [{shown}] is no list of 0 and 1 (or -1: not labelled), one for each class"
+        )
     return [int(value) for value in values]
 
 

@@ -69,7 +69,11 @@ class NpzData(DataOptions):
                     if wrong:
                         bad.append(Bad(number, f"{place}: {wrong}"))
                         continue
-                    label = int(values[0]) if single else [float(value) for value in values]
+                    label = (
+                        int(values[0])
+                        if single
+                        else [math.nan if value == -1 else float(value) for value in values]
+                    )
                     rows.append(Row(number, place, f"{part}/{i}", label, split=SPLITS[part]))
                     wanted.append((part, i))
 
@@ -193,6 +197,7 @@ def _labels(archive: zipfile.ZipFile, path: Path, part: str) -> np.ndarray:
 def _wrong(values: list[int], classes: tuple[str, ...], single: bool) -> str | None:
     """What is wrong with the label of one image, if anything."""
     if not single:
-        return None if set(values) <= {0, 1} else f"{values} holds a value that is neither 0 nor 1"
+        fine = set(values) <= {0, 1, -1}
+        return None if fine else f"{values} holds a value that is neither 0 nor 1, nor -1 for 'not labelled'"
     valid = 0 <= values[0] < len(classes)
     return None if valid else f"label {values[0]} is not a number from 0 to {len(classes) - 1}"

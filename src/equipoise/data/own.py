@@ -47,8 +47,8 @@ def _problems(samples: Samples, options: DataOptions) -> Iterator[str]:
         yield f"labels must be {kind.__name__} {list(shape)}, and are {labels.dtype} {list(labels.shape)}"
     elif single and count and not 0 <= labels.min() <= labels.max() < classes:
         yield f"labels must be 0 to {classes - 1}, and are {labels.min()} to {labels.max()}"
-    elif not single and not np.isin(labels, (0, 1)).all():
-        yield "labels must be 0 or 1 for every class"
+    elif not single and not (np.isin(labels, (0, 1)) | np.isnan(labels)).all():
+        yield "labels must be 0 or 1 for every class, or NaN where an image is not labelled for it"
     columns = {"ids": samples.ids, "site": samples.site, "split": samples.split, "group": samples.group}
     for name, column in {**columns, **samples.attributes}.items():
         if column is not None and len(column) != count:

@@ -101,18 +101,19 @@ def contact_sheet(samples: Samples) -> Image.Image:
 
 
 def label_of(samples: Samples, row: int) -> str:
-    """The class of a row, or the names of several."""
+    """The class of a row, or the names of several; a '?' says that some are not labelled."""
     if samples.task == "single":
         result: str = samples.classes[samples.labels[row]]
         return result
     names = [name for name, value in zip(samples.classes, samples.labels[row], strict=True) if value > 0]
-    return ", ".join(names) or "none"
+    gaps = ["?"] if np.isnan(samples.labels[row]).any() else []
+    return ", ".join(names + gaps) or "none"
 
 
 def _chosen(samples: Samples) -> np.ndarray:
     """25 rows, of every class as many as of the others while it has more, sorted by class."""
     labels = np.asarray(samples.labels)
-    number = labels if samples.task == "single" else np.where(labels.any(1), labels.argmax(1), -1)
+    number = labels if samples.task == "single" else np.where((labels > 0).any(1), (labels > 0).argmax(1), -1)
     held = [np.flatnonzero(number == one) for one in np.unique(number)]
     turns = sorted((turn, of) for of, rows in enumerate(held) for turn in range(min(len(rows), SIDE * SIDE)))
     counts = np.bincount([of for _, of in turns[: SIDE * SIDE]], minlength=len(held))

@@ -39,7 +39,8 @@ class Row:
     """how a person finds it, e.g. 'row 12'"""
     id: str
     label: int | str | Sequence[float] | Sequence[str]
-    """the class's number, or zeros and ones; before `checked` its name, or the names of several"""
+    """the class's number, or zeros and ones, NaN where there is no label; before `checked` also its name, or
+    the names of several"""
     file: str = ""
     """the image's name in its folder or archive; the extension may be left out"""
     site: str | None = None
@@ -106,6 +107,8 @@ def encoded(
     label: int | str | Sequence[float] | Sequence[str], classes: tuple[str, ...]
 ) -> int | list[float]:
     """The number of a class, or zeros and ones for several; a ValueError says what is wrong with a name."""
+    if not isinstance(label, int | str) and len(label) and not isinstance(label[0], str):
+        return list(cast("Sequence[float]", label))
     names = [label] if isinstance(label, str) else cast("Sequence[str]", label)
     for name in names:
         if not name:

@@ -19,7 +19,8 @@ class Samples:
     images: np.ndarray
     """uint8 [N, height, width, channels]"""
     labels: np.ndarray
-    """int64 [N] for a single-label task; float32 [N, C] of zeros and ones for a multi-label task"""
+    """int64 [N] for a single-label task; float32 [N, C] for a multi-label one: 0, 1, and NaN where an image
+    has no label for a class"""
     classes: tuple[str, ...]
     task: Task
     ids: np.ndarray

@@ -6,6 +6,7 @@ all that is known of them. Each has a digest that is checked when the set is rea
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Literal
 
@@ -40,7 +41,7 @@ class Labelled(Options):
     task: Task
     classes: tuple[str, ...]
     labels: list[int] | list[list[int]]
-    """the number of the class, or zeros and ones"""
+    """the number of the class; or zeros and ones, and -1 where the image is not labelled for a class"""
     id: list[str]
     site: list[str] | None = None
     split: list[str] | None = None
@@ -53,8 +54,13 @@ class Labelled(Options):
         if any(column is not None and len(column) != len(self.labels) for column in columns):
             raise ValueError("columns of different lengths")
         count = len(self.classes)
-        if not all(len(one) == count if isinstance(one, list) else 0 <= one < count for one in self.labels):
-            raise ValueError("labels of no class")
+        for one in self.labels:
+            if isinstance(one, int):
+                fits = 0 <= one < count
+            else:
+                fits = len(one) == count and set(one) <= {-1, 0, 1}
+            if not fits:
+                raise ValueError("labels of no class")
         return self
 
     @property
@@ -72,7 +78,7 @@ class Labelled(Options):
                 i,
                 f"row {i}",
                 name,
-                self.labels[i],
+                _label(self.labels[i]),
                 site=cell(self.site, i),
                 split=cell(self.split, i),
                 group=cell(self.group, i),
@@ -120,6 +126,13 @@ class StoredData(DataOptions):
 
         recipe = {"stored": pixels.digest, "resize": self.resize, **self.look.recipe}
         return decoded(cache, recipe, len(pixels.images), shape, make, progress)
+
+
+def _label(stored: int | list[int]) -> int | list[float]:
+    """A label as it is used: NaN where there is none."""
+    if isinstance(stored, int):
+        return stored
+    return [math.nan if value == -1 else float(value) for value in stored]
 
 
 def is_set(folder: Path) -> bool:

@@ -23,10 +23,10 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from equipoise.data.cache import STEP, write_images
-from equipoise.data.csv import zero_or_one
+from equipoise.data.csv import cell_value
 from equipoise.data.files import Files, find, open_files
 from equipoise.data.images import THREADS, fit, opened, reason
-from equipoise.data.notes import Notes, missing, text_of
+from equipoise.data.notes import UNLABELLED, Notes, missing, text_of
 from equipoise.data.options import Progress
 from equipoise.data.preprocess import Resize
 from equipoise.data.rows import samples
@@ -69,7 +69,8 @@ def store(
     `kind = "stored"` reads; the folder.
 
     An image is a PIL image, a numpy array [H, W] or [H, W, C] or a torch tensor [C, H, W], of uint8 or of
-    fractions from 0 to 1. A label is the number of a class, its name, or zeros and ones for several classes.
+    fractions from 0 to 1. A label is the number of a class, its name, or zeros and ones for several classes,
+    with -1 or NaN where the image is not labelled for one.
     `classes` are by default those of the dataset, if it has some. `sites`, `groups` (patients), `splits`,
     `ids` and `attributes` have a value per image, or name keys of the dataset's dicts, as `image` and `label`
     do.
@@ -125,7 +126,8 @@ def frame(
 
     The table is a DataFrame, a dict of columns, a list of dicts or the path of a CSV file; its column `image`
     has paths in `root`, a folder or a zip file (by default the CSV file's folder, else the working folder).
-    Several columns of 0 and 1 in `label` are several labels per image. The other names are columns too.
+    Several columns of 0 and 1 in `label` are several labels per image; a cell that is empty, NaN or -1 says
+    that the image is not labelled for that class. The other names are columns too.
     """
     if not isinstance(label, str) and classes is not None:
         raise ConfigError("with several columns in label, the columns are the classes: remove classes")
@@ -335,9 +337,8 @@ def _check_columns(columns: Mapping[str, Sequence[Any]]) -> None:
 
 def _flag(name: str, value: Any) -> int:
     """What a cell of a column of 0 and 1 says."""
-    if missing(value):
-        raise ValueError(f"column '{name}' is empty: write 0 or 1, or leave the image out")
-    return int(zero_or_one(name, text_of(value)))
+    said = cell_value(name, text_of(value))
+    return UNLABELLED if missing(said) else int(said)
 
 
 def _file(files: Files, name: str, home: Path) -> str:

@@ -140,11 +140,9 @@ def same_picture(samples: Samples, survey: Survey) -> list[str]:
         rows.setdefault(digest, []).append(row)
     found = []
     for held in rows.values():
-        labels = [label_of(samples, row) for row in held]
-        if len(set(labels)) > 1:
-            first = labels.index(next(label for label in labels if label != labels[0]))
+        if pair := conflict(np.asarray(samples.labels)[held]):
             found.append(
-                f"'{samples.ids[held[0]]}' ({labels[0]}) and '{samples.ids[held[first]]}' ({labels[first]})"
+                " and ".join(f"'{samples.ids[held[i]]}' ({label_of(samples, held[i])})" for i in pair)
             )
     if not found:
         return []
@@ -153,6 +151,16 @@ def same_picture(samples: Samples, survey: Survey) -> list[str]:
         f"the same picture stands under different labels: {'; '.join(found[:SHOWN])}{rest}: correct the "
         f"labels, or remove the rows"
     ]
+
+
+def conflict(labels: np.ndarray) -> tuple[int, int] | None:
+    """Two rows of the labels of one picture that cannot both be true; a missing label contradicts none."""
+    for column in labels.reshape(len(labels), -1).T:
+        known = np.flatnonzero(~np.isnan(column))
+        other = known[column[known] != column[known[:1]]]
+        if len(other):
+            return int(known[0]), int(other[0])
+    return None
 
 
 def hardly_visible(samples: Samples, survey: Survey) -> list[str]:

@@ -34,13 +34,15 @@ class Card(Options):
     shape: tuple[Side, Side, Channels]
     """height, width, channels of its images"""
     partial: bool
-    """whether it labels only some of the classes"""
+    """whether it labels only some of the classes, or some of its images"""
     images: dict[str, Count]
     """by split: how many images it has"""
     counts: dict[str, tuple[Count | None, ...]]
     """by split: how many images of each class; none where that is not told"""
     frozen: str | None = Field(None, pattern="^[0-9a-f]{64}$")
     """digest of the network's frozen tensors, where the run freezes any"""
+    known: dict[str, tuple[Count | None, ...]] | None = None
+    """by split, where labels are missing: how many images are labelled for each class"""
 
     @model_validator(mode="after")
     def _adds_up(self) -> Card:
@@ -54,7 +56,16 @@ class Card(Options):
             len(self.classes)
         }:
             raise ValueError("'counts' is not by split and class")
+        if self.known is not None and (
+            self.task == "single"
+            or set(self.known) != set(SPLITS)
+            or any(len(told) != len(self.classes) for told in self.known.values())
+        ):
+            raise ValueError("'known' is not by split and class of several labels per image")
         for split in SPLITS:
+            for known in () if self.known is None else self.known[split]:
+                if known is not None and known > self.images[split]:
+                    raise ValueError(f"'known' of its {split} images is more than 'images'")
             told = [n for n in self.counts[split] if n is not None]
             found = sum(told) if self.task == "single" else max(told, default=0)
             short = self.task == "single" and len(told) == len(self.classes) and found < self.images[split]
@@ -67,10 +78,12 @@ def rows(
     classes: tuple[str, ...],
     shape: tuple[int, ...],
     told: Collection[str] = (COUNTS,),
+    partly: bool = False,
     frozen: bool = False,
 ) -> list[dict[str, Any]]:
-    """The ledger's rows for joining, in the form of `Ledger.rows`; `told` as in a policy's `each`, `frozen`
-    where the run freezes tensors. Bytes are those of the longest card."""
+    """The ledger's rows for joining, in the form of `Ledger.rows`; `told` as in a policy's `each`, `partly`
+    whether labels are missing, `frozen` whether the run freezes tensors. Bytes are those of the longest
+    card."""
     count, wide = (MOST, f"{len(SPLITS)}×{len(classes)}") if COUNTS in told else (None, "not told")
     longest: dict[str, tuple[str, Any]] = {
         "classes": (str(len(classes)), classes),
@@ -82,6 +95,8 @@ def rows(
     }
     if frozen:
         longest["frozen"] = ("1", "0" * 64)
+    if partly:
+        longest["known"] = longest["counts"]
     fixed = {
         "question": JOIN,
         "from_round": 0,

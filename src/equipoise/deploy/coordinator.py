@@ -1,7 +1,7 @@
 """The coordinator's run: the same loop as a simulation, with the sites behind Flower and no image in sight.
 
 What it must know of the data (classes, image size, how many images) the sites say when they accept the
-invitation. The answer is kept in `roster.json`, so that a run that is gone on with has the same sites in the
+invitation. The answer is kept in `roster.json`, so that a run that is resumed has the same sites in the
 same order.
 """
 
@@ -77,7 +77,7 @@ def federated(config: Config) -> Config:
 
 
 def coordinate(grid: Grid, folder: Path, watch: Watch | None = None) -> Result:
-    """Run (or go on with) the federation planned in a folder."""
+    """Run, or resume, the federation planned in a folder."""
     run = RunFolder(folder)
     with run.alone(), closing(Journal(run / JOURNAL)) as journal:
         try:
@@ -106,7 +106,8 @@ def _coordinate(grid: Grid, folder: RunFolder, journal: Journal, watch: Watch) -
         cards = roster(config, folder, fleet, tuple(sorted(keys)))
         facts = facts_of(cards)
         fits(config, facts.task)
-        joining = rows(facts.classes, facts.shape, frozen=config.net.freeze is not None)
+        partly, frozen = any(card.known for card in cards.values()), config.net.freeze is not None
+        joining = rows(facts.classes, facts.shape, partly=partly, frozen=frozen)
         begun = prepare(config, facts)
         startable(begun)
         same_frozen(begun, cards)
@@ -192,9 +193,16 @@ def roster(config: Config, folder: RunFolder, fleet: FlowerEngine, sites: tuple[
 def facts_of(cards: Mapping[str, Card]) -> Facts:
     """What the run must know of its data, as the sites said when they joined."""
     first = next(iter(cards.values()))
-    told = {site: card.model_dump(mode="json") for site, card in cards.items()}
+    told = {site: card.model_dump(mode="json", exclude_defaults=True) for site, card in cards.items()}
     sites = {
-        site: {split: Held(images=card.images[split], counts=card.counts[split]) for split in SPLITS}
+        site: {
+            split: Held(
+                images=card.images[split],
+                counts=card.counts[split],
+                known=None if card.known is None else card.known[split],
+            )
+            for split in SPLITS
+        }
         for site, card in cards.items()
     }
     return Facts(

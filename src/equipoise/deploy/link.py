@@ -128,7 +128,7 @@ def start(folder: Path, host: str, port: int, limits: Limits | None = None) -> s
 
 
 def submit(folder: Path, config: Config, out: Path) -> int:
-    """Hand a run to the SuperLink; its number there. A run folder that was begun is gone on with."""
+    """Hand a run to the SuperLink; its number there. A run that was begun is resumed."""
     keys = {site: read_public(path) for site, path in listed(folder).items()}
     check_certificates(folder)
     plan(config, out, keys)

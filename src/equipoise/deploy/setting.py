@@ -153,7 +153,7 @@ class Checked:
 
 
 def check_site(folder: Path, file: Path | None = None, overrides: Sequence[str] = ()) -> Checked:
-    """Try data, keys and policy of a site; with a run's config, ask its questions of two made-up sites."""
+    """Try data, keys and policy of a site; with a run's config, ask its questions of two generated sites."""
     options, policy = read_site(folder), read_policy(folder / "policy.toml")
     key = folder / options.key
     read_public(key.with_name(key.name + ".pub"))
@@ -198,6 +198,6 @@ def check_site(folder: Path, file: Path | None = None, overrides: Sequence[str] 
         refused = [_with_print(sentence, prints) for sentence in refused]
         for line in ledger.lines:
             refused += policy.objections(line.question, line.up, **joined.facts, read=("train",))
-    frozen = ledger is not None and config.net.freeze is not None
-    joining = rows(samples.classes, samples.images.shape[1:], policy.each, frozen)
+    partly, frozen = joined.known is not None, ledger is not None and config.net.freeze is not None
+    joining = rows(samples.classes, samples.images.shape[1:], policy.each, partly, frozen)
     return Checked(facts, joining, ledger, [with_fix(sentence) for sentence in dict.fromkeys(refused)])

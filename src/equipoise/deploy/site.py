@@ -50,7 +50,7 @@ from equipoise.methods.base import OWN, POOLED
 from equipoise.names import unknown
 from equipoise.opening import read_text
 from equipoise.options import Options
-from equipoise.partition import Holding, PartitionOptions, divide
+from equipoise.partition import PartitionOptions, divide
 from equipoise.server import Journal
 from equipoise.server.journal import read as read_journal
 from equipoise.setup import Material, cache_folder, fits, keep_memory, make_host, place_of
@@ -174,20 +174,22 @@ def own_material(options: SiteOptions, config: Config, progress: Progress | None
     samples = config.data.load(cache=cache_folder(), base=config.base, progress=progress)
     fits(config, samples.task)
     apart(config)
+    if options.labelled is not None:
+        strange = sorted(set(options.labelled) - set(samples.classes))
+        if strange:
+            raise ConfigError(f"site.toml: 'labelled': {unknown('class', strange[0], samples.classes)}")
+        if samples.task == "single":
+            raise ConfigError("site.toml: 'labelled' is for several labels per image: remove it")
+        labels = samples.labels.copy()
+        labels[:, [name not in options.labelled for name in samples.classes]] = np.nan
+        samples = replace(samples, labels=labels)
     rule = Whole(name=options.name) if options.partition is None else config.partition
     held = [
         one for one in divide(samples, rule, config.data.split, config.train.seed) if one.name == options.name
     ]
     if not held:
         raise ConfigError(f"site.toml: the partition has no site '{options.name}'")
-    holding = held[0]
-    if options.labelled is not None:
-        strange = sorted(set(options.labelled) - set(samples.classes))
-        if strange:
-            raise ConfigError(f"site.toml: 'labelled': {unknown('class', strange[0], samples.classes)}")
-        mask = np.array([name in options.labelled for name in samples.classes])
-        holding = Holding(holding.name, holding.train, holding.validation, holding.test, mask)
-    return Material(samples, (holding,))
+    return Material(samples, (held[0],))
 
 
 class Watched(dict[str, Any]):
@@ -221,7 +223,15 @@ class Joined:
         labels = {split: dict.__getitem__(self.splits, split).labels for split in self.splits}
         if self.dataset.samples.task == "single":
             return {split: torch.bincount(y, minlength=wide) for split, y in labels.items()}
-        return {split: y.sum(0).to(torch.int64) for split, y in labels.items()}
+        return {split: (y > 0).sum(0) for split, y in labels.items()}
+
+    @cached_property
+    def known(self) -> dict[str, Tensor] | None:
+        """Images of each split that are labelled for each class; None where all of them are."""
+        rows = {split: dict.__getitem__(self.splits, split) for split in self.splits}
+        if all(one.complete for one in rows.values()):
+            return None
+        return {split: one.known.sum(0) for split, one in rows.items()}
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -398,11 +408,14 @@ class SiteClient:
         joined = self._run(run)
         joined.accept(self._ticket(table))
         samples, frozen = joined.dataset.samples, joined.host.blueprint.frozen_sha256
+        known = joined.known
+        labelled = {} if known is None else {split: self.policy.cells(told) for split, told in known.items()}
         return ({} if frozen is None else {"frozen": frozen}) | {
             "classes": list(samples.classes),
             "task": samples.task,
             "shape": list(samples.images.shape[1:]),
-            "partial": joined.dataset.holdings[0].labelled is not None,
+            "partial": joined.dataset.facts.partial,
+            **({"known": labelled} if labelled else {}),
             "images": {split: len(dict.__getitem__(joined.splits, split)) for split in joined.counts},
             "counts": {split: self.policy.cells(counts) for split, counts in joined.counts.items()},
         }

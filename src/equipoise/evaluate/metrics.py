@@ -18,7 +18,7 @@ from equipoise.data.samples import Task
 from equipoise.errors import ConfigError
 from equipoise.evaluate.own import Metric, own_metrics
 from equipoise.names import unknown
-from equipoise.site.measure import FIXED_POINT, probabilities, tallies, truth
+from equipoise.site.measure import FIXED_POINT, probabilities, tallies, told, truth
 
 SHOTS = ("head", "medium", "tail")
 
@@ -34,27 +34,26 @@ def from_scores(
     *,
     task: Task,
     shots: Tensor | None = None,
-    labelled: Tensor | None = None,
     own: Mapping[str, Metric] | None = None,
 ) -> dict[str, Any]:
-    """Exact metrics of logits [N, C]. `shots` comes from `shot_groups`; `labelled` is as in `measure`.
+    """Exact metrics of logits [N, C]. `shots` comes from `shot_groups`; a missing label (NaN) counts nowhere.
 
     The keys are `accuracy`, `balanced_accuracy`, `macro_auc`, `map`, `macro_f1`, `ece`, `head`, `medium`,
     `tail`, and per class `recall` and `support`. In a multi-label task balanced accuracy is the mean over
     classes of (TPR + TNR) / 2 at 0.5, and accuracy is that of all labels. Macro-F1 goes over the classes
     present in the labels. `own` are metrics of one's own by name, None where labels are missing.
     """
-    counts = tallies(logits, labels, task=task, labelled=labelled)
+    counts = tallies(logits, labels, task=task)
     classes = logits.shape[1]
     chance, target = probabilities(logits, task).numpy(), truth(labels, classes, task).numpy()
-    known = range(classes) if labelled is None else labelled.nonzero().flatten().tolist()
+    kept = told(labels, classes).numpy()
     curves = []
-    for c in known:
-        values, place = np.unique(chance[:, c], return_inverse=True)
-        positives = np.bincount(place[target[:, c]], minlength=len(values))
+    for c in range(classes):
+        values, place = np.unique(chance[kept[:, c], c], return_inverse=True)
+        positives = np.bincount(place[target[kept[:, c], c]], minlength=len(values))
         curves.append((np.bincount(place, minlength=len(values)) - positives, positives))
     found = _metrics(counts, curves, shots, _precision)
-    if labelled is not None:
+    if not kept.all():
         return found | dict.fromkeys(own or ())
     return found | own_metrics(own or {}, chance, labels.cpu().numpy())
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.evaluate.scores import Scores
-from equipoise.site.measure import probabilities, truth
+from equipoise.site.measure import probabilities, told, truth
 
 DRAWS = 2000
 EXACT = 20
@@ -68,7 +68,8 @@ def judge(scores: Scores) -> Judged:
         counts = positive[:, None, :].astype(float)
         return Judged(scores.ids, scores.labels.numpy(), right[:, None, None] * counts, counts)
     right = np.mean([(page > 0.5).numpy() == positive for page in chance], axis=0)
-    counts = np.stack([positive, ~positive], axis=1).astype(float)
+    kept = told(scores.labels, classes).numpy()
+    counts = np.stack([positive & kept, ~positive & kept], axis=1).astype(float)
     # Labels of one image go together, so images cannot be kept to their class: any may take any other's
     # place.
     return Judged(scores.ids, np.zeros(len(positive), dtype=np.int64), right[:, None, :] * counts, counts)

@@ -1,6 +1,6 @@
 """Pure loss functions, and the base loss of a run composed from them."""
 
-from equipoise.losses.multilabel import bce_cells, class_means, masked_bce, masked_mean
+from equipoise.losses.multilabel import bce_cells, class_means, filled, known, masked_bce, masked_mean
 from equipoise.losses.objectives import Objective, ObjectiveOptions, make_objective, parse_objective
 from equipoise.losses.parts import OBJECTIVES
 from equipoise.losses.shaping import prior_of
@@ -13,7 +13,9 @@ __all__ = [
     "among",
     "bce_cells",
     "class_means",
+    "filled",
     "kl",
+    "known",
     "make_objective",
     "masked_bce",
     "masked_mean",

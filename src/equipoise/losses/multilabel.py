@@ -1,6 +1,7 @@
-"""Losses for several labels per image, of which a site may know only some: `logits` and `y` [N, C].
+"""Losses for several labels per image, of which some may be missing: `logits` and `y` [N, C].
 
-`mask` says which cells count: bool [C] (labels the site annotates) or [N, C] (single cells); None counts all.
+A cell of `y` is 0, 1, or NaN where the image has no label for the class. `mask` says which cells count: bool
+[C] (classes) or [N, C] (single cells); None counts all.
 `over` is what the sum is divided by: the cells that count ("labelled") or all N·C ("all", as FedMLP does).
 """
 
@@ -16,6 +17,19 @@ from equipoise.losses.shaping import SIDE_FLOOR
 from equipoise.losses.single import effective_weight, ldam_margin
 
 Over = Literal["labelled", "all"]
+BLANK = 0.0
+"""what `filled` puts where there is no label; no result depends on it"""
+
+
+def known(y: Tensor) -> Tensor:
+    """bool, as `y`: the cells that have a label."""
+    return ~y.isnan()
+
+
+def filled(y: Tensor) -> Tensor:
+    """The targets with a number in every cell, so that a loss can be computed; where there is no label it
+    must count nowhere."""
+    return y.nan_to_num(BLANK)
 
 
 def masked_mean(cells: Tensor, mask: Tensor | None = None, over: Over = "labelled") -> Tensor:
@@ -88,13 +102,14 @@ def masked_bce(
     pos_weight: Tensor | None = None,
     over: Over = "labelled",
 ) -> Tensor:
-    """Binary cross-entropy over the cells that count."""
-    return masked_mean(bce_cells(logits, y, pos_weight), mask, over)
+    """Binary cross-entropy over the cells that count and have a label."""
+    cells = bce_cells(logits, filled(y), pos_weight)
+    return masked_mean(cells, known(y) if mask is None else mask.to(y.device) & known(y), over)
 
 
 def class_means(features: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Mean feature of the negatives and of the positives of every label, [C, 2, d], and how many there were,
-    [C, 2]."""
-    member = torch.stack([1 - y, y], 1)
+    [C, 2]; an image without the label is neither."""
+    member = torch.stack([1 - y, y], 1).nan_to_num(0.0)
     count = member.sum(0).T
     return torch.einsum("nkc,nd->ckd", member, features) / count.clamp_min(1)[..., None], count

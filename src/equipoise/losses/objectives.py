@@ -178,42 +178,47 @@ class MultiObjective(Objective):
         self,
         shaper: Shaper | None,
         criterion: Criterion,
-        labelled: Tensor | None,
         over: multilabel.Over,
-        negative: Tensor | None,
+        negative: bool,
     ):
         super().__init__(shaper, criterion)
-        self.labelled = labelled
         self.over = over
         self.negative = negative
-
-    def known(self, y: Tensor) -> Tensor:
-        """The targets where nobody decided about missing labels: negative, if the objective counts them at
-        all."""
-        return y if self.negative is None else y.masked_fill(self.negative.to(y.device), 0)
+        """whether a missing label counts as an absent finding"""
 
     def cells(self, logits: Tensor, y: Tensor) -> Tensor:
-        """One loss per image and label, [N, C]."""
-        return self.criterion(self.shape(logits), y)
+        """One loss per image and label, [N, C]; what stands where there is no label means nothing."""
+        return self.criterion(self.shape(logits), multilabel.filled(y))
+
+    def counted(self, y: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The targets, and bool [N, C] which of them count; None for all."""
+        known = multilabel.known(y)
+        if bool(known.all()):
+            return y, None
+        return (y.masked_fill(~known, 0.0), None) if self.negative else (y, known)
 
     def each(self, logits: Tensor, y: Tensor) -> Tensor:
-        cells = self.cells(logits, self.known(y))
-        if self.labelled is None and cells.ndim == 1:
+        y, known = self.counted(y)
+        cells = self.cells(logits, y)
+        if known is None and cells.ndim == 1:
             return cells
         _check_cells(cells, logits)
-        if self.labelled is None:
+        if known is None:
             return cells.mean(1)
-        labelled = self.labelled.to(cells.device)
-        total = cells.masked_fill(~labelled, 0.0).sum(1)
-        return total / (cells.shape[1] if self.over == "all" else labelled.sum().clamp_min(1))
+        total = cells.masked_fill(~known, 0.0).sum(1)
+        return total / (cells.shape[1] if self.over == "all" else known.sum(1).clamp_min(1))
 
     def __call__(self, logits: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The loss of the batch; `mask` bool [N, C] says which cells count, in place of the site's labels.
+        """The loss of the batch over the cells that have a label; `mask` bool [N, C] says which of them
+        count.
 
-        With a mask a method has decided about every cell, so `y` stands, also where labels are missing.
+        With a mask a method has decided about every cell: one that it left without a label is no negative.
         """
-        cells = self.cells(logits, self.known(y) if mask is None else y)
-        mask = self.labelled if mask is None else mask
+        if mask is None:
+            y, mask = self.counted(y)
+        else:
+            mask = mask.to(y.device) & multilabel.known(y)
+        cells = self.cells(logits, y)
         if mask is not None:
             _check_cells(cells, logits)
         return multilabel.masked_mean(cells, mask, self.over)
@@ -241,8 +246,8 @@ def make_objective(
     """Bind an objective to a site.
 
     `counts` [C] are samples per class (positives per label), `total` the samples they are out of (a tensor
-    [C] where it differs by label), `labelled` the labels the site annotates (multi-label only; None means
-    all); `round` starts at 0.
+    [C] where it differs by label), `labelled` the labels the site annotates at all (multi-label only; None
+    means each); `round` starts at 0. Which cell of a batch has a label is seen from its targets.
     """
     if task not in options.tasks:
         valid = sorted(name for name, part in OBJECTIVES.items() if task in part.tasks)
@@ -260,7 +265,5 @@ def make_objective(
         return Objective(shaper, criterion or F.cross_entropy)
     parts = [part for part in options.parts if isinstance(part, MultiPart)]
     over: multilabel.Over = "all" if any(part.over == "all" for part in parts) else "labelled"
-    negative = None
-    if labelled is not None and any(isinstance(part, BCE) and part.missing == "negative" for part in parts):
-        negative, labelled = ~labelled, None
-    return MultiObjective(shaper, criterion or multilabel.bce_cells, labelled, over, negative)
+    negative = any(isinstance(part, BCE) and part.missing == "negative" for part in parts)
+    return MultiObjective(shaper, criterion or multilabel.bce_cells, over, negative)

@@ -27,9 +27,9 @@ class Facts:
     counts: Tensor
     """float64 [C]: samples per class; positives per label for a multi-label task"""
     total: Tensor
-    """float64, scalar or [C]: samples a count is out of"""
+    """float64, scalar or [C]: samples a count is out of: those that have the label"""
     labelled: Tensor | None
-    """bool [C]: the labels the site annotates; None means all"""
+    """bool [C]: the labels the site annotates on some image; None means each"""
     task: Task
     round: int
     rounds: int
@@ -240,7 +240,7 @@ class BCE(MultiPart):
     pos_weight: bool = False
     """weigh positives by n/positives, from the labels the site has"""
     missing: Literal["ignore", "negative"] = "ignore"
-    """labels the site does not annotate: left out, or trained on as absent findings"""
+    """labels that are missing: left out, or trained on as absent findings"""
 
     @property
     def last(self) -> bool:

@@ -2,46 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from equipoise.losses.multilabel import known
 from equipoise.losses.shaping import positive_prior
 
 NONE = -1
 """tag of an image nothing has been decided about"""
 
 
-def known_odds(counts: Tensor, samples: int, tags: Tensor, labelled: Tensor) -> Tensor:
-    """log(π_1 / π_0) per class: of the labels where a class is labelled, of its tags otherwise; finite
+def known_odds(y: Tensor, tags: Tensor) -> Tensor:
+    """log(π_1 / π_0) per class, float64: of the labels, and of the tags where labels are missing; finite
     (`positive_prior`)."""
-    positive = torch.where(labelled, counts, (tags == 1).sum(0))
-    total = torch.where(labelled, torch.tensor(samples), (tags != NONE).sum(0))
-    return torch.logit(positive_prior(positive, total))
+    positive = (y == 1).sum(0) + (tags == 1).sum(0)
+    total = known(y).sum(0) + (tags != NONE).sum(0)
+    return torch.logit(positive_prior(positive.double(), total))
 
 
 def tag_nearest(
     tags: Tensor,
     feature: Tensor,
     prototypes: Tensor,
-    classes: Iterable[int],
+    missing: Tensor,
     share: Tensor,
     at_least_one: bool,
 ) -> Tensor:
-    """Tags [N, C] with the clearest of the untagged images of some classes decided (Eq. 7-9).
+    """Tags [N, C] with the clearest of the untagged cells among the `missing` ones (bool [N, C]) decided
+    (Eq. 7-9).
 
     `prototypes` [C, 2, d] are those of negatives and positives, `share` [C, 2] how much of each side's pool
     is tagged. A class of which only one prototype is known stays as it is.
     """
     tags, unit = tags.clone(), F.normalize(feature)
-    for c in classes:
+    for c in missing.any(0).nonzero().flatten().tolist():
         if (prototypes[c].norm(dim=1) == 0).any():
             continue
         negative, positive = F.normalize(prototypes[c])
         z = unit @ (negative - positive)
-        free = tags[:, c] == NONE
+        free = missing[:, c] & (tags[:, c] == NONE)
         for value, side in ((0, z), (1, -z)):
             pool = (free & (side >= 0 if value == 0 else side > 0)).nonzero().flatten()
             count = selected(len(pool), float(share[c, value]), at_least_one)

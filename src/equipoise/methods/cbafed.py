@@ -119,21 +119,19 @@ class CBAFed(Method):
     def loss(self, net: Net, batch: Batch, loc: Loc) -> Tensor:
         logits = net(batch.x)
         if not self.late(loc.round):
-            loc.scratch["used"] += len(batch) * loc.annotated
+            loc.scratch["used"] += batch.known.sum(0).cpu()
             return loc.objective(logits, batch.y)
         p = (
             logits.detach().sigmoid()
             if self.pseudo == "batch"
             else loc.scratch["score"][batch.index.to(logits.device)]
         )
-        threshold, own = loc.down["threshold"].to(p), loc.annotated.to(p.device)
+        threshold, own = loc.down["threshold"].to(p), batch.known
         positive = p > threshold
         known = own | positive | (p < 1 - threshold)
         loc.scratch["used"] += known.sum(0).cpu()
         if self.terms == "sum":
-            return loc.objective(logits, batch.y, own.expand_as(known)) + pseudo_loss(
-                logits, positive, known & ~own
-            )
+            return loc.objective(logits, batch.y, own) + pseudo_loss(logits, positive, known & ~own)
         return loc.objective(logits, torch.where(own, batch.y, positive.to(batch.y)), known)
 
     def used(self, loc: Loc) -> Tensor:

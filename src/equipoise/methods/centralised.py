@@ -41,10 +41,6 @@ class Centralised(Method):
     def finish(self, server: Tree, ask: Ask) -> Tree:
         return crt.stage(self, server, ask, one=True) if self.crt else server
 
-    def loss(self, net: Net, batch: Batch, loc: Loc) -> Tensor:
-        known = None if loc.objective.labelled is None else batch.mask
-        return loc.objective(net(batch.x), batch.y, known)
-
     def fit(self, net: Net, loc: Loc) -> float:
         share = round(loc.options.participation * loc.samples)
         return loc.fit(net, self.loss, order=lambda epoch: loc.order(epoch)[: max(1, share)])

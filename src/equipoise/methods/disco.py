@@ -70,7 +70,7 @@ class FedDisco(Method):
             counts = loc.counts[None]
         else:
             positives = loc.counts[loc.annotated]
-            counts = torch.stack([loc.samples - positives, positives], 1)
+            counts = torch.stack([loc.total[loc.annotated] - positives, positives], 1)
         share = counts / counts.sum(1, keepdim=True).clamp_min(1)
         found = MEASURES[self.measure](share, torch.full_like(share, 1 / share.shape[1]))
         return (found.sum() / max(1, len(found))).clamp_min(0)

@@ -140,5 +140,5 @@ class FedIRM(Method):
         """The rows of the classes the site labels and has seen, under the trained local net."""
         logits = torch.cat([net(batch.x).cpu() for batch in loc.scan()])
         means, count = class_means(logits, loc.train.labels)
-        shows = loc.annotated & (count[:, 1] > 0)
-        return Mean((means[:, 1] / self.temperature).sigmoid(), loc.samples * shows.double())
+        shows = count[:, 1] > 0
+        return Mean((means[:, 1] / self.temperature).sigmoid(), loc.total * shows.double())

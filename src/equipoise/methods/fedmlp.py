@@ -27,13 +27,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
 from equipoise.exchange import Ask
 from equipoise.leaves import ONE, Limit, Mean, Upload
-from equipoise.losses import class_means, masked_mean
+from equipoise.losses import bce_cells, class_means, filled, masked_mean
 from equipoise.losses.multilabel import Over
 from equipoise.losses.tagging import NONE, known_odds, tag_nearest
 from equipoise.methods.base import Method
@@ -144,25 +143,23 @@ class FedMLP(Method):
 
     def loss(self, net: Net, batch: Batch, loc: Loc) -> Tensor:
         """Warm-up: the mean over both views, labels only where the site has them."""
-        known = loc.annotated.expand_as(batch.y)
         return torch.stack(
-            [self.view_loss(net, x, batch.y, known, loc, self.warmup_cr) for x in batch.views]
+            [self.view_loss(net, x, batch.y, batch.known, loc, self.warmup_cr) for x in batch.views]
         ).mean()
 
     def late_loss(self, net: Net, batch: Batch, loc: Loc) -> Tensor:
         """After warm-up: labels and tags where there are any."""
         tags = loc.mine["tags"][batch.index].to(batch.y.device)
-        known = loc.annotated.to(tags.device) | (tags != NONE)
-        return self.view_loss(net, batch.x, torch.where(tags == 1, 1.0, batch.y), known, loc, self.cr)
+        decided = tags != NONE
+        y = torch.where(decided, tags.to(batch.y.dtype), batch.y)
+        return self.view_loss(net, batch.x, y, batch.known | decided, loc, self.cr)
 
     def view_loss(self, net: Net, x: Tensor, y: Tensor, known: Tensor, loc: Loc, consistent: bool) -> Tensor:
         """BCE of shifted logits over the known cells; `consistent` holds the others to the received model's
         prediction."""
         logits = net(x)
         shifted = logits + loc.scratch["shift"].to(logits)
-        total = masked_mean(
-            F.binary_cross_entropy_with_logits(shifted, y, reduction="none"), known, self.over
-        )
+        total = masked_mean(bce_cells(shifted, filled(y)), known, self.over)
         if consistent:
             with torch.no_grad():
                 guide = loc.scratch["received"](x).sigmoid()
@@ -170,11 +167,11 @@ class FedMLP(Method):
         return total
 
     def shift(self, loc: Loc) -> Tensor:
-        """log(π_1 / π_0) per class, from labels or, for a missing class, from tags; kept half a sample away
-        from 0 and 1."""
+        """log(π_1 / π_0) per class, from labels and, where they are missing, from tags; kept half a sample
+        away from 0 and 1."""
         if not self.wpc:
             return torch.zeros(len(loc.classes))
-        return known_odds(loc.counts, loc.samples, loc.mine["tags"], loc.annotated).float()
+        return known_odds(loc.train.labels, loc.mine["tags"]).float()
 
     @torch.no_grad()
     def _tag(self, net: Net, loc: Loc) -> None:
@@ -185,27 +182,27 @@ class FedMLP(Method):
         loc.note("at_least_one", float(small))
         share = torch.tensor([self.negative_share, self.positive_share], dtype=torch.float64)
         degree = loc.down["degree"].double() if self.st else torch.ones(len(loc.classes), dtype=torch.float64)
-        missing = (~loc.annotated).nonzero().flatten().tolist()
+        missing = ~loc.train.known
         tags, prototypes = loc.mine["tags"], loc.down["prototypes"]
         loc.mine["tags"] = tag_nearest(tags, feature, prototypes, missing, degree[:, None] * share, small)
 
     @torch.no_grad()
     def _describe(self, net: Net, loc: Loc) -> Upload:
-        """Prototypes of labelled classes and learning degree of missing ones (masked means), under the
-        trained local net."""
+        """Prototypes of labelled images and learning degree on those whose label is missing, class by class
+        (masked means), under the trained local net."""
         features, scores = [], []
         for batch in loc.scan():
             z = net.body(batch.x)
             features.append(z.cpu())
             scores.append(net.head["fed"](z).sigmoid().cpu())
-        feature, score, y, own = torch.cat(features), torch.cat(scores), loc.train.labels, loc.annotated
-        prototypes, count = class_means(feature, y)
-        decided = ((score < self.low) | (score > self.high)).float().mean(0)
-        shown = ((count > 0) & own[:, None]).double() * (
-            loc.samples if self.prototypes_by == "samples" else 1
-        )
-        measures = own if self.degree_of == "labelling" else ~own
+        feature, score, known = torch.cat(features), torch.cat(scores), loc.train.known
+        prototypes, count = class_means(feature, loc.train.labels)
+        images = known.sum(0, dtype=torch.float64)[:, None]
+        shown = (count > 0).double() * (images if self.prototypes_by == "samples" else 1)
+        measured = known if self.degree_of == "labelling" else ~known
+        among = measured.sum(0)
+        decided = ((score < self.low) | (score > self.high)) & measured
         return {
-            "prototypes": Mean(prototypes * own[:, None, None], shown),
-            "degree": Mean(decided, loc.samples * measures.double()),
+            "prototypes": Mean(prototypes, shown),
+            "degree": Mean(decided.float().sum(0) / among.clamp_min(1), among.double()),
         }

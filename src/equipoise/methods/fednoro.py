@@ -125,7 +125,7 @@ class FedNoRo(Method):
         return {"loss": Each(torch.where(loc.counts > 0, total / loc.counts.clamp_min(1), ABSENT))}
 
     def prepare(self, net: Net, loc: Loc) -> None:
-        noisy = bool(loc.down.get("noisy", False)) if loc.task == "single" else not loc.annotated.all()
+        noisy = bool(loc.down.get("noisy", False)) if loc.task == "single" else not loc.train.complete
         if noisy and self.strength > 0:
             loc.scratch["teacher"] = still(net)
 
@@ -142,7 +142,7 @@ class FedNoRo(Method):
             guide = loc.scratch["teacher"](batch.x) / self.temperature
         weight = self.strength * rise(loc.round - self.warmup, self.ramp)
         if loc.task == "multi":
-            distilled = masked_mean((logits.sigmoid() - guide.sigmoid()) ** 2, ~loc.annotated)
+            distilled = masked_mean((logits.sigmoid() - guide.sigmoid()) ** 2, ~batch.known)
         else:
             student = self.shaped(logits, loc).log_softmax(1)
             terms = F.kl_div(student, guide.log_softmax(1), reduction="none", log_target=True)

@@ -82,7 +82,7 @@ class FedProc(Method):
         if loc.task == "single":
             near = F.cross_entropy(q @ unit.T, batch.y)
         else:  # a softmax over two is a sigmoid of their difference
-            near = masked_bce(q @ (unit[:, 1] - unit[:, 0]).T, batch.y, loc.annotated)
+            near = masked_bce(q @ (unit[:, 1] - unit[:, 0]).T, batch.y)
         return alpha * base + (1 - alpha) * near
 
     def train(self, net: Net, loc: Loc) -> Upload:
@@ -97,5 +97,5 @@ class FedProc(Method):
         if loc.task == "single":
             member = F.one_hot(y, len(loc.classes)).double()
         else:
-            member = torch.stack([1 - y, y], 2).double() * loc.annotated[:, None]
+            member = torch.stack([1 - y, y], 2).nan_to_num(0.0).double()
         return {"sums": Sum(torch.einsum("n...,nd->...d", member, q)), "counts": Sum(member.sum(0))}

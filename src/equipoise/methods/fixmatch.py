@@ -51,7 +51,7 @@ class FedFixMatch(Method):
     def loss(self, net: Net, batch: Batch, loc: Loc) -> Tensor:
         weak = net(batch.x)
         total = loc.objective(weak, batch.y)
-        missing = (~loc.annotated).to(weak.device)
+        missing = ~batch.known
         if self.strength == 0 or not missing.any():
             return total
         p = weak.detach().sigmoid()

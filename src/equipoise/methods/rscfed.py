@@ -97,7 +97,7 @@ class RSCFed(Method):
         return total / self.groups
 
     def prepare(self, net: Net, loc: Loc) -> None:
-        if self.strength > 0 and not loc.annotated.all():
+        if self.strength > 0 and not loc.train.complete:
             loc.scratch["teacher"] = Teacher(net, loc, self.decay)
 
     def fit(self, net: Net, loc: Loc) -> float:
@@ -114,4 +114,4 @@ class RSCFed(Method):
         if "teacher" not in loc.scratch:
             return total
         guide = loc.scratch["teacher"](batch.views[-1]).sigmoid()
-        return total + self.strength * masked_mean((logits.sigmoid() - guide) ** 2, ~loc.annotated)
+        return total + self.strength * masked_mean((logits.sigmoid() - guide) ** 2, ~batch.known)

@@ -28,25 +28,44 @@ class Held(Options):
     images: int
     counts: tuple[int | None, ...]
     """of each class (positives, for multi-label); None where that is not told"""
+    known: tuple[int | None, ...] | None = None
+    """multi-label: how many of them are labelled for each class, None where that is not told; left out where
+    all of them are for every class"""
 
 
 class Counts(ByName[dict[str, Held]]):
-    """By site and split, what is held: two arrays, since there may be 100,000 sites."""
+    """By site and split, what is held: arrays, since there may be 100,000 sites."""
 
     def __init__(
-        self, names: Sequence[str] | Mapping[str, int], images: np.ndarray, counts: np.ndarray
+        self,
+        names: Sequence[str] | Mapping[str, int],
+        images: np.ndarray,
+        counts: np.ndarray,
+        known: np.ndarray | None = None,
     ) -> None:
-        """`images` is [sites, splits], `counts` [sites, splits, classes], `NOT_TOLD` where that is so."""
+        """`images` is [sites, splits], `counts` [sites, splits, classes], `NOT_TOLD` where that is so;
+        `known` is as `counts`, the images that are labelled, None where all of them are."""
         super().__init__(names, self._held)
-        self.images, self.counts = images, counts
+        self.images, self.counts, self.known = images, counts, known
 
     def _held(self, place: int) -> dict[str, Held]:
         return {
             split: Held(
-                images=int(images), counts=tuple(None if n == NOT_TOLD else n for n in counts.tolist())
+                images=int(self.images[place, i]),
+                counts=_told(self.counts[place, i]),
+                known=None if self.complete(place, i) else _told(self._known[place, i]),
             )
-            for split, images, counts in zip(SPLITS, self.images[place], self.counts[place], strict=True)
+            for i, split in enumerate(SPLITS)
         }
+
+    def complete(self, place: int, split: int) -> bool:
+        """Whether every image of a split is labelled for every class."""
+        return self.known is None or bool((self.known[place, split] == self.images[place, split]).all())
+
+    @property
+    def _known(self) -> np.ndarray:
+        assert self.known is not None
+        return self.known
 
 
 class Census(Options):
@@ -69,18 +88,27 @@ class Census(Options):
     @field_validator("sites", mode="before")
     @classmethod
     def _in_arrays(cls, sites: Any) -> Any:
-        """A table by site and split, or the columns of one, become two arrays."""
+        """A table by site and split, or the columns of one, become arrays."""
         if isinstance(sites, Counts) or not isinstance(sites, Mapping):
             return sites
         if isinstance(sites.get("names"), list):
             columns = [sites[split] for split in SPLITS]
             images = np.array([_numbers(one["images"]) for one in columns]).T
-            counts = np.array([[_numbers(told) for told in one["counts"]] for one in columns])
-            return Counts(sites["names"], images, counts.transpose(2, 0, 1))
+            counts, known = (
+                np.array([[_numbers(told) for told in one[name]] for one in columns]).transpose(2, 0, 1)
+                if name in columns[0]
+                else None
+                for name in ("counts", "known")
+            )
+            assert counts is not None
+            return Counts(sites["names"], images, counts, known)
         held = [[Held.model_validate(splits[split]) for split in SPLITS] for splits in sites.values()]
-        told = [[[NOT_TOLD if n is None else n for n in one.counts] for one in row] for row in held]
         images = np.array([[one.images for one in row] for row in held], dtype=np.int64)
-        return Counts(tuple(sites), images, np.array(told, dtype=np.int64))
+        counts = np.array([[_number(one.counts) for one in row] for row in held], dtype=np.int64)
+        if all(one.known is None for row in held for one in row):
+            return Counts(tuple(sites), images, counts)
+        known = [[_number(one.known or (one.images,) * len(one.counts)) for one in row] for row in held]
+        return Counts(tuple(sites), images, counts, np.array(known, dtype=np.int64))
 
     @field_serializer("sites")
     def _as_table(self, sites: Counts) -> dict[str, Any]:
@@ -90,10 +118,27 @@ class Census(Options):
                 split: {
                     "images": _text(sites.images[:, i]),
                     "counts": [_text(column) for column in sites.counts[:, i].T],
+                    **({} if sites.known is None else {"known": [_text(one) for one in sites.known[:, i].T]}),
                 }
                 for i, split in enumerate(SPLITS)
             }
-        return {site: {split: dict(held) for split, held in splits.items()} for site, splits in sites.items()}
+        return {
+            site: {split: held.model_dump(exclude_defaults=True) for split, held in splits.items()}
+            for site, splits in sites.items()
+        }
+
+    @property
+    def partial(self) -> bool:
+        """Whether some training image is not labelled for some class."""
+        return bool(self.labelled) or self.known("train") is not None
+
+    def known(self, split: str) -> list[int] | None:
+        """How many images of a split are labelled for each class, over all sites; None where all are."""
+        images, place = self.sites.images, SPLITS.index(split)
+        if self.sites.known is None or bool((self.sites.known[:, place] == images[:, place, None]).all()):
+            return None
+        result: list[int] = self.sites.known[:, place].clip(min=0).sum(0, dtype=np.int64).tolist()
+        return result
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -129,12 +174,13 @@ class Facts:
     fingerprint: str
     census: Census
     partial: bool
-    """whether some site labels only some of the classes"""
+    """whether some site labels only some of the classes, or some of its images"""
 
     def table(self) -> dict[str, Any]:
         """All of it as plain values, for pages and consoles; what is not told counts as none.
 
-        A site that labels only some of the classes has `labelled`, true or false for each.
+        A site that labels only some of the classes has `labelled`, true or false for each; a split in which
+        not every image is labelled for every class has `known`, how many are.
         """
         census, train = self.census, self.census.counts().tolist()
         height, width, channels = self.shape
@@ -146,6 +192,10 @@ class Facts:
             }
             for place, site in enumerate(census.sites)
         }
+        for place, site in enumerate(census.sites if census.sites.known is not None else ()):
+            for i, split in enumerate(SPLITS):
+                if not census.sites.complete(place, i):
+                    sites[site][split]["known"] = [n or 0 for n in census.sites[site][split].known or ()]
         for site, mask in census.labelled.items():
             sites[site]["labelled"] = list(mask)
         return {
@@ -164,9 +214,17 @@ class Facts:
 def together(parts: Iterable[Held]) -> Held:
     """The images of several sites; a class that one of them says nothing of is not told."""
     found = list(parts)
-    columns = zip(*(part.counts for part in found), strict=True)
-    counts = tuple(None if None in column else sum(n for n in column if n is not None) for column in columns)
-    return Held(images=sum(part.images for part in found), counts=counts)
+    images, counts = sum(part.images for part in found), _sums([part.counts for part in found])
+    if all(part.known is None for part in found):
+        return Held(images=images, counts=counts)
+    each = [(part.images,) * len(counts) if part.known is None else part.known for part in found]
+    return Held(images=images, counts=counts, known=_sums(each))
+
+
+def _sums(rows: Sequence[Sequence[int | None]]) -> tuple[int | None, ...]:
+    """The sum of every column; None where one of its cells is."""
+    columns = zip(*rows, strict=True)
+    return tuple(None if None in column else sum(n for n in column if n is not None) for column in columns)
 
 
 def count(samples: Samples, holdings: Sequence[Holding]) -> Census:
@@ -177,17 +235,43 @@ def count(samples: Samples, holdings: Sequence[Holding]) -> Census:
     cells = np.repeat(np.arange(images.size), images.reshape(-1))
     if samples.task == "single":
         found = np.bincount(cells * width + labels, minlength=images.size * width)
-        counts = found.astype(np.int32).reshape(*images.shape, width)
+        counts, known = found.astype(np.int32).reshape(*images.shape, width), None
     else:
-        columns = [np.bincount(cells, labels[:, i], minlength=images.size) for i in range(width)]
-        counts = np.stack(columns, axis=1).astype(np.int32).reshape(*images.shape, width)
+
+        def added(marked: np.ndarray) -> np.ndarray:
+            columns = [np.bincount(cells, marked[:, i], minlength=images.size) for i in range(width)]
+            return np.stack(columns, axis=1).astype(np.int32).reshape(*images.shape, width)
+
+        missing = np.isnan(labels)
+        counts, known = added(labels > 0), added(~missing) if missing.any() else None
     return Census(
-        sites=Counts(packed.places, images, counts),
-        labelled={one.name: tuple(one.labelled.tolist()) for one in holdings if one.labelled is not None}
-        if packed.labelled is not None
-        else {},
+        sites=Counts(packed.places, images, counts, known),
+        labelled=_labelled(holdings, packed, known),
         groups=None if samples.group is None else len(np.unique(samples.group)),
     )
+
+
+def _labelled(
+    holdings: Sequence[Holding], packed: Holdings, known: np.ndarray | None
+) -> dict[str, tuple[bool, ...]]:
+    """By site that labels only some of the classes, those that some training image is labelled for."""
+    if packed.labelled is None and known is None:
+        return {}
+    found = {}
+    for place, one in enumerate(holdings):
+        mask = np.bool_(True) if one.labelled is None else one.labelled
+        given = mask if known is None else mask & (known[place, 0] > 0)
+        if not given.all():
+            found[one.name] = tuple(given.tolist())
+    return found
+
+
+def _told(numbers: np.ndarray) -> tuple[int | None, ...]:
+    return tuple(None if n == NOT_TOLD else n for n in numbers.tolist())
+
+
+def _number(told: Sequence[int | None]) -> list[int]:
+    return [NOT_TOLD if n is None else n for n in told]
 
 
 def _text(column: np.ndarray) -> str:

@@ -34,12 +34,16 @@ def distribution(data: dict[str, Any]) -> Iterator[Figure]:
 
     def hover(row: int, column: int) -> str:
         name, site = data["classes"][order[row]], list(sites)[column]
-        found = count(order[row], site)
-        return f"{site} does not label {name}" if found is None else f"{site}: {found:,} {name}"
+        found, known = count(order[row], site), sites[site]["train"].get("known")
+        if found is None:
+            return f"{site} does not label {name}"
+        images = f" of {known[order[row]]:,} labelled images" if known else ""
+        return f"{site}: {found:,} {name}{images}"
 
     counts = [[count(i, site) for site in sites] for i in order]
     sums = [sum(n for n in row if n is not None) for row in counts]
     rows = [Bar(data["classes"][i], note=f"{total:,}") for i, total in zip(order, sums, strict=True)]
+    partly = any("known" in site["train"] for site in sites.values())
     partial = any(n is None for row in counts for n in row)
     yield Figure(
         "distribution",
@@ -55,6 +59,7 @@ def distribution(data: dict[str, Any]) -> Iterator[Figure]:
         "Training images of each class (the number under its name, all sites together) at each site; the "
         "area of a circle is the count, and there is none where the site has none."
         + (" A cross: the site does not label the class." if partial else "")
+        + (" Not every image is labelled for every class." if partly else "")
         + (f" {TOGETHER}" if many else ""),
         ("class", *sites),
         tuple((data["classes"][i], *row) for i, row in zip(order, counts, strict=True)),

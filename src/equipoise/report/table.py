@@ -62,23 +62,25 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """Arms by metrics, in per cent; more is better in every column."""
+    """Arms by metrics, in per cent."""
 
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
     remarks: tuple[str, ...] = ()
     """heads of the remarks"""
+    unranked: int = 0
+    """so many of the last columns have no best: nobody says whether more is better there"""
 
     @property
     def heads(self) -> tuple[str, ...]:
         return ("method", *self.columns, *self.remarks)
 
     def ranks(self) -> list[tuple[Rank, ...]]:
-        """Best and second of every column, by the digits that are shown; what looks equal ranks equal."""
-        columns = [
-            _ranks([row.figures[i] if row.ranked else None for row in self.rows])
-            for i in range(len(self.columns))
-        ]
+        """Best and second of every column in which more is better, by the digits that are shown; what looks
+        equal ranks equal."""
+        ranked = len(self.columns) - self.unranked
+        columns = [_ranks([row.figures[i] if row.ranked else None for row in self.rows]) for i in range(ranked)]
+        columns += [[""] * len(self.rows)] * self.unranked
         return [tuple(column[i] for column in columns) for i in range(len(self.rows))]
 
     def cells(self) -> list[tuple[str, ...]]:

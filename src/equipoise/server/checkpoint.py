@@ -3,7 +3,7 @@
 Written to a temporary name, synced, renamed; the head file is renamed last. So at any moment, `kill -9`
 included, the head names a whole checkpoint. `Commits` writes them behind the round that follows. Header and
 tensors have digests that are checked at every reading; the header also says what the run was begun with, so
-that it does not go on with anything else.
+that it does not resume from anything else.
 """
 
 from __future__ import annotations

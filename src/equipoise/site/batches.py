@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from equipoise.data.samples import Samples, Task
+from equipoise.losses import known
 from equipoise.partition import Holding
 from equipoise.site.kept import Kept, look
 from equipoise.site.views import View
@@ -24,28 +26,32 @@ class Batch:
 
     views: tuple[Tensor, ...]
     y: Tensor
-    """int64 [B] for a single-label task, float32 [B, C] for a multi-label one"""
+    """int64 [B] for a single-label task; float32 [B, C] of 0, 1, and NaN where the image has no label for a
+    class, for a multi-label one"""
     index: Tensor
     """positions within the site's split, 0 … n-1: what private per-image state is kept by"""
-    mask: Tensor | None
-    """bool [C]: classes this site labels (multi-label), or [B, C] of each image; None = all"""
 
     @property
     def x(self) -> Tensor:
         return self.views[0]
+
+    @property
+    def known(self) -> Tensor:
+        """bool, as `y`: where there is a label."""
+        return known(self.y)
 
     def __len__(self) -> int:
         return len(self.y)
 
 
 class Rows:
-    """The images and labels one site holds for one split."""
+    """The images and labels one site holds for one split; `hidden` (bool [C]) are classes it must not see."""
 
     def __init__(
         self,
         samples: Samples,
         index: np.ndarray,
-        labelled: np.ndarray | None,
+        hidden: np.ndarray | None,
         device: torch.device,
         name: str = "",
     ) -> None:
@@ -53,10 +59,18 @@ class Rows:
         self.name, self.source = name, samples.fingerprint
         """whose they are, and the data set that they are of"""
         self.labels = torch.from_numpy(np.ascontiguousarray(samples.labels[index]))
-        self.mask = None if labelled is None else torch.from_numpy(labelled).to(device)
-        if self.mask is not None:
-            # What a site does not label it must not see, not even by accident.
-            self.labels = self.labels * self.mask.to("cpu", self.labels.dtype)
+        if hidden is not None:
+            self.labels[:, torch.from_numpy(hidden)] = torch.nan
+
+    @cached_property
+    def known(self) -> Tensor:
+        """bool, as `labels`: where there is one."""
+        return known(self.labels)
+
+    @cached_property
+    def complete(self) -> bool:
+        """Whether no label is missing."""
+        return bool(self.known.all())
 
     def __len__(self) -> int:
         return len(self.index)
@@ -79,7 +93,6 @@ class Rows:
             views=made,
             y=self.labels[position].to(self.device),
             index=position,
-            mask=self.mask if self.mask is None or self.mask.ndim == 1 else self.mask[position],
         )
 
     def ends(self, count: int, size: int) -> list[int]:
@@ -118,15 +131,6 @@ class Pooled(Rows):
         self.index = np.concatenate([part.index for part in parts])
         self.labels = torch.cat([part.labels for part in parts])
         self.sizes = tuple(len(part) for part in parts)
-        self.mask = None
-        if any(part.mask is not None for part in parts):
-            known = [torch.ones_like(part.labels, dtype=torch.bool) for part in parts]
-            self.mask = torch.cat(
-                [
-                    rows.to(self.device) if part.mask is None else part.mask.expand(len(part), -1)
-                    for rows, part in zip(known, parts, strict=True)
-                ]
-            )
 
     def ends(self, count: int, size: int) -> list[int]:
         """As many batches as the sites would take together, of one size give or take an image, and of two
@@ -143,15 +147,11 @@ class SiteData:
         self.name = holding.name
         self.task: Task = samples.task
         self.classes = samples.classes
-        self.labelled = None if holding.labelled is None else torch.from_numpy(holding.labelled)
+        # A simulation hides labels from training alone: it evaluates with all that there are.
+        hidden = {} if holding.labelled is None else {"train": ~holding.labelled}
         self.splits = {
-            # Evaluation reads complete labels: partial labelling is about what a site can train on.
             split: Rows(
-                samples,
-                getattr(holding, split),
-                holding.labelled if split == "train" else None,
-                device,
-                f"{holding.name}/{split}",
+                samples, getattr(holding, split), hidden.get(split), device, f"{holding.name}/{split}"
             )
             for split in ("train", "validation", "test")
         }
@@ -162,20 +162,19 @@ class SiteData:
         self._count()
 
     def _count(self) -> None:
-        train = self.splits["train"]
+        train, single = self.splits["train"], self.task == "single"
+        self.labelled = None if train.complete else train.known.any(0)
+        """bool [C]: the classes that some training image is labelled for; None = each, on every image"""
         self.counts = (
-            torch.bincount(train.labels, minlength=len(self.classes)).to(torch.float64)
-            if self.task == "single"
-            else train.labels.sum(0, dtype=torch.float64)
-        )
-        self.total: int | Tensor = len(train)
-        """training images that a count is out of; [C] where single images lack labels"""
+            torch.bincount(train.labels, minlength=len(self.classes)) if single else (train.labels > 0).sum(0)
+        ).to(torch.float64)
+        """float64 [C]: training images of each class (positives, for multi-label)"""
+        known = train.known[:, None] if single else train.known
+        labelled = known.sum(0, dtype=torch.float64).expand_as(self.counts)
+        self.total = torch.where(labelled > 0, labelled, float(len(train)))
+        """float64 [C]: the images those are out of, which are labelled for the class; all where none is"""
 
     def train_on(self, rows: Pooled) -> None:
         """Train on the rows of all sites from now on; validation and test rows stay the site's own."""
         self.splits["train"] = rows
         self._count()
-        self.labelled = None
-        if rows.mask is not None:
-            self.labelled = rows.mask.any(0).cpu()
-            self.total = rows.mask.sum(0, dtype=torch.float64).cpu()

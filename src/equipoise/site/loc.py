@@ -47,7 +47,7 @@ class Loc:
     ) -> None:
         self.data, self.options, self.objective, self.device = data, options, objective, device
         self.site, self.task, self.classes, self.labelled = data.name, data.task, data.classes, data.labelled
-        self.counts, self.samples, self.total = data.counts, len(data.splits["train"]), data.total
+        self.counts, self.total, self.samples = data.counts, data.total, len(data.splits["train"])
         self.round, self.rounds, self.question, self.down = round, options.rounds, question, down
         self.mine: Tree = {}
         self.tuned: dict[str, Tensor] = {}
@@ -63,11 +63,11 @@ class Loc:
     @property
     def prior(self) -> Tensor:
         """Class shares of the local training labels (for multi-label: share of positives per class)."""
-        return (self.counts / max(1, self.samples)).to(torch.float32)
+        return (self.counts / self.total.clamp_min(1)).to(torch.float32)
 
     @property
     def annotated(self) -> Tensor:
-        """bool [C]: the classes this site labels."""
+        """bool [C]: the classes this site labels, on some of its training images or on all."""
         return torch.ones(len(self.classes), dtype=torch.bool) if self.labelled is None else self.labelled
 
     @property

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from equipoise.data.samples import Task
 from equipoise.errors import DataError, SiteError
+from equipoise.losses import known
 
 LEAST, MOST = 5, 100
 """images in a bin of what is told for one site alone, at least; and bins, at most"""
@@ -27,19 +28,18 @@ def measure(
     task: Task,
     bins: int = 1000,
     calibration_bins: int = 15,
-    labelled: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """The `tallies` of the predictions, and `scores` [C, 2, bins]: one-vs-rest histograms of each class's
     probability.
 
-    `scores[c, 1]` counts the rows that are of class c, `scores[c, 0]` the rows that are not. `labelled` (bool
-    [C], for multi-label tasks) names the classes this site labels; the others count nowhere.
+    `scores[c, 1]` counts the rows that are of class c, `scores[c, 0]` the rows that are not. With several
+    labels, one that is missing (NaN) counts nowhere.
     """
-    counts = tallies(logits, labels, task=task, calibration_bins=calibration_bins, labelled=labelled)
+    counts = tallies(logits, labels, task=task, calibration_bins=calibration_bins)
     classes = logits.shape[1]
     cell = torch.arange(classes) * 2 + truth(labels, classes, task).long()
     cell = cell * bins + score_bins(logits, task, bins)
-    scores = torch.bincount(cell[:, _kept(labelled, classes)].flatten(), minlength=classes * 2 * bins)
+    scores = torch.bincount(cell[told(labels, classes)], minlength=classes * 2 * bins)
     return counts | {"scores": scores.view(classes, 2, bins)}
 
 
@@ -86,9 +86,7 @@ def _groups(rows: Tensor, least: int) -> Tensor:
     return torch.tensor(group, dtype=torch.int64)
 
 
-def tallies(
-    logits: Tensor, labels: Tensor, *, task: Task, calibration_bins: int = 15, labelled: Tensor | None = None
-) -> dict[str, Tensor]:
+def tallies(logits: Tensor, labels: Tensor, *, task: Task, calibration_bins: int = 15) -> dict[str, Tensor]:
     """Decisions and how sure they were.
 
     Single-label: `confusion` [C, C], true class by predicted class. Multi-label: `binary` [C, 2, 2], per
@@ -99,7 +97,6 @@ def tallies(
     _check(logits, labels, task)
     classes = logits.shape[1]
     chance = probabilities(logits, task)
-    keep = _kept(labelled, classes)
     if task == "single":
         confidence, decision = chance.max(dim=1)
         target = labels.cpu().long()
@@ -108,13 +105,11 @@ def tallies(
         correct = decision == target
     else:
         positive = chance > 0.5
-        target = truth(labels, classes, task)
+        target, kept = truth(labels, classes, task), told(labels, classes)
         cell = torch.arange(classes) * 4 + target.long() * 2 + positive.long()
-        decided = {
-            "binary": torch.bincount(cell[:, keep].flatten(), minlength=classes * 4).view(classes, 2, 2)
-        }
-        confidence = torch.maximum(chance, 1 - chance)[:, keep].flatten()
-        correct = (positive == target)[:, keep].flatten()
+        decided = {"binary": torch.bincount(cell[kept], minlength=classes * 4).view(classes, 2, 2)}
+        confidence = torch.maximum(chance, 1 - chance)[kept]
+        correct = (positive == target)[kept]
     bucket = ((confidence * calibration_bins).ceil().long() - 1).clamp(0, calibration_bins - 1)
     columns = torch.stack(
         [torch.ones_like(bucket), correct.long(), (confidence * FIXED_POINT).round().long()], dim=1
@@ -135,6 +130,12 @@ def truth(labels: Tensor, classes: int, task: Task) -> Tensor:
     return labels[:, None] == torch.arange(classes) if task == "single" else labels > 0.5
 
 
+def told(labels: Tensor, classes: int) -> Tensor:
+    """bool [N, C]: is it known whether row n is of class c?"""
+    found = known(labels.cpu())
+    return found if found.ndim == 2 else found[:, None].expand(-1, classes)
+
+
 def score_bins(logits: Tensor, task: Task, bins: int) -> Tensor:
     """The score bin of each row and class, int64 [N, C].
 
@@ -151,10 +152,6 @@ def score_bins(logits: Tensor, task: Task, bins: int) -> Tensor:
         # last bin.
         scores = log_chance - torch.log(-torch.expm1(log_chance))
     return ((scores / WARP).sigmoid() * bins).long().clamp(0, bins - 1)
-
-
-def _kept(labelled: Tensor | None, classes: int) -> Tensor:
-    return torch.ones(classes, dtype=torch.bool) if labelled is None else labelled.cpu().bool()
 
 
 def _check(logits: Tensor, labels: Tensor, task: Task) -> None:

@@ -36,15 +36,13 @@ def evaluate(model: Predictor, file: str | Path, progress: Progress | None = Non
             f"report.html"
         )
     rows = np.flatnonzero(tested) if tested.any() else np.arange(len(samples))
-    labels, labelled = relabelled(samples, rows, facts)
+    labels = relabelled(samples, rows, facts)
     scores = logits(model, samples.images, rows)
     shots, own = torch.tensor(facts.shots), model.own_metrics
 
     def metrics(chosen: np.ndarray) -> dict[str, Any]:
         place = torch.from_numpy(np.flatnonzero(chosen))
-        return from_scores(
-            scores[place], labels[place], task=facts.task, shots=shots, labelled=labelled, own=own
-        )
+        return from_scores(scores[place], labels[place], task=facts.task, shots=shots, own=own)
 
     site = None if samples.site is None else samples.site[rows]
     names = [] if site is None else np.unique(site).tolist()
@@ -59,7 +57,6 @@ def evaluate(model: Predictor, file: str | Path, progress: Progress | None = Non
         "attributes": {
             name: by_attribute(scores, labels, values[rows], task=facts.task, shots=shots, own=own)
             for name, values in samples.attributes.items()
-            if labelled is None
         },
     }
 
@@ -86,9 +83,9 @@ def read_data(file: Path, look: Input) -> tuple[DataOptions, Path]:
     return found.data, found.base
 
 
-def relabelled(samples: Samples, rows: np.ndarray, facts: Blueprint) -> tuple[Tensor, Tensor | None]:
-    """The labels in the model's order of classes, and for several labels which classes the data has labels
-    for."""
+def relabelled(samples: Samples, rows: np.ndarray, facts: Blueprint) -> Tensor:
+    """The labels in the model's order of classes; of several, those the data has no column for are
+    missing."""
     if samples.task != facts.task:
         raise DataError(
             f"the new data is {samples.task}-label and the model {facts.task}-label: label it in the same way"
@@ -104,12 +101,10 @@ def relabelled(samples: Samples, rows: np.ndarray, facts: Blueprint) -> tuple[Te
     place = np.array([facts.classes.index(name) for name in samples.classes])
     labels = samples.labels[rows]
     if samples.task == "single":
-        return torch.from_numpy(place[labels]), None
-    wide = np.zeros((len(rows), len(facts.classes)), np.float32)
+        return torch.from_numpy(place[labels])
+    wide = np.full((len(rows), len(facts.classes)), np.nan, np.float32)
     wide[:, place] = labels
-    labelled = torch.zeros(len(facts.classes), dtype=torch.bool)
-    labelled[torch.from_numpy(place)] = True
-    return torch.from_numpy(wide), None if labelled.all() else labelled
+    return torch.from_numpy(wide)
 
 
 @torch.no_grad()

@@ -64,11 +64,14 @@ def test_both_sides_of_a_label_weigh_the_same() -> None:
     """Label 1 is not annotated, label 2 has no positive, label 3 no negative: none of them counts."""
     z = torch.randn(6, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     y = torch.zeros(6, 5, dtype=torch.float64)
-    y[0, 0] = y[1, 1] = y[:4, 4] = 1
+    y[0, 0] = y[:4, 4] = 1
     y[:, 3] = 1
+    y[:, 1] = torch.nan
     known = torch.tensor([True, False, True, True, True])
     counts = torch.tensor([1.0, 0.0, 0.0, 6.0, 4.0])
-    loc = SimpleNamespace(task="multi", counts=counts, total=6, annotated=known)
+    loc = SimpleNamespace(
+        task="multi", counts=counts, samples=6, total=torch.full((5,), 6.0), annotated=known
+    )
     total = 0.0
     for c, (positives, negatives) in {0: (1, 5), 4: (4, 2)}.items():
         for i in range(6):

@@ -27,6 +27,7 @@ def census(facts: dict[str, Any]) -> None:
         table.add_section()
         table.add_row("all", *(f"{n:,}" for n in sums), f"{images:,}")
         console.print(table)
+        _labelled(facts, split, order)
     ratio, groups = facts["imbalance"], facts["groups"]
     skew = (
         "a class has no training image"
@@ -53,6 +54,21 @@ def census(facts: dict[str, Any]) -> None:
     if facts["contact_sheet"]:
         console.print(f"pictures   {escape(facts['contact_sheet'])}", soft_wrap=True)
     warnings(facts["warnings"])
+
+
+def _labelled(facts: dict[str, Any], split: str, order: list[int]) -> None:
+    """Where labels are missing: how many images of a split are labelled for each class."""
+    held = {name: site[split] for name, site in facts["sites"].items()}
+    if not any("known" in one for one in held.values()):
+        return
+    known = {name: one.get("known", [one["images"]] * len(order)) for name, one in held.items()}
+    table = grid(f"{split}, labelled", *(escape(facts["classes"][i]) for i in order), "images")
+    for name, counts in known.items():
+        table.add_row(escape(name), *(f"{counts[i]:,}" for i in order), f"{held[name]['images']:,}")
+    table.add_section()
+    sums = (sum(counts[i] for counts in known.values()) for i in order)
+    table.add_row("all", *(f"{n:,}" for n in sums), f"{sum(one['images'] for one in held.values()):,}")
+    terminal().print(table)
 
 
 def sets(facts: list[dict[str, Any]]) -> None:

@@ -27,7 +27,7 @@ from torch import Tensor
 from equipoise.errors import MethodError
 from equipoise.exchange import Ask
 from equipoise.leaves import Mean, Upload
-from equipoise.losses import among, bce_cells, masked_mean
+from equipoise.losses import among, bce_cells, filled, known, masked_mean
 from equipoise.nets import HEAD, Net, load, state
 from equipoise.seeds import generator
 from equipoise.site import Batch, Loc
@@ -74,7 +74,7 @@ def answer(method: Method, net: Net, loc: Loc) -> Upload:
         load(net, fresh(own, generator(loc.options.seed, loc.round, "crt")))
 
     def loss(net: Net, batch: Batch, loc: Loc) -> Tensor:
-        return balanced_loss(net(batch.x), batch.y, loc, batch.mask)
+        return balanced_loss(net(batch.x), batch.y, loc)
 
     mean = loc.fit(
         net,
@@ -94,14 +94,13 @@ def answer(method: Method, net: Net, loc: Loc) -> Upload:
     return up | {"delta": Mean(change, loc.samples)}
 
 
-def balanced_loss(logits: Tensor, y: Tensor, loc: Any, mask: Tensor | None = None) -> Tensor:
+def balanced_loss(logits: Tensor, y: Tensor, loc: Any) -> Tensor:
     """Cross-entropy among the site's classes; or binary cross-entropy with both sides of each label weighing
-    the same, where `mask` lets it count."""
+    the same, where there is a label."""
     if loc.task == "single":
         return F.cross_entropy(among(logits, loc.counts > 0), y)
     positives, negatives = loc.counts.to(logits), (loc.total - loc.counts).to(logits)
-    known = loc.annotated.to(logits.device) & (positives > 0) & (negatives > 0)
+    both = loc.annotated.to(logits.device) & (positives > 0) & (negatives > 0)
     side = torch.where(y > 0, positives, negatives).clamp_min(1)
-    total = loc.total.to(logits) if isinstance(loc.total, Tensor) else loc.total
-    cells = bce_cells(logits, y) * total / (2 * side)
-    return masked_mean(cells, known if mask is None else known & mask)
+    cells = bce_cells(logits, filled(y)) * loc.total.to(logits) / (2 * side)
+    return masked_mean(cells, known(y) & both)
