@@ -40,8 +40,8 @@ class Split(Options):
     fold: int | None = Field(default=None, ge=0)
     """Which of the folds is the test set, counted from 0."""
     seed: int | None = Field(default=None, ge=0)
-    """Draw the test and validation images from this seed, before sites are drawn: runs with other seeds are then
-    tested on the same images. None = site by site, from the run's seed."""
+    """Draw the test and validation images from this seed, before sites are drawn: runs with other seeds are
+    then tested on the same images. None = site by site, from the run's seed."""
 
     @model_validator(mode="before")
     @classmethod

@@ -17,13 +17,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import Tensor
-
 from equipoise.exchange import Ask
 from equipoise.methods.base import Method, Standard
 from equipoise.methods.parts import crt
 from equipoise.nets import Net
-from equipoise.site import Batch, Loc
+from equipoise.site import Loc
 from equipoise.tree import Tree, plus
 
 

@@ -79,7 +79,9 @@ class Table:
         """Best and second of every column in which more is better, by the digits that are shown; what looks
         equal ranks equal."""
         ranked = len(self.columns) - self.unranked
-        columns = [_ranks([row.figures[i] if row.ranked else None for row in self.rows]) for i in range(ranked)]
+        columns = [
+            _ranks([row.figures[i] if row.ranked else None for row in self.rows]) for i in range(ranked)
+        ]
         columns += [[""] * len(self.rows)] * self.unranked
         return [tuple(column[i] for column in columns) for i in range(len(self.rows))]
 
