@@ -107,8 +107,8 @@ class Census(Options):
         counts = np.array([[_number(one.counts) for one in row] for row in held], dtype=np.int64)
         if all(one.known is None for row in held for one in row):
             return Counts(tuple(sites), images, counts)
-        known = [[_number(one.known or (one.images,) * len(one.counts)) for one in row] for row in held]
-        return Counts(tuple(sites), images, counts, np.array(known, dtype=np.int64))
+        each = [[_number(one.known or (one.images,) * len(one.counts)) for one in row] for row in held]
+        return Counts(tuple(sites), images, counts, np.array(each, dtype=np.int64))
 
     @field_serializer("sites")
     def _as_table(self, sites: Counts) -> dict[str, Any]:
@@ -259,8 +259,9 @@ def _labelled(
         return {}
     found = {}
     for place, one in enumerate(holdings):
-        mask = np.bool_(True) if one.labelled is None else one.labelled
-        given = mask if known is None else mask & (known[place, 0] > 0)
+        given = np.ones(1, bool) if one.labelled is None else one.labelled
+        if known is not None:
+            given = given & (known[place, 0] > 0)
         if not given.all():
             found[one.name] = tuple(given.tolist())
     return found
