@@ -158,6 +158,7 @@ def draw(config: Config, facts: Facts, dataset: Material | None = None) -> tuple
         method=config.method,
         train=config.train,
         objective=config.objective,
+        privacy=config.privacy,
         look=config.data.model_dump(include=LOOK),
         normalisation=statistics(augment, facts.shape[2], measured),
         shots=tuple(shots.tolist()),

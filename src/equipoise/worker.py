@@ -78,6 +78,7 @@ def _host(setup: dict[str, Any]) -> Host:
     host = make_host(config, dataset, Path(setup["private"]))
     if host.blueprint.digest != setup["blueprint"]:
         raise StorageError("a worker's blueprint is not the run's: install the same Equipoise everywhere")
+    host.noise = setup["noise"]
     return host
 
 

@@ -4,6 +4,17 @@ from equipoise.site.batches import Batch, SiteData
 from equipoise.site.loc import Loc
 from equipoise.site.measure import coarse, measure
 from equipoise.site.options import START, TrainOptions
+from equipoise.site.privacy import PrivacyOptions
 from equipoise.site.store import Store
 
-__all__ = ["START", "Batch", "Loc", "SiteData", "Store", "TrainOptions", "coarse", "measure"]
+__all__ = [
+    "START",
+    "Batch",
+    "Loc",
+    "PrivacyOptions",
+    "SiteData",
+    "Store",
+    "TrainOptions",
+    "coarse",
+    "measure",
+]
