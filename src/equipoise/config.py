@@ -262,6 +262,9 @@ def resolve(
     evaluate = validate(EvaluateOptions, sections["evaluate"], "evaluate", parts)
     for tracker in evaluate.trackers:
         check_name(tracker if isinstance(tracker, str) else tracker["name"])
+    private = None
+    if "privacy" in table:
+        private = validate(PrivacyOptions, sections["privacy"], "privacy", parts)
     return Config(
         data=given,
         partition=_kind(
@@ -280,9 +283,7 @@ def resolve(
         engine=validate(EngineOptions, sections["engine"], "engine", parts),
         evaluate=evaluate,
         exchange=validate(ExchangeOptions, sections["exchange"], "exchange", parts),
-        privacy=validate(PrivacyOptions, sections["privacy"], "privacy", parts)
-        if "privacy" in table
-        else None,
+        privacy=private,
         base=base,
         codes=parts.codes,
         allow=allow,

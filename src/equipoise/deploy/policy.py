@@ -4,8 +4,8 @@ always wins.
 `methods`: a method runs here only if the files that define it are the ones that were approved. `each`: a leaf
 that the coordinator can read for this site alone leaves only if it is named. `small_cell`: nothing that is
 told class by class leaves while a class has fewer images than this (and any at all). `min_sites`: a sum over
-fewer sites says too much of one. `batch_size`, `optimizers`, `questions_per_round`, `questions_per_run`: what
-a run may do to find out more than its sums are meant to say.
+fewer sites says too much of one. `privacy`: what training may spend here in all. `batch_size`, `optimizers`,
+`questions_per_round`, `questions_per_run`: what a run may do to find out more than its sums are meant to say.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pydantic import Field, ValidationError, field_validator
 from torch import Tensor
 
 from equipoise.config import Config
+from equipoise.deploy.budget import Account, Budget
 from equipoise.deploy.card import COUNTS
 from equipoise.errors import ConfigError, EquipoiseError
 from equipoise.exchange import decode_upload
@@ -29,6 +30,7 @@ from equipoise.names import nearest, unknown
 from equipoise.opening import read_text
 from equipoise.options import Options
 from equipoise.site.options import OPTIMIZERS
+from equipoise.site.privacy import Spent
 from equipoise.text import parse_toml
 
 SMALL_CELL = 5
@@ -62,6 +64,8 @@ class Policy(Options):
     """most questions of one round that are answered, repeated ones counted"""
     questions_per_run: int = Field(default=10_000, ge=1)
     """most questions of one run that are answered"""
+    privacy: Budget | None = None
+    """a run trains here only with differential privacy, and only until all runs together have spent this"""
     methods: dict[str, str] = Field(default_factory=dict)
     """approved methods: name = fingerprint of the files that define it"""
     parts: dict[str, str] = Field(default_factory=dict)
@@ -108,6 +112,11 @@ class Policy(Options):
             )
         if config.train.optimizer not in self.optimizers:
             yield f"policy rule 'optimizers': this site does not train with '{config.train.optimizer}'"
+        if self.privacy is not None and config.privacy is None:
+            yield (
+                "policy rule 'privacy': this site trains with differential privacy only: give the run a "
+                "section [privacy]"
+            )
 
     def asked(self, sites: Collection[str]) -> None:
         """Refuse a question that goes to too few sites."""
@@ -116,6 +125,15 @@ class Policy(Options):
                 f"policy rule 'min_sites': this site answers only when at least {self.min_sites} sites are "
                 f"asked, and {len(set(sites))} {'was' if len(set(sites)) == 1 else 'were'} (policy.toml: "
                 "min_sites)"
+            )
+
+    def affords(self, account: Account, more: Spent) -> None:
+        """Refuse training that would spend more than the budget."""
+        after = None if self.privacy is None else account.over(self.privacy, more)
+        if after is not None and self.privacy is not None:
+            raise Refused(
+                f"policy rule 'privacy': with this training the site would have spent ε = {after:.3g} at δ = "
+                f"{self.privacy.delta:g}, and its budget is {self.privacy.epsilon:g}: it does not train"
             )
 
     def counted(self, in_round: int, in_run: int) -> None:

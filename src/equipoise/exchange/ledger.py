@@ -29,6 +29,10 @@ READERS: dict[str, str] = {
 }
 
 
+GIVEN = f"yes, given the {COUNTS}"
+"""said of private training whose loss knows how many images of each class a site has"""
+
+
 @dataclass(frozen=True)
 class Entry:
     """One tensor of one leaf."""
@@ -71,9 +75,9 @@ class Line:
     def covered(self) -> str:
         """Whether ε counts for this answer, in a few words."""
         if others := [what for what in self.reads if what != COUNTS]:
-            return f"no: read from {', '.join(others)}"
+            return f"no: {', '.join(others)}"
         if COUNTS in self.reads:
-            return "yes, given the class counts" if self.passes else "no: class counts"
+            return GIVEN if self.passes else f"no: {COUNTS}"
         return "yes" if self.passes else "reads no images"
 
     @property

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from equipoise.exchange import Ledger
+from equipoise.exchange.ledger import GIVEN
 from equipoise.server.loop import participants
 from equipoise.site.privacy import PrivacyOptions, epsilon, steps_of
 
@@ -77,19 +78,26 @@ class Spending:
 
     def sentence(self) -> str:
         """What the run will cost, for whoever starts it."""
-        found = self.planned()
-        most = None if None in found.values() else max(filter(None, found.values()), default=0.0)
-        worst = "∞" if most is None else f"{most:g}"
+        most, missing = largest(self.planned()), ", ".join(uncovered(self.ledger))
         return (
-            f"differential privacy: ε ≤ {worst} at δ = {self.privacy.delta:g} for {UNIT} of any site when "
-            f"all {self.rounds} rounds are done; not covered: {', '.join(uncovered(self.ledger)) or 'nothing'}"
+            f"differential privacy: ε ≤ {most} at δ = {self.privacy.delta:g} for {UNIT} of any site when "
+            f"all {self.rounds} rounds are done; not covered: {missing or 'nothing'}"
         )
 
 
+def largest(found: Mapping[str, float | None]) -> str:
+    """The largest ε of any site, as text."""
+    values = [value for value in found.values() if value is not None]
+    return f"{max(values, default=0.0):g}" if len(values) == len(found) else "∞"
+
+
 def uncovered(ledger: Ledger) -> list[str]:
-    """The answers that ε does not count, and what they are read from."""
-    lines = {line.question: line.covered for line in ledger.lines if line.covered.startswith("no")}
-    return [f"{question} ({covered.removeprefix('no: ')})" for question, covered in lines.items()]
+    """The answers that ε does not count and what they are read from; class counts that a loss knows among
+    them."""
+    found = {line.question: line.covered for line in ledger.lines if line.covered.startswith("no")}
+    texts = [f"{question} ({covered.removeprefix('no: ')})" for question, covered in found.items()]
+    given = {line.question for line in ledger.lines if line.covered == GIVEN} - set(found)
+    return texts + [f"class counts, as the loss of {question} knows them" for question in sorted(given)]
 
 
 def told(value: float) -> float | None:
