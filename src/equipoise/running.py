@@ -49,7 +49,6 @@ from equipoise.server import (
     Spending,
     check_same,
     drawn,
-    uncovered,
 )
 from equipoise.server.spending import UNIT
 from equipoise.setup import Material, draw, keep_memory, material, place_of
@@ -236,7 +235,7 @@ def privacy_of(plan: Plan, history: Sequence[Mapping[str, Any]]) -> dict[str, An
         "epsilon": history[-1]["epsilon"],
         "delta": plan.spending.privacy.delta,
         "unit": UNIT,
-        "not_covered": uncovered(plan.ledger),
+        "not_covered": plan.spending.not_covered,
     }
 
 

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from equipoise.errors import ConfigError, MethodError
 from equipoise.nets import NetOptions, build, state
 from equipoise.site import Batch, Loc, PrivacyOptions
+from equipoise.site.accounting import Spent
 from equipoise.site.noise import Seeded
-from equipoise.site.privacy import COUNTS, Mechanism, Spent, check_net, steps_of
+from equipoise.site.privacy import COUNTS, Mechanism, check_net, steps_of
 from equipoise.site.private import clipping, noisy_gradient, private_steps
 
 HUGE = 1e9

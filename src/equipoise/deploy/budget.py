@@ -18,7 +18,7 @@ from equipoise.keeping import read_json, write_json
 from equipoise.options import Options
 from equipoise.server import Journal
 from equipoise.server.journal import read as read_journal
-from equipoise.site.privacy import Spent, epsilon
+from equipoise.site.accounting import Spent, epsilon
 
 FILE, EVENT = "privacy.json", "spent"
 FIX = "restore it: without it nobody knows what this site has spent"

@@ -29,8 +29,9 @@ from equipoise.methods import METHODS, fingerprint
 from equipoise.names import nearest, unknown
 from equipoise.opening import read_text
 from equipoise.options import Options
+from equipoise.site.accounting import Spent
 from equipoise.site.options import OPTIMIZERS
-from equipoise.site.privacy import Spent
+from equipoise.site.privacy import TRAIN
 from equipoise.text import parse_toml
 
 SMALL_CELL = 5
@@ -134,6 +135,14 @@ class Policy(Options):
             raise Refused(
                 f"policy rule 'privacy': with this training the site would have spent ε = {after:.3g} at δ = "
                 f"{self.privacy.delta:g}, and its budget is {self.privacy.epsilon:g}: it does not train"
+            )
+
+    def covers(self, question: str, reads: Collection[str]) -> None:
+        """Refuse an answer that tells of training images without noise, where training must be private."""
+        if self.privacy is not None and TRAIN in reads:
+            raise Refused(
+                f"policy rule 'privacy': the answer to '{question}' is computed from training images without "
+                "noise"
             )
 
     def counted(self, in_round: int, in_run: int) -> None:

@@ -57,9 +57,9 @@ from equipoise.server import Journal, planned_passes
 from equipoise.server.journal import read as read_journal
 from equipoise.setup import Material, cache_folder, fits, keep_memory, make_host, place_of
 from equipoise.site import START, Store
+from equipoise.site.accounting import Spent
 from equipoise.site.measure import LEAST
 from equipoise.site.noise import Secret
-from equipoise.site.privacy import Spent
 from equipoise.text import parse_toml
 from equipoise.version import __version__
 
@@ -470,5 +470,6 @@ class SiteClient:
         joined.host.least = max(LEAST, policy.small_cell)
         answer = joined.host.answer(call, data["payload"], data.get("extra"))
         joined.keep_results(call.round, answer)
+        policy.covers(call.question, joined.host.trace.reads)
         policy.release(call.question, answer, **joined.facts, read=sorted(joined.splits.read))
         return answer

@@ -21,9 +21,10 @@ from equipoise.names import unknown
 from equipoise.nets import load, state
 from equipoise.seeds import derive, isolated
 from equipoise.site import Loc, SiteData, Store
+from equipoise.site.accounting import Spent
 from equipoise.site.measure import LEAST
 from equipoise.site.noise import Seeded, Source
-from equipoise.site.privacy import Mechanism, Spent, Trace
+from equipoise.site.privacy import Mechanism, Trace
 from equipoise.tree import Tree, flatten, unflatten
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
+from typing import Any
 
 import torch
 
@@ -44,6 +45,7 @@ def model_card(run: Run) -> str:
         "Data": _data(run),
         "Performance": _performance(run),
         "Calibration": _calibration(run),
+        **({"Privacy": _privacy(run.privacy)} if run.privacy else {}),
         "Limits": (f"- {text}" for text in _limits(run)),
         "Identity": _identity(run),
     }
@@ -213,6 +215,27 @@ def _calibration(run: Run) -> Iterator[str]:
     ]
     yield ""
     yield from _table(("says with confidence", "mean", "is right"), rows)
+
+
+def _privacy(found: Mapping[str, Any]) -> Iterator[str]:
+    """What differential privacy promises, to whom, and what it leaves out."""
+    yield (
+        f"Trained with differential privacy: ε ≤ {found['largest']} at δ = {found['delta']:g} for "
+        f"{found['unit']} of any site. A patient with k images has k times that ε."
+    )
+    yield ""
+    told = {site: "∞" if value is None else f"{value:g}" for site, value in found["spent"].items()}
+    yield from _table(("site", "ε spent"), told.items())
+    yield ""
+    yield from _table(
+        ("", ""),
+        [
+            ("covered", "every gradient of a training image"),
+            ("not covered", "; ".join(found["not_covered"]) or "nothing"),
+            ("largest norm of a gradient", f"{found['clip']:g}"),
+            ("noise from", found["draws"]),
+        ],
+    )
 
 
 def _limits(run: Run) -> Iterator[str]:

@@ -26,6 +26,7 @@ from equipoise.run_folder import (
     SCORES,
     RunFolder,
 )
+from equipoise.server.spending import UNIT, largest, uncovered
 from equipoise.text import parse_toml
 from equipoise.text import percent as percent
 
@@ -86,6 +87,24 @@ class Run:
         """Metrics on the test sets of the selected round, if any round was evaluated."""
         result: dict[str, Any] | None = self.result["metrics"].get("test")
         return result
+
+    @property
+    def privacy(self) -> dict[str, Any] | None:
+        """What differential privacy cost so far and does not cover, where training had it."""
+        spent = self.history[-1].get("epsilon") if self.history else None
+        if spent is None:
+            return None
+        answers = ((row["question"], row["covered"]) for row in self.ledger if "covered" in row)
+        return {
+            **self.config["privacy"],
+            "spent": spent,
+            "largest": largest(spent),
+            "unit": UNIT,
+            "not_covered": uncovered(answers),
+            "draws": "each site's operating system (cryptographic)"
+            if self.federated
+            else "the run's seed (seeded: in a simulation only; hospitals draw noise that nobody can repeat)",
+        }
 
     @property
     def federated(self) -> bool:

@@ -4,7 +4,7 @@ from equipoise.server.ask import Exchange
 from equipoise.server.checkpoint import Checkpoints, Header, check_same
 from equipoise.server.journal import Journal
 from equipoise.server.loop import Federation, Observer, countable, drawn
-from equipoise.server.spending import Spending, planned_passes, uncovered
+from equipoise.server.spending import Spending, planned_passes
 
 __all__ = [
     "Checkpoints",
@@ -18,5 +18,4 @@ __all__ = [
     "countable",
     "drawn",
     "planned_passes",
-    "uncovered",
 ]

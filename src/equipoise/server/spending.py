@@ -7,7 +7,7 @@ policy holds that against a budget.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,7 +15,8 @@ from typing import Any
 from equipoise.exchange import Ledger
 from equipoise.exchange.ledger import GIVEN
 from equipoise.server.loop import participants
-from equipoise.site.privacy import PrivacyOptions, epsilon, steps_of
+from equipoise.site.accounting import epsilon
+from equipoise.site.privacy import PrivacyOptions, steps_of
 
 DIGITS = 10_000
 """ε is told in steps of one over this, rounded up"""
@@ -76,9 +77,14 @@ class Spending:
         """What a row of the metrics says of it."""
         return {"epsilon": self.epsilon(rounds, endings)}
 
+    @property
+    def not_covered(self) -> list[str]:
+        """What ε does not count."""
+        return uncovered((line.question, line.covered) for line in self.ledger.lines)
+
     def sentence(self) -> str:
         """What the run will cost, for whoever starts it."""
-        most, missing = largest(self.planned()), ", ".join(uncovered(self.ledger))
+        most, missing = largest(self.planned()), ", ".join(self.not_covered)
         return (
             f"differential privacy: ε ≤ {most} at δ = {self.privacy.delta:g} for {UNIT} of any site when "
             f"all {self.rounds} rounds are done; not covered: {missing or 'nothing'}"
@@ -91,12 +97,13 @@ def largest(found: Mapping[str, float | None]) -> str:
     return f"{max(values, default=0.0):g}" if len(values) == len(found) else "∞"
 
 
-def uncovered(ledger: Ledger) -> list[str]:
-    """The answers that ε does not count and what they are read from; class counts that a loss knows among
-    them."""
-    found = {line.question: line.covered for line in ledger.lines if line.covered.startswith("no")}
+def uncovered(answers: Iterable[tuple[str, str]]) -> list[str]:
+    """What ε does not count, from questions and whether their answers are covered: answers and what they are
+    read from, and class counts that a loss knows."""
+    every = list(answers)
+    found = {question: covered for question, covered in every if covered.startswith("no")}
     texts = [f"{question} ({covered.removeprefix('no: ')})" for question, covered in found.items()]
-    given = {line.question for line in ledger.lines if line.covered == GIVEN} - set(found)
+    given = {question for question, covered in every if covered == GIVEN} - set(found)
     return texts + [f"class counts, as the loss of {question} knows them" for question in sorted(given)]
 
 

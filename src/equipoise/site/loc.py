@@ -17,7 +17,7 @@ from equipoise.site.batches import Batch, Rows, SiteData
 from equipoise.site.measure import LEAST
 from equipoise.site.optimizer import make_optimizer
 from equipoise.site.options import TrainOptions
-from equipoise.site.privacy import COUNTS, Mechanism, Trace
+from equipoise.site.privacy import COUNTS, TRAIN, Mechanism, Trace
 from equipoise.site.private import private_steps
 from equipoise.site.views import View
 from equipoise.tree import Tree
@@ -108,7 +108,7 @@ class Loc:
     @property
     def train(self) -> Rows:
         """The local training rows."""
-        self.trace.reads.add("train images")
+        self.trace.reads.add(TRAIN)
         return self.data.splits["train"]
 
     def generator(self, *purpose: object) -> torch.Generator:

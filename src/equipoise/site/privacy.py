@@ -12,11 +12,12 @@ from equipoise.errors import ConfigError
 from equipoise.nets import Net
 from equipoise.nets.norm import batch_norms
 from equipoise.options import Options
-from equipoise.site.accounting import Spent, epsilon, noise_for
+from equipoise.site.accounting import Spent, noise_for
 from equipoise.site.noise import Seeded, Source
 
-COUNTS = "class counts"
-"""what training may know of a site's labels beside its noisy steps"""
+COUNTS, TRAIN = "class counts", "train images"
+"""what an answer may be computed from beside noisy steps: how many images of each class there are, and the
+training images themselves"""
 
 
 class PrivacyOptions(Options):
@@ -97,6 +98,3 @@ class Trace:
     """passes over the training images in clipped, noisy steps"""
     reads: set[str] = field(default_factory=set)
     """what else of the site's data"""
-
-
-__all__ = ["COUNTS", "Mechanism", "PrivacyOptions", "Spent", "Trace", "check_net", "epsilon", "steps_of"]
