@@ -128,7 +128,6 @@ def test_a_site_whose_budget_is_spent_trains_no_more(tiny: MakeConfig, town: Any
 
     table, data = next(one for one in asked if one[0]["site"] == SITE)
     apps.desk(str(there.sites[SITE])).close()
-    apps.desk.cache_clear()
     again = SiteClient(there.sites[SITE])
     echo, answer = again.reply("train.train", table | {"ticket": table["ticket"] + 10**12}, data)
     assert answer is None and "policy rule 'privacy'" in echo["refused"]
