@@ -220,19 +220,17 @@ def _calibration(run: Run) -> Iterator[str]:
 def _privacy(found: Mapping[str, Any]) -> Iterator[str]:
     """What differential privacy promises, to whom, and what it leaves out."""
     yield (
-        f"Trained with differential privacy: ε ≤ {found['largest']} at δ = {found['delta']:g} for "
-        f"{found['unit']} of any site. A patient with k images has k times that ε."
+        f"Trained with differential privacy: {found['promise']}. A patient with k images has k times that ε."
     )
     yield ""
-    told = {site: "∞" if value is None else f"{value:g}" for site, value in found["spent"].items()}
-    yield from _table(("site", "ε spent"), told.items())
+    yield from _table(("site", "ε spent"), found["spent"].items())
     yield ""
     yield from _table(
         ("", ""),
         [
             ("covered", "every gradient of a training image"),
             ("not covered", "; ".join(found["not_covered"]) or "nothing"),
-            ("largest norm of a gradient", f"{found['clip']:g}"),
+            ("largest norm of a gradient", found["clip"]),
             ("noise from", found["draws"]),
         ],
     )

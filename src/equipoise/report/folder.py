@@ -27,6 +27,7 @@ from equipoise.run_folder import (
     RunFolder,
 )
 from equipoise.server.spending import UNIT, largest, uncovered
+from equipoise.site import PrivacyOptions
 from equipoise.text import parse_toml
 from equipoise.text import percent as percent
 
@@ -94,16 +95,15 @@ class Run:
         spent = self.history[-1].get("epsilon") if self.history else None
         if spent is None:
             return None
+        options = PrivacyOptions.model_validate(self.config["privacy"])
         answers = ((row["question"], row["covered"]) for row in self.ledger if "covered" in row)
+        seeded = "the run's seed (seeded: hospitals draw noise that nobody can repeat)"
         return {
-            **self.config["privacy"],
-            "spent": spent,
-            "largest": largest(spent),
-            "unit": UNIT,
+            "promise": f"ε ≤ {largest(spent)} at δ = {options.delta:g} for {UNIT} of any site",
+            "spent": {site: "∞" if value is None else f"{value:g}" for site, value in spent.items()},
+            "clip": f"{options.clip:g}",
             "not_covered": uncovered(answers),
-            "draws": "each site's operating system (cryptographic)"
-            if self.federated
-            else "the run's seed (seeded: in a simulation only; hospitals draw noise that nobody can repeat)",
+            "draws": "each site's operating system (cryptographic)" if self.federated else seeded,
         }
 
     @property
