@@ -42,7 +42,7 @@ from equipoise.losses import OBJECTIVES
 from equipoise.methods import METHODS, Method
 from equipoise.nets import NETS, NetOptions
 from equipoise.nets.weights import KNOWN
-from equipoise.site import Loc, TrainOptions
+from equipoise.site import Loc, PrivacyOptions, TrainOptions
 from equipoise.site.views import VIEWS
 
 DOCS = Path(__file__).resolve().parent
@@ -247,6 +247,26 @@ def costs() -> str:
     )
     settings = sorted({cost["setting"] for cost in found.values()})
     return table(heads, rows) + f"\n\nMeasured with {'; '.join(settings)}."
+
+
+def private() -> str:
+    """Which methods can be trained with differential privacy, from what `benchmarks/private.py --write`
+    found."""
+    found = json.loads((DOCS / "results" / "private.json").read_text())
+    rows = []
+    for name in METHODS:
+        link, facts = f"[`{name}`](methods.md#{address(name)})", dict(found.get(name, {}))
+        if refused := facts.pop("refused", None):
+            rows.append((link, "refused", refused.removeprefix("[privacy]: ").split(": choose")[0]))
+            continue
+        told = facts.get("train", "not tried yet")
+        others = [
+            f"`{question}` ({covered.removeprefix('no: ')})"
+            for question, covered in facts.items()
+            if covered.startswith("no")
+        ]
+        rows.append((link, "not covered" if told.startswith("no:") else told, ", ".join(others)))
+    return table(("method", "training covered", "not covered by ε; or why it is refused"), rows)
 
 
 def words(tasks: Iterable[str]) -> str:
@@ -602,6 +622,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
         "engine": lambda: section(EngineOptions, "engine"),
         "evaluate": lambda: section(EvaluateOptions, "evaluate"),
         "exchange": lambda: section(ExchangeOptions, "exchange"),
+        "privacy": lambda: section(PrivacyOptions, "privacy"),
     },
     "choosing.md": {
         "measured-global": lambda: measured("G bACC"),
@@ -611,6 +632,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "cli.md": {"verbs": verbs},
     "exit-codes.md": {"exit-codes": exit_codes},
     "own-method.md": {"hooks": hooks},
+    "privacy.md": {"private": private},
     "python.md": {
         "api": api,
         "comparison": lambda: members(verbs_of_python.Comparison),

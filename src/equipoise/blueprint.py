@@ -32,7 +32,8 @@ from equipoise.nets import VIEWS_KEPT, Net, NetOptions, batch_norm_names, build,
 from equipoise.options import Options
 from equipoise.partition.census import Facts
 from equipoise.seeds import derive
-from equipoise.site import START, TrainOptions
+from equipoise.site import START, PrivacyOptions, TrainOptions
+from equipoise.site.privacy import check_net
 from equipoise.site.views import VIEWS, Eval, View, ViewOptions
 from equipoise.tree import Tree
 
@@ -149,6 +150,8 @@ class Blueprint(Options):
     """local training"""
     objective: ObjectiveOptions
     """the base loss, as the method wants it"""
+    privacy: PrivacyOptions | None = None
+    """differential privacy of the training images; none: without"""
     shared: tuple[str, ...] = ()
     """names of the network's tensors that are exchanged"""
     private: tuple[str, ...] = ()
@@ -256,6 +259,7 @@ def draw(
     method: Method,
     train: TrainOptions,
     objective: ObjectiveOptions,
+    privacy: PrivacyOptions | None = None,
     look: Mapping[str, Any],
     normalisation: tuple[tuple[float, ...], tuple[float, ...]],
     shots: tuple[int, ...],
@@ -281,8 +285,11 @@ def draw(
         method=method,
         train=train.model_copy(update=dict.fromkeys(("objective", *START))),
         objective=method.base_loss(objective),
+        privacy=privacy,
     )
     made = plan.build(place)
+    if privacy is not None:
+        check_net(made.net)
     shared, private = divided(made.net, method, net)
     names = {"shared": shared, "private": private, "frozen": tuple(sorted(made.net.still))}
     return plan.model_copy(update=names), made

@@ -32,7 +32,7 @@ from equipoise.nets import NetOptions
 from equipoise.opening import TEXT, open_regular
 from equipoise.partition import PartitionOptions
 from equipoise.run_folder import CONFIG, RunFolder
-from equipoise.site import TrainOptions
+from equipoise.site import PrivacyOptions, TrainOptions
 from equipoise.site.views import VIEWS
 from equipoise.text import parse_toml
 from equipoise.trackers import check_name
@@ -46,7 +46,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "net": {"name": "small-cnn"},
     "method": {"name": "fedavg"},
 }
-SECTIONS = ("data", "partition", "net", "method", "train", "engine", "evaluate", "exchange")
+SECTIONS = ("data", "partition", "net", "method", "train", "privacy", "engine", "evaluate", "exchange")
 DEFINING = ("objective",)
 """keys of [train] that are part of a method which recommends them: a comparison keeps them, whatever its file
 says for all"""
@@ -70,6 +70,8 @@ class Config:
     engine: EngineOptions
     evaluate: EvaluateOptions
     exchange: ExchangeOptions
+    privacy: PrivacyOptions | None
+    """differential privacy; none where the file has no such section"""
     base: Path
     """the folder relative paths start from"""
     codes: Mapping[str, Code] = field(default_factory=dict, compare=False)
@@ -83,6 +85,7 @@ class Config:
         """The resolved config as plain values, in the shape of the file."""
         train = self.train.model_dump(mode="json", exclude_none=True)
         train["objective"] = _plain_objective(self.objective)
+        private = self.privacy and {"privacy": self.privacy.model_dump(mode="json", exclude_none=True)}
         return {
             "base": str(self.base),
             "data": self.data.model_dump(mode="json", exclude_none=True),
@@ -90,6 +93,7 @@ class Config:
             "net": self.net.model_dump(mode="json", exclude_none=True),
             "method": {"name": self.method_name, **self.method.model_dump(mode="json", exclude_none=True)},
             "train": train,
+            **(private or {}),
             "engine": self.engine.model_dump(mode="json", exclude_none=True),
             "evaluate": self.evaluate.model_dump(mode="json", exclude_none=True),
             "exchange": self.exchange.model_dump(mode="json", exclude_none=True),
@@ -258,6 +262,9 @@ def resolve(
     evaluate = validate(EvaluateOptions, sections["evaluate"], "evaluate", parts)
     for tracker in evaluate.trackers:
         check_name(tracker if isinstance(tracker, str) else tracker["name"])
+    private = None
+    if "privacy" in table:
+        private = validate(PrivacyOptions, sections["privacy"], "privacy", parts)
     return Config(
         data=given,
         partition=_kind(
@@ -276,6 +283,7 @@ def resolve(
         engine=validate(EngineOptions, sections["engine"], "engine", parts),
         evaluate=evaluate,
         exchange=validate(ExchangeOptions, sections["exchange"], "exchange", parts),
+        privacy=private,
         base=base,
         codes=parts.codes,
         allow=allow,

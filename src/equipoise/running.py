@@ -43,7 +43,8 @@ from equipoise.run_folder import (
     RunFolder,
 )
 from equipoise.seeds import generator
-from equipoise.server import Checkpoints, Federation, Header, Journal, check_same, drawn, sample
+from equipoise.server import Checkpoints, Federation, Header, Journal, Spending, check_same, drawn, sample
+from equipoise.server.spending import UNIT
 from equipoise.setup import Material, draw, keep_memory, material, order, place_of
 from equipoise.site import Store
 from equipoise.task import answer
@@ -82,6 +83,8 @@ class Result:
     """whether validation had settled, see `evaluate.converged`; None where that is not known"""
     stopped_early: dict[str, Any] | None = None
     """`round` after which training ended early and the `reason`; None where it did not"""
+    privacy: dict[str, Any] | None = None
+    """with differential privacy: ε of every site, δ, whom it protects and what it does not cover"""
 
     def __repr__(self) -> str:
         return "\n".join([f"Result({str(self.folder)!r})", *self._told()])
@@ -125,6 +128,7 @@ class Result:
             "classes": list(self.classes),
             "converged": self.converged,
             "stopped_early": self.stopped_early,
+            **({} if self.privacy is None else {"privacy": self.privacy}),
             "folder": str(self.folder),
         }
 
@@ -184,6 +188,8 @@ class Plan:
     first: Tree
     """the server tree before the first round"""
     ledger: Ledger
+    spending: Spending | None = None
+    """what it costs in privacy, where training is private"""
 
 
 def prepare(config: Config, facts: Facts, dataset: Material | None = None) -> Plan:
@@ -197,7 +203,37 @@ def prepare(config: Config, facts: Facts, dataset: Material | None = None) -> Pl
     first = blueprint.first(built.net)
     ledger = probe(blueprint, built, everyone, participants, config.evaluate.exact, place_of(config))
     ledger = replace(ledger, compared=config.exchange.compare is not None)
-    return Plan(config, blueprint, facts, built, first, ledger)
+    return Plan(config, blueprint, facts, built, first, ledger, spending_of(config, facts, ledger))
+
+
+def spending_of(config: Config, facts: Facts, ledger: Ledger) -> Spending | None:
+    """What a run costs in privacy, where training is private; a δ too large for some site is refused."""
+    if config.privacy is None:
+        return None
+    spending = Spending(
+        privacy=config.privacy,
+        ledger=ledger,
+        images={site: held["train"].images for site, held in facts.census.sites.items()},
+        batch_size=config.train.batch_size,
+        rounds=config.train.rounds,
+        endings=config.evaluate.endings,
+        participation=config.train.participation,
+        seed=config.train.seed,
+    )
+    spending.check()
+    return spending
+
+
+def privacy_of(plan: Plan, history: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """What a run's result says of its differential privacy."""
+    if plan.spending is None or not history:
+        return None
+    return {
+        "epsilon": history[-1]["epsilon"],
+        "delta": plan.spending.privacy.delta,
+        "unit": UNIT,
+        "not_covered": plan.spending.not_covered,
+    }
 
 
 def comparable(config: Config, participants: int) -> None:
@@ -241,6 +277,8 @@ def train(
         check_same(begun, folder, blueprint.config, blueprint.data, journal)
     for text in departures(config):
         watch("note", {"text": text})
+    if plan.spending is not None:
+        watch("note", {"text": plan.spending.sentence()})
 
     def at(site: str) -> dict[str, str]:
         node = getattr(engine, "nodes", {}).get(site)
@@ -292,6 +330,7 @@ def train(
         progress=lambda question, site: watch("answer", {"question": question, "site": site} | at(site)),
         data=blueprint.data,
         stopped=evaluation.stopped,
+        spending=plan.spending.facts if plan.spending else lambda rounds, endings: {},
     )
     try:
         server = federation.run(lambda: plan.first)
@@ -312,6 +351,7 @@ def train(
         blueprint.classes,
         converged(evaluation.history),
         early_end(evaluation, config.train.rounds),
+        privacy_of(plan, evaluation.history),
     )
     if result.stopped_early:
         watch("note", {"text": "stopped early after round {round}: {reason}".format(**result.stopped_early)})
@@ -397,12 +437,15 @@ def make_engine(plan: Plan, dataset: Material, folder: RunFolder) -> Engine:
     """The engine the config asks for."""
     config = plan.config
     place, private = place_of(config), folder / PRIVATE
+    noise = plan.spending.noise if plan.spending else {}
     if config.engine.kind == "serial":
         sites = dataset.sites(place.device, config.method.standard == "pooled")
-        return Serial(Host(plan.blueprint, sites, Store(private), place, plan.built))
+        host = Host(plan.blueprint, sites, Store(private), place, plan.built)
+        host.noise = noise
+        return Serial(host)
     if config.engine.kind == "ray" and config.engine.device == "auto" and not config.engine.gpus:
         config = config.with_engine(device="cpu")  # no share of a GPU, on whichever node a site runs
-    setup, sizes = order(config, plan.blueprint, private.absolute()), plan.facts.census.sizes
+    setup, sizes = order(config, plan.blueprint, private.absolute(), noise), plan.facts.census.sizes
     if config.engine.kind == "ray":
         return Ray(answer, setup, config.engine, sizes)
     return Pool(frames.command("equipoise.worker"), setup, config.engine.workers, sizes)

@@ -177,6 +177,7 @@ def draw(config: Config, facts: Facts, dataset: Material | None = None) -> tuple
         method=config.method,
         train=config.train,
         objective=config.objective,
+        privacy=config.privacy,
         look=config.data.model_dump(include=LOOK),
         normalisation=statistics(augment, facts.shape[2], measured),
         shots=tuple(shots.tolist()),
@@ -201,14 +202,15 @@ def make_host(config: Config, dataset: Material, private: Path, shared: bool = F
     return Host(blueprint, sites, store, place, built)
 
 
-def order(config: Config, blueprint: Blueprint, private: Path) -> bytes:
-    """What another process needs to make the same host: see `host_of`."""
+def order(config: Config, blueprint: Blueprint, private: Path, noise: Mapping[str, float]) -> bytes:
+    """What another process needs to make the same host: see `host_of`; `noise` as `Host` has it."""
     table = {
         "config": config.table(),
         "code": config.marks,
         "blueprint": blueprint.digest,
         "data": blueprint.data,
         "private": str(private),
+        "noise": dict(noise),
     }
     return json.dumps(table).encode()
 
@@ -227,4 +229,5 @@ def host_of(ordered: bytes, shared: bool = False) -> Host:
     host = make_host(config, dataset, Path(setup["private"]), shared)
     if host.blueprint.digest != setup["blueprint"]:
         raise StorageError("a worker's blueprint is not the run's: install the same Equipoise everywhere")
+    host.noise = setup["noise"]
     return host

@@ -5,8 +5,8 @@ always wins.
 that the coordinator can read for this site alone leaves only if it is named. `small_cell`: nothing that is
 told class by class leaves while a class has fewer images than this (and any at all). `min_sites`: a sum over
 fewer sites says too much of one. `reduce`: a sum that compares sites shows the coordinator each of them.
-`batch_size`, `optimizers`, `questions_per_round`, `questions_per_run`: what
-a run may do to find out more than its sums are meant to say.
+`privacy`: what training may spend here in all. `batch_size`, `optimizers`, `questions_per_round`,
+`questions_per_run`: what a run may do to find out more than its sums are meant to say.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pydantic import Field, ValidationError, field_validator
 from torch import Tensor
 
 from equipoise.config import Config
+from equipoise.deploy.budget import Account, Budget
 from equipoise.deploy.card import COUNTS
 from equipoise.errors import ConfigError, EquipoiseError
 from equipoise.exchange import decode_upload
@@ -30,7 +31,9 @@ from equipoise.methods import METHODS, fingerprint
 from equipoise.names import nearest, unknown
 from equipoise.opening import read_text
 from equipoise.options import Options
+from equipoise.site.accounting import Spent
 from equipoise.site.options import OPTIMIZERS
+from equipoise.site.privacy import TRAIN
 from equipoise.text import parse_toml
 
 SMALL_CELL = 5
@@ -67,6 +70,8 @@ class Policy(Options):
     """most questions of one round that are answered, repeated ones counted"""
     questions_per_run: int = Field(default=10_000, ge=1)
     """most questions of one run that are answered"""
+    privacy: Budget | None = None
+    """a run trains here only with differential privacy, and only until all runs together have spent this"""
     methods: dict[str, str] = Field(default_factory=dict)
     """approved methods: name = fingerprint of the files that define it"""
     parts: dict[str, str] = Field(default_factory=dict)
@@ -118,6 +123,11 @@ class Policy(Options):
             )
         if config.train.optimizer not in self.optimizers:
             yield f"policy rule 'optimizers': this site does not train with '{config.train.optimizer}'"
+        if self.privacy is not None and config.privacy is None:
+            yield (
+                "policy rule 'privacy': this site trains with differential privacy only: give the run a "
+                "section [privacy]"
+            )
 
     def asked(self, sites: Collection[str]) -> None:
         """Refuse a question that goes to too few sites."""
@@ -126,6 +136,23 @@ class Policy(Options):
                 f"policy rule 'min_sites': this site answers only when at least {self.min_sites} sites are "
                 f"asked, and {len(set(sites))} {'was' if len(set(sites)) == 1 else 'were'} (policy.toml: "
                 "min_sites)"
+            )
+
+    def affords(self, account: Account, more: Spent) -> None:
+        """Refuse training that would spend more than the budget."""
+        after = None if self.privacy is None else account.over(self.privacy, more)
+        if after is not None and self.privacy is not None:
+            raise Refused(
+                f"policy rule 'privacy': with this training the site would have spent ε = {after:.3g} at δ = "
+                f"{self.privacy.delta:g}, and its budget is {self.privacy.epsilon:g}: it does not train"
+            )
+
+    def covers(self, question: str, reads: Collection[str]) -> None:
+        """Refuse an answer that tells of training images without noise, where training must be private."""
+        if self.privacy is not None and TRAIN in reads:
+            raise Refused(
+                f"policy rule 'privacy': the answer to '{question}' is computed from training images without "
+                "noise"
             )
 
     def counted(self, in_round: int, in_run: int) -> None:

@@ -72,6 +72,10 @@ questions_per_run = 10000
 # many images we have, but not of what.
 each = ["evaluate.own", "join.counts"]
 
+# What training may spend here in privacy, over all runs: then only runs with differential privacy train
+# here, and none once it is spent (docs/privacy.md).
+# privacy = {{ epsilon = 8.0, delta = 1e-5 }}
+
 # Methods that may run here: name = fingerprint of its files, as `equipoise site check` shows it. A changed
 # file is refused. Under [parts] stand networks, views, losses and other code that a run may bring.
 [methods]

@@ -4,6 +4,7 @@
     policy.toml     what we allow (see `policy`)
     keys/           our key pair and the coordinator's certificate
     journal.jsonl   everything we were asked, and what we said
+    privacy.json    what training with differential privacy has spent, over all runs (see `budget`)
     runs/<run>/     the run's config as we accepted it, our private state and our own results; for our eyes
     only
 
@@ -37,6 +38,7 @@ from equipoise.config import Config, resolve
 from equipoise.data import Progress
 from equipoise.data.samples import Samples
 from equipoise.deploy import settings
+from equipoise.deploy.budget import Account
 from equipoise.deploy.policy import Policy, Refused, read_policy
 from equipoise.engine import Host, probe
 from equipoise.engine.flower.wire import INVITATION, RUN, Request, SiteName
@@ -51,11 +53,13 @@ from equipoise.names import unknown
 from equipoise.opening import read_text
 from equipoise.options import Options
 from equipoise.partition import PartitionOptions, divide
-from equipoise.server import Journal
+from equipoise.server import Journal, planned_passes
 from equipoise.server.journal import read as read_journal
 from equipoise.setup import Material, cache_folder, fits, keep_memory, make_host, place_of
 from equipoise.site import START, Store
+from equipoise.site.accounting import Spent
 from equipoise.site.measure import LEAST
+from equipoise.site.noise import Secret
 from equipoise.text import parse_toml
 from equipoise.version import __version__
 
@@ -302,7 +306,23 @@ def take_part(options: SiteOptions, config: Config, folder: Path, progress: Prog
     host.store = Store(folder / "private", durable=True)
     site = host.sites[options.name]
     site.splits = splits = Watched(site.splits)
-    return Joined(folder, config, dataset, host, splits)
+    joined = Joined(folder, config, dataset, host, splits)
+    if config.privacy is not None:
+        host.source = Secret
+        host.noise = {options.name: own_noise(joined, options.name)}
+    return joined
+
+
+def own_noise(joined: Joined, site: str) -> float:
+    """The noise of our training: what the config says, or what its ε takes with our images."""
+    privacy, config = joined.config.privacy, joined.config
+    assert privacy is not None
+    images = len(dict.__getitem__(joined.splits, "train"))
+    privacy.check_images(site, images)
+    if privacy.noise is not None:
+        return privacy.noise
+    passes = planned_passes(joined.ledger(), config.train.rounds, config.evaluate.endings)
+    return privacy.noise_of(images, config.train.batch_size, passes)
 
 
 def _keep_terms(policy: Policy, config: Config) -> None:
@@ -323,6 +343,7 @@ class SiteClient:
         )
         self._note_settings()
         self._joined: Joined | None = None
+        self._account = Account(folder, self.journal)
         torch.set_num_threads(1)
         keep_memory()
 
@@ -438,8 +459,15 @@ class SiteClient:
             joined = take_part(self.options, config, folder, self._note_step)
             joined.check_data()
             joined.journal = self.journal
+            joined.host.spend = self._spend
             self._joined = joined
         return self._joined
+
+    def _spend(self, site: str, spent: Spent) -> None:
+        """Count private steps before they are taken, if the policy has the budget for them."""
+        self.policy.affords(self._account, spent)
+        assert self._joined is not None
+        self._account.spend(self._joined.folder.name, spent)
 
     # Answering ----------------------------------------------------------------------------------------------
 
@@ -468,5 +496,6 @@ class SiteClient:
         joined.host.least = max(LEAST, policy.small_cell)
         answer = joined.host.answer(call, data["payload"], data.get("extra"))
         joined.keep_results(call.round, answer)
+        policy.covers(call.question, joined.host.trace.reads)
         policy.release(call.question, answer, **joined.facts, read=sorted(joined.splits.read))
         return answer

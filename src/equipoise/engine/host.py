@@ -7,7 +7,7 @@ before it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -16,12 +16,15 @@ from equipoise.blueprint import HERE, Blueprint, Built, Place
 from equipoise.errors import EquipoiseError, MethodError, SiteError
 from equipoise.exchange import encode_upload, unpack
 from equipoise.exchange.question import Call
-from equipoise.losses import make_objective
+from equipoise.losses import knows_counts, make_objective
 from equipoise.names import unknown
 from equipoise.nets import below, load, state
 from equipoise.seeds import derive, isolated
 from equipoise.site import Kept, Loc, Look, SiteData, Store
+from equipoise.site.accounting import Spent
 from equipoise.site.measure import LEAST
+from equipoise.site.noise import Seeded, Source
+from equipoise.site.privacy import Mechanism, Trace
 from equipoise.site.views import VIEWS
 from equipoise.tree import Tree, flatten, unflatten
 
@@ -49,14 +52,27 @@ class Host:
         self.initial = {name: tensor.detach().cpu().clone() for name, tensor in state(self.net).items()}
         self.least = LEAST
         """images in a bin of what is told for one site alone, at least"""
+        self.noise: Mapping[str, float] = {}
+        """with differential privacy: the noise of each site's training"""
+        self.source: Source = Seeded
+        """where that noise comes from"""
+        self.spend: Callable[[str, Spent], None] = lambda site, spent: None
+        """told of private steps before a site takes them; may refuse them"""
+        self.trace = Trace()
+        """what the last answer was computed from"""
+        self._by_counts = blueprint.privacy is not None and knows_counts(
+            blueprint.objective, blueprint.task, len(blueprint.classes)
+        )
+        self._remembered: dict[str, set[str]] = {}
         self._decoded: tuple[bytes, Tree] | None = None
         self._caches: dict[str, dict[str, Any]] = {}
 
     def _views(self, place: Place) -> Mapping[str, Look]:
-        """All views by name; with frozen stages, as far as they are computed once."""
+        """All views by name; with frozen stages, as far as they are computed once. Private training tries its
+        loss on generated images, so there nothing is kept."""
         plan = self.blueprint
         views = plan.train.make_views(plan.input.mean, plan.input.std)
-        self.halfway = bool(plan.views_kept) and place.cache is not None
+        self.halfway = bool(plan.views_kept) and place.cache is not None and plan.privacy is None
         if not self.halfway or place.cache is None:
             return views
         return {
@@ -108,6 +124,8 @@ class Host:
             cache=self._caches.setdefault(data.name, {}),
             device=self.device,
             least=self.least,
+            mechanism=self._mechanism(data.name),
+            by_counts=self._by_counts,
         )
         load(self.net, self.initial | (kept or {}).get("net", {}) | down.get("model", {}))
         self.net.restart()
@@ -120,10 +138,28 @@ class Host:
             loc.moments = kept.get("optimizer", {})
         upload = getattr(self.method, call.question)(self.net, loc)
         wrote = self._keep(call, loc)
+        self._note_reads(data.name, loc, wrote)
         if loc.notes:
             self.store.note(data.name, {"round": call.round, "question": call.question, **loc.notes})
         header = {"site": call.site, "round": call.round, "question": call.question, "wrote": wrote}
         return encode_upload(upload, header)
+
+    def _mechanism(self, site: str) -> Mechanism | None:
+        """How a site trains with differential privacy, where the run asks for it."""
+        privacy = self.blueprint.privacy
+        if privacy is None:
+            return None
+        noise = self.noise[site] if privacy.noise is None else privacy.noise
+        return Mechanism(privacy.clip, noise, self.source, lambda spent: self.spend(site, spent))
+
+    def _note_reads(self, site: str, loc: Loc, wrote: bool) -> None:
+        """What an answer was computed from: also what the site remembers of earlier questions was."""
+        known = self._remembered.setdefault(site, set())
+        if loc.mine:
+            loc.trace.reads |= known
+        if wrote and loc.mine:
+            known |= loc.trace.reads
+        self.trace = loc.trace
 
     def _objective(self, data: SiteData, round: int) -> Any:
         return make_objective(

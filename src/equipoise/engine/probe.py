@@ -72,10 +72,12 @@ class Trial(Ask):
         self._host, self._lines = host, lines
         classes = len(next(iter(host.sites.values())).classes)
         images = {site: dict.fromkeys(("train", "validation", "test"), n) for site, n in SIZES.items()}
+        self.passes = 0
+        """passes over a site's images in private steps so far"""
         self._bounds = Bounds(host.method.limits(classes, options.epochs), images)
 
     def _answers(self, asked: Question, sent: Mapping[str, Tensor]) -> Iterator[tuple[str, bool, Upload]]:
-        found = []
+        found, passes, reads = [], 0, set[str]()
         for site in SIZES:
             extra = asked.each.get(site if site in asked.asked else asked.asked[0])
             header, upload = decode_upload(self._host.answer(asked.call(site), asked.payload, extra))
@@ -85,14 +87,22 @@ class Trial(Ask):
                     f"limits()"
                 )
             found.append(entries(upload))
+            if self._host.blueprint.privacy is not None:
+                passes, reads = self._host.trace.passes, reads | self._host.trace.reads
             if site in asked.asked:
                 yield site, header["wrote"], upload
             elif header["wrote"] and asked.write is not None:
                 self.versions[site] = asked.write
         size = len(asked.payload) + max(map(len, asked.each.values()), default=0)
-        line = Line(asked.name, self.round, merge(found), size)
-        if not any(line.question == seen.question and line.up == seen.up for seen in self._lines):
+        self.passes += passes
+        line = Line(asked.name, self.round, merge(found), size, passes, tuple(sorted(reads)))
+        if not any(_alike(line, seen) for seen in self._lines):
             self._lines.append(line)
+
+
+def _alike(line: Line, seen: Line) -> bool:
+    """Whether a question has the same answer as before, and reads the same for it."""
+    return replace(line, since=seen.since, down_bytes=seen.down_bytes) == seen
 
 
 def probe(
@@ -103,16 +113,21 @@ def probe(
     It goes through each phase of the method, its finish, and evaluation. The networks are left as they were.
     """
     method, options, lines = blueprint.method, blueprint.train, list[Line]()
-    changes = {"epochs": min(1, options.epochs), "batch_size": 4}
+    private = blueprint.privacy is not None
+    # Private passes are counted, so none may be left out.
+    changes = {"epochs": options.epochs if private else min(1, options.epochs), "batch_size": 4}
     small = blueprint.model_copy(update={"train": options.model_copy(update=changes)})
     channels, height, width = blueprint.input.shape
     shape = (height, width, channels)
     sites = made_up(blueprint.classes, blueprint.task, shape, blueprint.partial, place.device)
     with tempfile.TemporaryDirectory() as folder:
         trial = Host(small, sites, Store(Path(folder)), replace(place, cache=None), built)
-        server = blueprint.first(built.net)
+        trial.noise = dict.fromkeys(SIZES, 1.0)
+        server, training = blueprint.first(built.net), list[tuple[int, int]]()
         for round in method.phases(options.rounds):
-            server = method.round(server, Trial(trial, round, lines, participants, everyone))
+            ask = Trial(trial, round, lines, participants, everyone)
+            server = method.round(server, ask)
+            training.append((round, ask.passes))
         end = Trial(trial, options.rounds, lines, everyone, everyone)
         server = method.finish(server, end)
         ask = Trial(trial, 0, lines, everyone, everyone)
@@ -120,4 +135,4 @@ def probe(
         for tree in method.predictors(server, ask).values():
             ask(method.evaluate, server=tree, **flags)
         load(built.net, trial.initial)
-    return Ledger(tuple(lines))
+    return Ledger(tuple(lines), private, tuple(training), end.passes)

@@ -43,6 +43,11 @@ class EvaluateOptions(Options):
     """who else is told of every round: `"tensorboard"`, `"mlflow"`, `"wandb"`, `"FILE.py:Class"`, or a table
     of such a `name` and options"""
 
+    @property
+    def endings(self) -> int:
+        """From how many rounds the method's ending starts, at most: those that may be reported."""
+        return 5 if self.select == "mean_last_5" else 1
+
     @field_validator("trackers")
     @classmethod
     def _are_named(cls, trackers: tuple[str | dict[str, Any], ...]) -> tuple[str | dict[str, Any], ...]:

@@ -17,6 +17,7 @@ from equipoise.errors import MethodError
 from equipoise.exchange.reduction import tensors_of
 from equipoise.leaves import Kind, Mean, Upload
 from equipoise.listing import Listing
+from equipoise.site.privacy import COUNTS
 
 Shape = tuple[int | None, ...]
 """None stands for a length that differs from site to site (one row per sample, say)."""
@@ -28,6 +29,10 @@ READERS: dict[str, str] = {
 }
 COMPARED = "coordinator: this site's own value, to compare it with the others' (exchange.reduce)"
 """who reads a mean where sites are compared instead of added up"""
+
+
+GIVEN = f"yes, given the {COUNTS}"
+"""said of private training whose loss knows how many images of each class a site has"""
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,19 @@ class Line:
     since: int
     up: tuple[Entry, ...]
     down_bytes: int
+    passes: int = 0
+    """with differential privacy: passes over a site's images in clipped, noisy steps"""
+    reads: tuple[str, ...] = ()
+    """and what else of its data the answer is computed from"""
+
+    @property
+    def covered(self) -> str:
+        """Whether ε counts for this answer, in a few words."""
+        if others := [what for what in self.reads if what != COUNTS]:
+            return f"no: {', '.join(others)}"
+        if COUNTS in self.reads:
+            return GIVEN if self.passes else f"no: {COUNTS}"
+        return "yes" if self.passes else "reads no images"
 
     @property
     def up_bytes(self) -> int:
@@ -76,6 +94,16 @@ class Ledger:
     lines: tuple[Line, ...]
     compared: bool = False
     """whether means are combined by comparing the sites' values (`exchange.reduce`)"""
+    private: bool = False
+    """whether training has differential privacy"""
+    training: tuple[tuple[int, int], ...] = ()
+    """(round, passes): from that round on, passes over a site's images in private steps"""
+    ending: int = 0
+    """such passes of the method's ending"""
+
+    def passes(self, round: int) -> int:
+        """Passes over a site's images in one round, counted from 0."""
+        return max(((since, passes) for since, passes in self.training if since <= round), default=(0, 0))[1]
 
     def line(self, question: str, round: int) -> Line | None:
         """The line in force for a question in a round."""
@@ -105,6 +133,7 @@ class Ledger:
                         "varies": any(None in entry.shape for entry in entries),
                         "read_by": self.reader(entries[0].kind),
                     }
+                    | ({"covered": line.covered} if self.private else {})
                 )
         return rows
 

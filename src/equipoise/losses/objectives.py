@@ -267,3 +267,22 @@ def make_objective(
     over: multilabel.Over = "all" if any(part.over == "all" for part in parts) else "labelled"
     negative = any(isinstance(part, BCE) and part.missing == "negative" for part in parts)
     return MultiObjective(shaper, criterion or multilabel.bce_cells, over, negative)
+
+
+def knows_counts(options: ObjectiveOptions, task: Task, classes: int) -> bool:
+    """Whether a site's class counts are in its losses; tried with some, early and late in a run."""
+    few = torch.full((classes,), 3.0, dtype=torch.float64)
+    many, none = few.clone(), few.clone()
+    many[0], none[-1] = 9.0, 0.0
+    logits = torch.linspace(-1, 1, 2 * classes).view(2, classes)
+    y = torch.tensor([0, 1])
+
+    def losses(counts: Tensor, round: int) -> Tensor:
+        made = make_objective(options, counts=counts, total=5 * classes, task=task, round=round, rounds=2)
+        return made.each(logits, y if task == "single" else F.one_hot(y, classes).to(logits))
+
+    return any(
+        not torch.equal(losses(counts, round), losses(few, round))
+        for counts in (many, none)
+        for round in (0, 1)
+    )

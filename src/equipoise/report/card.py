@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
+from typing import Any
 
 import torch
 
@@ -45,6 +46,7 @@ def model_card(run: Run) -> str:
         "Data": _data(run),
         "Performance": _performance(run),
         "Calibration": _calibration(run),
+        **({"Privacy": _privacy(run.privacy)} if run.privacy else {}),
         "Limits": (f"- {text}" for text in _limits(run)),
         "Identity": _identity(run),
     }
@@ -217,6 +219,25 @@ def _calibration(run: Run) -> Iterator[str]:
     ]
     yield ""
     yield from _table(("says with confidence", "mean", "is right"), rows)
+
+
+def _privacy(found: Mapping[str, Any]) -> Iterator[str]:
+    """What differential privacy promises, to whom, and what it leaves out."""
+    yield (
+        f"Trained with differential privacy: {found['promise']}. A patient with k images has k times that ε."
+    )
+    yield ""
+    yield from _table(("site", "ε spent"), found["spent"].items())
+    yield ""
+    yield from _table(
+        ("", ""),
+        [
+            ("covered", "every gradient of a training image"),
+            ("not covered", "; ".join(found["not_covered"]) or "nothing"),
+            ("largest norm of a gradient", found["clip"]),
+            ("noise from", found["draws"]),
+        ],
+    )
 
 
 def _limits(run: Run) -> Iterator[str]:

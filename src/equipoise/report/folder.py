@@ -27,6 +27,8 @@ from equipoise.run_folder import (
     SCORES,
     RunFolder,
 )
+from equipoise.server.spending import UNIT, largest, uncovered
+from equipoise.site import PrivacyOptions
 from equipoise.text import parse_toml
 from equipoise.text import percent as percent
 
@@ -92,6 +94,23 @@ class Run:
         """Metrics on the test sets of the selected round, if any round was evaluated."""
         result: dict[str, Any] | None = self.result["metrics"].get("test")
         return result
+
+    @property
+    def privacy(self) -> dict[str, Any] | None:
+        """What differential privacy cost so far and does not cover, where training had it."""
+        spent = self.history[-1].get("epsilon") if self.history else None
+        if spent is None:
+            return None
+        options = PrivacyOptions.model_validate(self.config["privacy"])
+        answers = ((row["question"], row["covered"]) for row in self.ledger if "covered" in row)
+        seeded = "the run's seed (seeded: hospitals draw noise that nobody can repeat)"
+        return {
+            "promise": f"ε ≤ {largest(spent)} at δ = {options.delta:g} for {UNIT} of any site",
+            "spent": {site: "∞" if value is None else f"{value:g}" for site, value in spent.items()},
+            "clip": f"{options.clip:g}",
+            "not_covered": uncovered(answers),
+            "draws": "each site's operating system (cryptographic)" if self.federated else seeded,
+        }
 
     @property
     def federated(self) -> bool:

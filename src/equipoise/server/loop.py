@@ -31,6 +31,11 @@ def sample(sites: Sequence[str], count: int, draw: torch.Generator) -> tuple[str
     return tuple(sites[i] for i in sorted(order[:count].tolist()))
 
 
+def participants(sites: Sequence[str], participation: float, seed: int, round: int) -> tuple[str, ...]:
+    """The sites drawn for a round, in the federation's order."""
+    return sample(sites, drawn(participation, len(sites)), generator(seed, round, "participants"))
+
+
 def countable(sites: int) -> None:
     """Refuse more sites than the sums have room for."""
     if sites > MOST_SITES:
@@ -87,6 +92,9 @@ class Federation:
     """the round after which training ends early, and why; None: it goes on. Asked after every round, and
     again when a run is resumed"""
 
+    spending: Callable[[int, int], Mapping[str, Any]] = lambda rounds, endings: {}
+    """what so many rounds and endings of the method cost in privacy, for the row of a round"""
+
     def __post_init__(self) -> None:
         countable(len(self.sites))
 
@@ -120,8 +128,7 @@ class Federation:
 
     def participants(self, round: int) -> tuple[str, ...]:
         """The sites drawn for a round, in the federation's order."""
-        count = drawn(self.participation, len(self.sites))
-        return sample(self.sites, count, generator(self.seed, round, "participants"))
+        return participants(self.sites, self.participation, self.seed, round)
 
     def run(self, first: Callable[[], Tree]) -> Tree:
         """Train to the end, from the newest checkpoint if there is one. Returns the final server tree."""
@@ -161,7 +168,7 @@ class Federation:
                 tuned=self.observer.wants_tuned(round),
             )
             server, versions, norms = self.method.round(server, ask), ask.versions, ask.norms
-            self._observe(server, round + 1, ask)
+            self._observe(server, round + 1, ask, self.spending(round + 1, 0))
             pinned = self.observer.pinned()
             pins = {
                 number: kept for number, kept in (pins | {round + 1: versions}).items() if number in pinned
@@ -197,7 +204,7 @@ class Federation:
             if digest(after) == header.state and ask.versions == header.versions:
                 break
             server, versions, norms, done = after, ask.versions, ask.norms, done + 1
-            self._observe(server, done, ask, ending_of=start)
+            self._observe(server, done, ask, {"ending_of": start, **self.spending(rounds, i + 1)})
             pinned = self.observer.pinned()
             pins = {number: kept for number, kept in (pins | {done: versions}).items() if number in pinned}
             # Until this is on disk, a crash has the ending start again: what it started from must stay, at
@@ -229,7 +236,7 @@ class Federation:
         )
         return {round: self.checkpoints.load(round)[1].versions for round in rounds}
 
-    def _observe(self, server: Tree, done: int, ask: Exchange, **more: int) -> None:
+    def _observe(self, server: Tree, done: int, ask: Exchange, more: Mapping[str, Any]) -> None:
         facts = {
             **more,
             **ask.numbers,

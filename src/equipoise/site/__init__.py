@@ -5,6 +5,7 @@ from equipoise.site.kept import Kept
 from equipoise.site.loc import Loc
 from equipoise.site.measure import coarse, measure
 from equipoise.site.options import START, TrainOptions
+from equipoise.site.privacy import PrivacyOptions
 from equipoise.site.store import Store
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Loc",
     "Look",
     "Pooled",
+    "PrivacyOptions",
     "SiteData",
     "Store",
     "TrainOptions",

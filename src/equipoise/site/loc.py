@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from equipoise.errors import MethodError
 from equipoise.losses import Objective
 from equipoise.nets import Net, load, state
 from equipoise.seeds import generator
@@ -16,6 +17,8 @@ from equipoise.site.batches import Batch, Look, Rows, SiteData
 from equipoise.site.measure import LEAST
 from equipoise.site.optimizer import make_optimizer
 from equipoise.site.options import TrainOptions
+from equipoise.site.privacy import COUNTS, TRAIN, Mechanism, Trace
+from equipoise.site.private import private_steps
 from equipoise.tree import Tree
 
 if TYPE_CHECKING:
@@ -44,10 +47,12 @@ class Loc:
         cache: dict[str, Any],
         device: torch.device,
         least: int = LEAST,
+        mechanism: Mechanism | None = None,
+        by_counts: bool = False,
     ) -> None:
-        self.data, self.options, self.objective, self.device = data, options, objective, device
+        self.data, self.options, self.device = data, options, device
         self.site, self.task, self.classes, self.labelled = data.name, data.task, data.classes, data.labelled
-        self.counts, self.total, self.samples = data.counts, data.total, len(data.splits["train"])
+        self.samples = len(data.splits["train"])
         self.round, self.rounds, self.question, self.down = round, options.rounds, question, down
         self.mine: Tree = {}
         self.tuned: dict[str, Tensor] = {}
@@ -58,7 +63,31 @@ class Loc:
         """optimiser state kept between rounds, by parameter"""
         self.least = least
         """images in a bin of what is told for this site alone, at least"""
+        self.mechanism = mechanism
+        """how this site trains with differential privacy; none: without"""
+        self.trace = Trace()
+        """what of the site's data the answer is computed from, as far as this object hands it out"""
         self._views, self._wanted, self._cache = views, wanted, cache
+        self._objective, self._by_counts = objective, by_counts
+
+    @property
+    def objective(self) -> Objective:
+        """The base loss, bound to this site; `by_counts` says whether its class counts are in it."""
+        if self._by_counts:
+            self.trace.reads.add(COUNTS)
+        return self._objective
+
+    @property
+    def counts(self) -> Tensor:
+        """float64 [C]: the training images of each class (for multi-label: positives)."""
+        self.trace.reads.add(COUNTS)
+        return self.data.counts
+
+    @property
+    def total(self) -> Tensor:
+        """float64 [C]: the training images those are out of, which are labelled for the class."""
+        self.trace.reads.add(COUNTS)
+        return self.data.total
 
     @property
     def prior(self) -> Tensor:
@@ -84,6 +113,7 @@ class Loc:
     @property
     def train(self) -> Rows:
         """The local training rows."""
+        self.trace.reads.add(TRAIN)
         return self.data.splits["train"]
 
     def generator(self, *purpose: object) -> torch.Generator:
@@ -97,8 +127,12 @@ class Loc:
     def cached(self, name: str, compute: Callable[[], Any]) -> Any:
         """A value that follows from the site's data alone, computed once per process."""
         if name not in self._cache:
-            self._cache[name] = compute()
-        return self._cache[name]
+            before, self.trace.reads = self.trace.reads, set()
+            self._cache[name] = compute(), self.trace.reads
+            self.trace.reads = before
+        value, reads = self._cache[name]
+        self.trace.reads |= reads
+        return value
 
     def note(self, name: str, value: float) -> None:
         """Log a number at the site only."""
@@ -120,13 +154,17 @@ class Loc:
         self, epoch: int = 0, views: Sequence[str] | None = None, order: Tensor | None = None
     ) -> Iterator[Batch]:
         """Shuffled, augmented training batches of one epoch."""
-        chosen = [self._views[name] for name in (views or self._wanted)]
         order = self.order(epoch) if order is None else order
-        draws = [self.generator("view", epoch, i) for i in range(len(chosen))]
-        return self.train.batches(order, self.options.batch_size, chosen, draws)
+        return self.train.batches(order, self.options.batch_size, *self.seen(epoch, views))
+
+    def seen(self, epoch: int, views: Sequence[str] | None) -> tuple[list[View], list[torch.Generator]]:
+        """The views that training sees in an epoch, and what each draws from."""
+        chosen = [self._views[name] for name in (views or self._wanted)]
+        return chosen, [self.generator("view", epoch, i) for i in range(len(chosen))]
 
     def scan(self, split: str = "train") -> Iterator[Batch]:
         """Every row of a split once, in order, without augmentation, about a million pixels at a time."""
+        self.trace.reads.add(f"{split} images")
         rows = self.data.splits[split]
         _, height, width, _ = rows.images.shape
         size = max(8, min(256, 2**20 // (height * width)))
@@ -187,24 +225,50 @@ class Loc:
             if lone or (still and any(True for _ in module.parameters())):
                 module.eval()
         total, seen = torch.zeros((), device=self.device), 0
-        bf16 = self.options.precision == "bf16"
         epochs = self.options.epochs if epochs is None else epochs
-        for epoch in range(epochs) if isinstance(epochs, int) else epochs:
-            for batch in self.batches(epoch, views, None if order is None else order(epoch)):
-                optimizer.zero()
-                with torch.autocast(self.device.type, torch.bfloat16) if bf16 else nullcontext():
-                    value = loss(net, batch, self)
-                value.backward()
-                if clip_norm is not None:
-                    nn.utils.clip_grad_norm_(list(named.values()), clip_norm)
-                optimizer.step()
-                if after is not None:
-                    after(net)
-                total += value.detach() * len(batch)
-                seen += len(batch)
+        passes = range(epochs) if isinstance(epochs, int) else epochs
+        if self.mechanism is None:
+            steps = self._steps(net, loss, named, passes, views, order)
+        elif order is None:
+            steps = private_steps(self, net, loss, named, passes, views)
+        else:
+            raise MethodError(
+                f"[privacy]: '{self.question}' draws its images by a rule of its own, and differential "
+                "privacy needs every image to have the same chance: choose another method, or leave "
+                "[privacy] out"
+            )
+        for value, count in steps:
+            if clip_norm is not None:
+                nn.utils.clip_grad_norm_(list(named.values()), clip_norm)
+            optimizer.step()
+            if after is not None:
+                after(net)
+            total += value * count
+            seen += count
         optimizer.zero()
         if keep:
             self.moments = optimizer.moments
         net.requires_grad_(True)
         net.eval()
         return float(total) / max(1, seen)
+
+    def _steps(
+        self,
+        net: nn.Module,
+        loss: LossFunction,
+        named: Mapping[str, nn.Parameter],
+        epochs: Sequence[int],
+        views: Sequence[str] | None,
+        order: Callable[[int], Tensor] | None,
+    ) -> Iterator[tuple[Tensor, int]]:
+        """One gradient after the other, on the parameters: the loss of its batch, and how many images that
+        has."""
+        bf16 = self.options.precision == "bf16"
+        for epoch in epochs:
+            for batch in self.batches(epoch, views, None if order is None else order(epoch)):
+                for parameter in named.values():
+                    parameter.grad = None
+                with torch.autocast(self.device.type, torch.bfloat16) if bf16 else nullcontext():
+                    value = loss(net, batch, self)
+                value.backward()
+                yield value.detach(), len(batch)

@@ -61,7 +61,9 @@ def method(one: dict[str, Any]) -> None:
 def ledger(facts: dict[str, Any]) -> None:
     """What leaves, and how much of it."""
     console = terminal()
-    table = grid("question", "from round", "leaf", "kind", "shape", "who can read it", "bytes up", right=6)
+    private = any("covered" in row for row in facts["leaves"])
+    heads = ("question", "from round", "leaf", "kind", "shape", "who can read it", "bytes up")
+    table = grid(*heads, *(["covered by ε"] if private else []), right=6)
     for row in facts["leaves"]:
         amount = f"{row['bytes']:,}" + (" × n" if row["varies"] else "")
         values = (
@@ -72,6 +74,7 @@ def ledger(facts: dict[str, Any]) -> None:
             row["shape"],
             row["read_by"],
             amount,
+            *([row.get("covered", "no: told on joining")] if private else []),
         )
         table.add_row(*map(escape, values))
     console.print(table)

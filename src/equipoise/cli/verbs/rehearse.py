@@ -40,11 +40,9 @@ def rehearse(
     if json:
         print_json(found | {"report": str(page)})
     else:
-        print(f"state       {found['state_hash']}\nsimulation  {found['simulation_hash']}")
-        print(
-            f"{found['sites']} sites in {found['seconds']} s: "
-            f"{'the same bits' if found['same'] else 'NOT THE SAME'}"
-        )
+        words = {True: "the same bits", False: "NOT THE SAME", None: "noise of their own, nothing to compare"}
+        print(f"state       {found['state_hash']}\nsimulation  {found['simulation_hash'] or 'none'}")
+        print(f"{found['sites']} sites in {found['seconds']} s: {words[found['same']]}")
         print(f"report      {page}")
-    if not found["same"]:
+    if found["same"] is False:
         raise typer.Exit(1)

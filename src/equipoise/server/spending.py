@@ -1,0 +1,112 @@
+"""What a run's private training costs every site: planned before it begins, and after every round.
+
+The figures are of what the sites were asked. A hospital counts for itself what it has answered, and its
+policy holds that against a budget.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from equipoise.exchange import Ledger
+from equipoise.exchange.ledger import GIVEN
+from equipoise.server.loop import participants
+from equipoise.site.accounting import epsilon
+from equipoise.site.privacy import PrivacyOptions, steps_of
+
+DIGITS = 10_000
+"""ε is told in steps of one over this, rounded up"""
+UNIT = "one training image"
+
+
+def planned_passes(ledger: Ledger, rounds: int, endings: int) -> int:
+    """Private passes over a site's images, if it is asked in every round."""
+    return sum(ledger.passes(round) for round in range(rounds)) + endings * ledger.ending
+
+
+@dataclass(frozen=True)
+class Spending:
+    """The costs of a run, site by site."""
+
+    privacy: PrivacyOptions
+    ledger: Ledger
+    images: Mapping[str, int]
+    """training images of every site"""
+    batch_size: int
+    rounds: int
+    endings: int
+    """how often the method's ending is trained"""
+    participation: float = 1.0
+    seed: int = 0
+
+    @cached_property
+    def noise(self) -> dict[str, float]:
+        """The noise of every site's training."""
+        passes = planned_passes(self.ledger, self.rounds, self.endings)
+        return {
+            site: self.privacy.noise_of(images, self.batch_size, passes)
+            for site, images in self.images.items()
+        }
+
+    def check(self) -> None:
+        """Refuse a δ that is too large for some site."""
+        for site, images in self.images.items():
+            self.privacy.check_images(site, images)
+
+    def epsilon(self, rounds: int, endings: int) -> dict[str, float | None]:
+        """By site: ε of the first so many rounds and endings; none where it is infinite."""
+        passes = dict.fromkeys(self.images, endings * self.ledger.ending)
+        for round in range(rounds):
+            for site in participants(tuple(self.images), self.participation, self.seed, round):
+                passes[site] += self.ledger.passes(round)
+        return {site: told(self._one(site, count)) for site, count in passes.items()}
+
+    def _one(self, site: str, passes: int) -> float:
+        steps = steps_of(self.images[site], self.batch_size, passes, self.noise[site])
+        return epsilon([steps], self.privacy.delta)
+
+    def planned(self) -> dict[str, float | None]:
+        """By site: ε of the whole run."""
+        return self.epsilon(self.rounds, self.endings)
+
+    def facts(self, rounds: int, endings: int) -> dict[str, Any]:
+        """What a row of the metrics says of it."""
+        return {"epsilon": self.epsilon(rounds, endings)}
+
+    @property
+    def not_covered(self) -> list[str]:
+        """What ε does not count."""
+        return uncovered((line.question, line.covered) for line in self.ledger.lines)
+
+    def sentence(self) -> str:
+        """What the run will cost, for whoever starts it."""
+        most, missing = largest(self.planned()), ", ".join(self.not_covered)
+        return (
+            f"differential privacy: ε ≤ {most} at δ = {self.privacy.delta:g} for {UNIT} of any site when "
+            f"all {self.rounds} rounds are done; not covered: {missing or 'nothing'}"
+        )
+
+
+def largest(found: Mapping[str, float | None]) -> str:
+    """The largest ε of any site, as text."""
+    values = [value for value in found.values() if value is not None]
+    return f"{max(values, default=0.0):g}" if len(values) == len(found) else "∞"
+
+
+def uncovered(answers: Iterable[tuple[str, str]]) -> list[str]:
+    """What ε does not count, from questions and whether their answers are covered: answers and what they are
+    read from, and class counts that a loss knows."""
+    every = list(answers)
+    found = {question: covered for question, covered in every if covered.startswith("no")}
+    texts = [f"{question} ({covered.removeprefix('no: ')})" for question, covered in found.items()]
+    given = {question for question, covered in every if covered == GIVEN} - set(found)
+    return texts + [f"class counts, as the loss of {question} knows them" for question in sorted(given)]
+
+
+def told(value: float) -> float | None:
+    """ε as it is told: rounded up, never down."""
+    return math.ceil(value * DIGITS) / DIGITS if math.isfinite(value) else None
