@@ -157,7 +157,7 @@ class Loc:
         order = self.order(epoch) if order is None else order
         return self.train.batches(order, self.options.batch_size, *self.seen(epoch, views))
 
-    def seen(self, epoch: int, views: Sequence[str] | None) -> tuple[list[View], list[torch.Generator]]:
+    def seen(self, epoch: int, views: Sequence[str] | None) -> tuple[list[Look], list[torch.Generator]]:
         """The views that training sees in an epoch, and what each draws from."""
         chosen = [self._views[name] for name in (views or self._wanted)]
         return chosen, [self.generator("view", epoch, i) for i in range(len(chosen))]
