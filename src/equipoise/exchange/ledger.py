@@ -27,6 +27,8 @@ READERS: dict[str, str] = {
     "mean": "coordinator: keeps the weighted mean and the summed weight only",
     "each": "coordinator: this site's own value",
 }
+COMPARED = "coordinator: this site's own value, to compare it with the others' (exchange.reduce)"
+"""who reads a mean where sites are compared instead of added up"""
 
 
 GIVEN = f"yes, given the {COUNTS}"
@@ -97,6 +99,9 @@ class Ledger:
     ending: int = 0
     """such passes of the method's ending"""
 
+    compared: bool = False
+    """whether means are combined by comparing the sites' values (`exchange.reduce`)"""
+
     def passes(self, round: int) -> int:
         """Passes over a site's images in one round, counted from 0."""
         return max(((since, passes) for since, passes in self.training if since <= round), default=(0, 0))[1]
@@ -127,11 +132,15 @@ class Ledger:
                         "dtype": entries[0].dtype,
                         "bytes": sum(entry.bytes() for entry in entries),
                         "varies": any(None in entry.shape for entry in entries),
-                        "read_by": READERS[entries[0].kind],
+                        "read_by": self.reader(entries[0].kind),
                     }
                     | ({"covered": line.covered} if self.private else {})
                 )
         return rows
+
+    def reader(self, kind: Kind) -> str:
+        """Who reads what of a leaf."""
+        return COMPARED if self.compared and kind == "mean" else READERS[kind]
 
     def __repr__(self) -> str:
         lines = [f"Ledger of {len(self.lines)} questions, per site and round"]

@@ -3,7 +3,7 @@
 from equipoise.server.ask import Exchange
 from equipoise.server.checkpoint import Checkpoints, Header, check_same
 from equipoise.server.journal import Journal
-from equipoise.server.loop import Federation, Observer, countable, drawn
+from equipoise.server.loop import Federation, Observer, countable, drawn, sample
 from equipoise.server.spending import Spending, planned_passes
 
 __all__ = [
@@ -18,4 +18,5 @@ __all__ = [
     "countable",
     "drawn",
     "planned_passes",
+    "sample",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -25,10 +25,10 @@ def drawn(participation: float, sites: int) -> int:
     return max(1, int(participation * sites + 1e-9))
 
 
-def participants(sites: tuple[str, ...], participation: float, seed: int, round: int) -> tuple[str, ...]:
-    """The sites drawn for a round, in the federation's order."""
-    order = torch.randperm(len(sites), generator=generator(seed, round, "participants"))
-    return tuple(sites[i] for i in sorted(order[: drawn(participation, len(sites))].tolist()))
+def sample(sites: Sequence[str], count: int, draw: torch.Generator) -> tuple[str, ...]:
+    """So many of the sites, in their order."""
+    order = torch.randperm(len(sites), generator=draw)
+    return tuple(sites[i] for i in sorted(order[:count].tolist()))
 
 
 def countable(sites: int) -> None:
@@ -74,6 +74,8 @@ class Federation:
     participation: float
     config_hash: str
     observer: Observer
+    tested: tuple[str, ...] = ()
+    """the sites at which rounds are evaluated; none: at all"""
     bounds: Bounds = field(default_factory=Bounds)
     objection: Objection | None = None
     progress: Callable[[str, str], None] | None = None
@@ -121,7 +123,8 @@ class Federation:
 
     def participants(self, round: int) -> tuple[str, ...]:
         """The sites drawn for a round, in the federation's order."""
-        return participants(self.sites, self.participation, self.seed, round)
+        count = drawn(self.participation, len(self.sites))
+        return sample(self.sites, count, generator(self.seed, round, "participants"))
 
     def run(self, first: Callable[[], Tree]) -> Tree:
         """Train to the end, from the newest checkpoint if there is one. Returns the final server tree."""
@@ -237,7 +240,8 @@ class Federation:
             "bytes_up": ask.bytes_up,
             "bytes_down": ask.bytes_down,
         }
-        listen = self.exchange(ask.round, ask.versions, self.sites, ask.durable, writes=False)
+        tested = self.tested or self.sites
+        listen = self.exchange(ask.round, ask.versions, tested, ask.durable, writes=False)
         self.observer.observe(done, server, listen, facts)
 
     def _marks(self) -> tuple[str, str]:
