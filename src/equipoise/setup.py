@@ -202,8 +202,8 @@ def make_host(config: Config, dataset: Material, private: Path, shared: bool = F
     return Host(blueprint, sites, store, place, built)
 
 
-def order(config: Config, blueprint: Blueprint, private: Path, noise: Mapping[str, float]) -> bytes:
-    """What another process needs to make the same host: see `host_of`; `noise` as `Host` has it."""
+def order(config: Config, blueprint: Blueprint, private: Path, noise: Mapping[str, float] = {}) -> bytes:
+    """What another process needs to make the same host: see `host_of`; `noise` is of private training."""
     table = {
         "config": config.table(),
         "code": config.marks,

@@ -92,14 +92,15 @@ class Ledger:
     """What a run exchanges."""
 
     lines: tuple[Line, ...]
-    compared: bool = False
-    """whether means are combined by comparing the sites' values (`exchange.reduce`)"""
     private: bool = False
     """whether training has differential privacy"""
     training: tuple[tuple[int, int], ...] = ()
     """(round, passes): from that round on, passes over a site's images in private steps"""
     ending: int = 0
     """such passes of the method's ending"""
+
+    compared: bool = False
+    """whether means are combined by comparing the sites' values (`exchange.reduce`)"""
 
     def passes(self, round: int) -> int:
         """Passes over a site's images in one round, counted from 0."""

@@ -54,7 +54,7 @@ class Robust:
         """One leaf of all sites, in the federation's order, as one."""
         if self.rule == "krum":
             return krum(values, weights, self.bad(asked), self.picks)
-        made = {}
+        made: dict[str, Tensor] = {}
         for path in values[0]:
             tensors = [tensors[path] for tensors in values]
             made[path] = (

@@ -31,11 +31,6 @@ def sample(sites: Sequence[str], count: int, draw: torch.Generator) -> tuple[str
     return tuple(sites[i] for i in sorted(order[:count].tolist()))
 
 
-def participants(sites: Sequence[str], participation: float, seed: int, round: int) -> tuple[str, ...]:
-    """The sites drawn for a round, in the federation's order."""
-    return sample(sites, drawn(participation, len(sites)), generator(seed, round, "participants"))
-
-
 def countable(sites: int) -> None:
     """Refuse more sites than the sums have room for."""
     if sites > MOST_SITES:
@@ -128,7 +123,8 @@ class Federation:
 
     def participants(self, round: int) -> tuple[str, ...]:
         """The sites drawn for a round, in the federation's order."""
-        return participants(self.sites, self.participation, self.seed, round)
+        count = drawn(self.participation, len(self.sites))
+        return sample(self.sites, count, generator(self.seed, round, "participants"))
 
     def run(self, first: Callable[[], Tree]) -> Tree:
         """Train to the end, from the newest checkpoint if there is one. Returns the final server tree."""

@@ -14,7 +14,8 @@ from typing import Any
 
 from equipoise.exchange import Ledger
 from equipoise.exchange.ledger import GIVEN
-from equipoise.server.loop import participants
+from equipoise.seeds import generator
+from equipoise.server.loop import drawn, sample
 from equipoise.site.accounting import epsilon
 from equipoise.site.privacy import PrivacyOptions, steps_of
 
@@ -60,8 +61,10 @@ class Spending:
     def epsilon(self, rounds: int, endings: int) -> dict[str, float | None]:
         """By site: ε of the first so many rounds and endings; none where it is infinite."""
         passes = dict.fromkeys(self.images, endings * self.ledger.ending)
+        count = drawn(self.participation, len(self.images))
         for round in range(rounds):
-            for site in participants(tuple(self.images), self.participation, self.seed, round):
+            draw = generator(self.seed, round, "participants")
+            for site in sample(tuple(self.images), count, draw):
                 passes[site] += self.ledger.passes(round)
         return {site: told(self._one(site, count)) for site, count in passes.items()}
 

@@ -61,7 +61,8 @@ class Noise(Attack):
 
     def changed(self, x: Tensor, draw: torch.Generator) -> Tensor:
         noise = torch.randn(x.shape, generator=draw)
-        return noise * (self.factor * x.norm() / noise.norm().clamp_min(1e-12))
+        result: Tensor = noise * (self.factor * x.norm() / noise.norm().clamp_min(1e-12))
+        return result
 
 
 class LabelFlip(Attack):
