@@ -60,9 +60,9 @@ def flower(given: argparse.Namespace, folder: Path) -> list[float]:
     dataset = material(config)
     mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in NORMS["imagenet"])
     rows = [holding.train for holding in dataset.holdings]
-    images, labels = folder / "images.npy", folder / "labels.npy"
-    np.save(images, np.stack([dataset.samples.images[one] for one in rows]))
-    np.save(labels, np.stack([dataset.samples.labels[one] for one in rows]))
+    for place, one in enumerate(rows):
+        np.save(folder / f"images-{place}.npy", dataset.samples.images[one])
+        np.save(folder / f"labels-{place}.npy", dataset.samples.labels[one])
     net, options, size = config.net, config.train, SIZE
 
     def model() -> nn.Module:
@@ -75,8 +75,8 @@ def flower(given: argparse.Namespace, folder: Path) -> list[float]:
     def train(message: Message, context: Context) -> Message:
         torch.set_num_threads(1)
         place = int(context.node_config["partition-id"])
-        x = torch.from_numpy(np.load(images, mmap_mode="r")[place]).permute(0, 3, 1, 2)
-        x, y = (x.float() / 255 - mean) / std, torch.from_numpy(np.load(labels, mmap_mode="r")[place].copy())
+        x = torch.from_numpy(np.load(folder / f"images-{place}.npy")).permute(0, 3, 1, 2)
+        x, y = (x.float() / 255 - mean) / std, torch.from_numpy(np.load(folder / f"labels-{place}.npy"))
         local = model()
         local.load_state_dict(message.content["arrays"].to_torch_state_dict())
         local.train()
