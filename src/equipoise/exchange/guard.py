@@ -24,6 +24,8 @@ from equipoise.options import Options
 
 SLACK = 1e-6
 """a bound is exceeded by more than rounding"""
+FEWEST_MASKED = 3
+"""sites of a masked sum, at least: a sum of two tells each of them the other's value"""
 VARIANCE = "running_var"
 """what tensors are called that no network can work with below 0"""
 
@@ -42,6 +44,14 @@ class ExchangeOptions(Options):
     """longest accepted length where the ledger leaves a length open"""
     min_sites: int = Field(1, ge=1)
     """a round with fewer usable answers stops the run"""
+    secure: bool = False
+    """sites mask their answers, so that the coordinator learns sums of at least three sites and nothing else
+    (docs/privacy.md)"""
+
+    @property
+    def least(self) -> int:
+        """The fewest sites of a sum: a masked one has three at least."""
+        return max(FEWEST_MASKED, self.min_sites) if self.secure else self.min_sites
 
 
 @dataclass(frozen=True)
