@@ -83,10 +83,11 @@ class Federation:
 
     def __post_init__(self) -> None:
         countable(len(self.sites))
-        if self.limits.secure and drawn(self.participation, len(self.sites)) < self.limits.least:
+        present = drawn(self.participation, len(self.sites))
+        if self.limits.secure and present < self.limits.least:
             raise ConfigError(
-                f"exchange.secure adds up no fewer than {self.limits.least} sites, and a round of this run has "
-                f"{drawn(self.participation, len(self.sites))}: raise train.participation or the number of sites"
+                f"exchange.secure adds up no fewer than {self.limits.least} sites, and a round of this run "
+                f"has {present}: raise train.participation, or have more sites"
             )
         self._masking = make_masking(self.engine, self.journal) if self.limits.secure else None
 
