@@ -192,7 +192,8 @@ def prepare(config: Config, facts: Facts, dataset: Material | None = None) -> Pl
     everyone = len(facts.census.sites)
     participants = drawn(config.train.participation, everyone)
     first = blueprint.first(built.net)
-    ledger = probe(blueprint, built, everyone, participants, config.evaluate.exact, place_of(config))
+    told = config.evaluate
+    ledger = probe(blueprint, built, everyone, participants, told.scored, place_of(config), told.per_site)
     return Plan(config, blueprint, facts, built, first, ledger)
 
 

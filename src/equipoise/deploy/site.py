@@ -57,6 +57,7 @@ from equipoise.server import Journal
 from equipoise.server.journal import read as read_journal
 from equipoise.setup import Material, cache_folder, fits, keep_memory, make_host, place_of
 from equipoise.site import START, Store
+from equipoise.site.figures import mean_of
 from equipoise.site.measure import LEAST
 from equipoise.text import parse_toml
 from equipoise.version import __version__
@@ -227,7 +228,8 @@ class Joined:
         """What the run would exchange, tried on made-up sites."""
         host = self.host
         built = Built(host.net, host.frozen)
-        return probe(host.blueprint, built, 1, 1, exact=False, place=Place(host.device))
+        told = self.config.evaluate.per_site
+        return probe(host.blueprint, built, 1, 1, False, Place(host.device), told)
 
     def keep_results(self, round: int, answer: bytes) -> None:
         """Write down what an evaluation says of this site, whether it is told to anyone or not."""
@@ -237,9 +239,7 @@ class Joined:
         results: dict[str, dict[str, Any]] = {}
         for tree in (leaf.value for leaf in upload.values() if isinstance(leaf.value, Mapping)):
             for split, roles in tree.items():
-                results.setdefault(split, {}).update(
-                    {name: scalars(from_statistics(counts)) for name, counts in roles.items()}
-                )
+                results.setdefault(split, {}).update({name: _figures(told) for name, told in roles.items()})
         append_line(self.folder / "metrics.jsonl", {"round": round + 1, **results}, sync=True)
 
     def accept(self, ticket: int) -> None:
@@ -286,6 +286,11 @@ def take_part(options: SiteOptions, config: Config, folder: Path, progress: Prog
     site = host.sites[options.name]
     site.splits = splits = Watched(site.splits)
     return Joined(folder, config, dataset, host, splits)
+
+
+def _figures(told: Mapping[str, Any]) -> dict[str, Any]:
+    """What an evaluation says of one predictor here, whether in counts or in metrics."""
+    return mean_of(told) if "sum" in told else scalars(from_statistics(dict(told)))
 
 
 def _keep_terms(policy: Policy, config: Config) -> None:

@@ -21,7 +21,7 @@ from equipoise.errors import MethodError
 from equipoise.exchange import Ask, Bounds, Ledger, Line, Question, decode_upload
 from equipoise.exchange.ledger import entries, fractions, merge
 from equipoise.leaves import Mean, Upload
-from equipoise.methods.base import Method
+from equipoise.methods.base import SHOTS, Method
 from equipoise.nets import load
 from equipoise.partition import Holding
 from equipoise.seeds import numpy_generator
@@ -108,7 +108,13 @@ class Trial(Ask):
 
 
 def probe(
-    blueprint: Blueprint, built: Built, everyone: int, participants: int, exact: bool, place: Place = HERE
+    blueprint: Blueprint,
+    built: Built,
+    everyone: int,
+    participants: int,
+    exact: bool,
+    place: Place = HERE,
+    per_site: bool = True,
 ) -> Ledger:
     """The ledger of a run with so many sites, of which so many take part in a round.
 
@@ -129,6 +135,8 @@ def probe(
         server = method.finish(server, end)
         ask = Trial(trial, 0, lines, everyone, everyone)
         flags: Tree = {"own": torch.tensor(True)} | ({"exact": torch.tensor(True)} if exact else {})
+        if not per_site:
+            flags[SHOTS] = torch.tensor(blueprint.shots)
         for tree in method.predictors(server, ask).values():
             ask(method.evaluate, server=tree, **flags)
         load(built.net, trial.initial)

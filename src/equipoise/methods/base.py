@@ -24,11 +24,14 @@ from equipoise.losses import ObjectiveOptions
 from equipoise.methods.parts import crt
 from equipoise.nets import FED, HEAD, Net, NetOptions, ProjectorSpec, state
 from equipoise.site import Batch, Loc, coarse, measure
+from equipoise.site.figures import addable
 from equipoise.tree import Tree, plus
 
 SPLITS = ("validation", "test")
 SCORES, POOLED, OWN = "scores", "pooled", "own"
 """leaves of evaluation: the logits of every image; or counts of all sites together, and of each by itself"""
+SHOTS = "shots"
+"""in what is sent for evaluation: the group of each class, where only means over sites are wanted"""
 PERSONAL = "personal"
 """in `loc.mine`: tensors of the net, by name, that a site's own predictor has instead of the shared ones"""
 
@@ -150,7 +153,8 @@ class Method(BaseModel):
 
         `exact` answers with the logits of every image (simulation, where the images are at hand anyway);
         otherwise with counts that can be added up, and for the site's own predictor, which nothing is added
-        to, with coarse ones.
+        to, with coarse ones; or, where the groups of classes are sent along, with its metrics, of which only
+        the mean over sites is wanted.
         """
         server, exact = loc.down["server"], "exact" in loc.down
         kinds = {"global": None, "own": loc.mine} if "own" in loc.down else {"global": None}
@@ -177,12 +181,14 @@ class Method(BaseModel):
         pooled = {
             split: {n: s for n, s in counted[split].items() if n.startswith("global.")} for split in SPLITS
         }
-        own = {
-            split: {n: coarse(s, loc.least) for n, s in counted[split].items() if n.startswith("own.")}
-            for split in SPLITS
-        }
+        own = {split: {n: s for n, s in counted[split].items() if n.startswith("own.")} for split in SPLITS}
         answer: Upload = {POOLED: Sum(pooled)}
-        return answer | {OWN: Each(own)} if "own" in kinds else answer
+        if "own" not in kinds:
+            return answer
+        if SHOTS in loc.down:
+            shots = loc.down[SHOTS]
+            return answer | {OWN: Sum({p: {n: addable(s, shots) for n, s in own[p].items()} for p in SPLITS})}
+        return answer | {OWN: Each({p: {n: coarse(s, loc.least) for n, s in own[p].items()} for p in SPLITS})}
 
     def predict(self, net: Net, x: Tensor, mine: Tree | None, server: Tree) -> dict[str, Tensor]:
         """Logits by predictor, the one that counts first; changes nothing. `mine` is None for the global
