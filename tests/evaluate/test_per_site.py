@@ -63,5 +63,5 @@ def test_a_site_that_boasts_is_found_out() -> None:
 
 
 def test_metrics_of_one_s_own_need_scores(tiny: MakeConfig) -> None:
-    with pytest.raises(ConfigError, match="evaluate.per_site"):
+    with pytest.raises(ConfigError, match="per_site"):
         tiny(evaluate={"per_site": False, "metrics": ["mine.py:metric"]})
