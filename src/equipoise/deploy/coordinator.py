@@ -193,7 +193,7 @@ def facts_of(cards: Mapping[str, Card]) -> Facts:
         classes=first.classes,
         shape=first.shape,
         fingerprint=hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest(),
-        census=Census(sites=sites),
+        census=Census.of(sites),
         partial=any(card.partial for card in cards.values()),
     )
 

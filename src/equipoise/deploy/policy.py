@@ -4,8 +4,9 @@ always wins.
 `methods`: a method runs here only if the files that define it are the ones that were approved. `each`: a leaf
 that the coordinator can read for this site alone leaves only if it is named. `small_cell`: nothing that is
 told class by class leaves while a class has fewer images than this (and any at all). `min_sites`: a sum over
-fewer sites says too much of one. `secure`: whether answers must be masked. `batch_size`, `optimizers`,
-`questions_per_round`, `questions_per_run`: what a run may do to find out more than its sums are meant to say.
+fewer sites says too much of one. `secure`: whether answers must be masked. `reduce`: a sum that compares
+sites shows the coordinator each of them. `batch_size`, `optimizers`, `questions_per_round`,
+`questions_per_run`: what a run may do to find out more than its sums are meant to say.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from equipoise.deploy.card import COUNTS
 from equipoise.errors import ConfigError, EquipoiseError
 from equipoise.exchange import decode_upload
 from equipoise.exchange.ledger import Entry, entries
+from equipoise.exchange.robust import Rule
 from equipoise.locate import Code, named
 from equipoise.methods import METHODS, fingerprint
 from equipoise.names import nearest, unknown
@@ -56,6 +58,9 @@ class Policy(Options):
     min_sites: int = Field(default=MIN_SITES, ge=1)
     """a question is answered only if at least so many sites are asked, in a run that adds up no fewer
     answers"""
+    reduce: tuple[Rule, ...] = ("mean",)
+    """how our updates may be combined with the others'; all but the mean let the coordinator read ours
+    alone"""
     batch_size: int = Field(default=8, ge=1)
     """smallest train.batch_size a run may have"""
     optimizers: tuple[str, ...] = OPTIMIZERS
@@ -108,6 +113,11 @@ class Policy(Options):
                 f"policy rule 'min_sites': the run adds up as few as {config.exchange.least} answers, "
                 f"this site takes part in sums of at least {self.min_sites}: set exchange.min_sites = "
                 f"{self.min_sites}"
+            )
+        if config.exchange.reduce not in self.reduce:
+            yield (
+                f"policy rule 'reduce': to combine updates by '{config.exchange.reduce}' the coordinator "
+                f"reads each site's own, and this site allows {_listed(self.reduce)} only"
             )
         if config.train.batch_size < self.batch_size:
             yield (
@@ -192,6 +202,10 @@ def by_class(entry: Entry, classes: int, parameters: Collection[str]) -> bool:
     last = entry.tensor.rpartition("/")[2]
     network = bool(last) and any(name == last or name.endswith(f".{last}") for name in parameters)
     return classes in (entry.weight or ()) or (classes in entry.shape and not network)
+
+
+def _listed(rules: Collection[str]) -> str:
+    return ", ".join(f"'{rule}'" for rule in rules) or "no rule"
 
 
 def marks_of(config: Config) -> dict[str, str]:

@@ -91,6 +91,7 @@ def stage(config: Config, folder: Path, policy: dict[str, Any] | None = None) ->
     rules = {
         "small_cell": 0,
         "min_sites": federated(config).exchange.min_sites,
+        "reduce": [config.exchange.reduce],
         "batch_size": 1,
         "methods": {name: mark for name, mark in marks.items() if name == config.method_name},
         "parts": {name: mark for name, mark in marks.items() if name != config.method_name},

@@ -229,7 +229,8 @@ class Joined:
         host = self.host
         built = Built(host.net, host.frozen)
         told = self.config.evaluate.per_site
-        return probe(host.blueprint, built, 1, 1, False, Place(host.device), told)
+        found = probe(host.blueprint, built, 1, 1, False, Place(host.device), told)
+        return replace(found, compared=self.config.exchange.compare is not None)
 
     def keep_results(self, round: int, answer: bytes) -> None:
         """Write down what an evaluation says of this site, whether it is told to anyone or not."""

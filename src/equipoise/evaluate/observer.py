@@ -23,7 +23,7 @@ from equipoise.exchange import Answers
 from equipoise.keeping import FIRST
 from equipoise.leaves import Upload
 from equipoise.methods.base import SHOTS, SPLITS
-from equipoise.partition import Held, Holding, together
+from equipoise.partition import ByName, Held, Holding, Holdings, together
 from equipoise.run_folder import METRICS, SCORES, TIMING, RunFolder
 from equipoise.server import Exchange
 from equipoise.site.figures import mean_of
@@ -53,7 +53,8 @@ class Evaluation:
     ) -> None:
         self.blueprint, self.options, self.folder, self.held = blueprint, options, folder, held
         self.method, self.rounds, self.task = blueprint.method, blueprint.train.rounds, blueprint.task
-        self._samples, self.holdings = samples, {holding.name: holding for holding in holdings}
+        self._samples = samples
+        self.holdings = ByName(Holdings.of(holdings).places, lambda place: holdings[place])
         self.tell = tell or (lambda row: None)
         self.shots = torch.tensor(blueprint.shots)
         self.history: list[dict[str, Any]] = []
@@ -222,7 +223,7 @@ class Evaluation:
         for split in SPLITS:
             if split not in pooled:
                 continue
-            if set(answers.sites) <= set(self.held):
+            if all(site in self.held for site in answers.sites):
                 held = together(self.held[site][split] for site in answers.sites)
                 for stats in pooled[split].values():
                     if problem := doubt(stats, held):

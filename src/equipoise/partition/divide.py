@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, Protocol, overload
 
 import numpy as np
 
@@ -39,6 +41,8 @@ class SplitOptions(Protocol):
     def folds(self) -> int | None: ...
     @property
     def fold(self) -> int | None: ...
+    @property
+    def seed(self) -> int | None: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,9 +57,55 @@ class Holding:
     """bool [C]: the classes this site labels (multi-label tasks); None means all"""
 
 
-def divide(
-    samples: Samples, options: PartitionOptions, split: SplitOptions, seed: int
-) -> tuple[Holding, ...]:
+class Holdings(Sequence[Holding]):
+    """The holdings of all sites, in order of name: one array of rows, cut where a holding is asked for."""
+
+    def __init__(
+        self, names: Sequence[str], rows: np.ndarray, edges: np.ndarray, labelled: np.ndarray | None
+    ) -> None:
+        """`edges` has, by site and split, where its part of `rows` begins, and at last where all end."""
+        self.names, self.rows, self._edges, self.labelled = tuple(names), rows, edges, labelled
+
+    @classmethod
+    def of(cls, holdings: Sequence[Holding]) -> Holdings:
+        """The same holdings in arrays."""
+        if isinstance(holdings, Holdings):
+            return holdings
+        parts = [getattr(one, split) for one in holdings for split in SPLITS]
+        rows = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+        edges = np.cumsum([0, *map(len, parts)])
+        known = [one.labelled for one in holdings]
+        mask = None if any(one is None for one in known) else np.array(known)
+        return cls([one.name for one in holdings], rows, edges, mask)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """int64 [sites, splits]: how many rows each has."""
+        return np.diff(self._edges).reshape(len(self), len(SPLITS))
+
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """By name: the place of a site."""
+        return {name: place for place, name in enumerate(self.names)}
+
+    @overload
+    def __getitem__(self, place: int) -> Holding: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[Holding, ...]: ...
+    def __getitem__(self, place: int | slice) -> Holding | tuple[Holding, ...]:
+        if isinstance(place, slice):
+            return tuple(self[i] for i in range(*place.indices(len(self))))
+        name, first = self.names[place], place % len(self) * len(SPLITS)
+        edges = self._edges[first : first + len(SPLITS) + 1].tolist()
+        train, validation, test = (self.rows[start:end] for start, end in pairwise(edges))
+        labelled = None if self.labelled is None else self.labelled[place]
+        return Holding(name, train, validation, test, labelled)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def divide(samples: Samples, options: PartitionOptions, split: SplitOptions, seed: int) -> Holdings:
     """One holding per site, in order of name; every row is in exactly one split of one site, or left out
     (`long_tail`, `train_size`, a partition of one's own).
 
@@ -63,10 +113,15 @@ def divide(
     from each site's training rows, the fraction `split.test` or `split.validation` of them. Otherwise each
     site is split by the two fractions, class by class, in whole groups. With `split.folds` each site tests on
     fold number `split.fold` of that many, whatever split the data set brings: over all folds every row is
-    tested once. Test rows that the partition reserves take the place of both.
+    tested once. Test rows that the partition reserves take the place of both. With `split.seed` test and
+    validation rows are cut before the sites are made, so that they are the same for every `seed`.
     """
+    if split.seed is not None and options.kind == "limited":
+        raise PartitionError(
+            "split.seed and partition.kind 'limited' both choose the test rows; remove one of the two"
+        )
     given = None if split.folds else _given_splits(samples, split)
-    reserved = options.reserved(samples, seed)
+    reserved = options.reserved(samples, seed if split.seed is None else split.seed)
     if reserved is not None:
         if given is not None or split.folds:
             raise PartitionError(
@@ -74,6 +129,8 @@ def divide(
                 f"'{options.kind}', as it is set, both choose the test rows; remove one of the two"
             )
         given = np.where(reserved, TEST, TRAIN)
+    if split.seed is not None:
+        given = _cut(samples, split, split.seed, given)
     test = 1 / split.folds if split.folds else split.test
     if not (test >= 0 and split.validation >= 0 and test + split.validation < 1):
         raise PartitionError(
@@ -82,8 +139,9 @@ def divide(
         )
     validation = split.validation
     if given is not None:
-        test = 0 if (given == TEST).any() else test
-        validation = 0 if (given == VALIDATION).any() else validation
+        cut = split.seed is not None
+        test = 0 if cut or (given == TEST).any() else test
+        validation = 0 if cut or (given == VALIDATION).any() else validation
     chosen = np.full(len(samples), LEFT_OUT)
     decided: dict[str, int] = {}
     tested: dict[str, int] = {}
@@ -121,14 +179,33 @@ def divide(
     if options.train_size is not None:
         for name, rows in sites:
             train = rows[chosen[rows] == TRAIN]
+            if len(train) <= options.train_size:
+                continue
             chosen[beyond(samples, train, options.train_size, numpy_generator(seed, "train size", name))] = (
                 LEFT_OUT
             )
     known = _labelled(samples, options, len(sites), seed)
-    return tuple(_holding(name, rows, chosen[rows], known[i]) for i, (name, rows) in enumerate(sites))
+    return _holdings(sites, chosen, known)
 
 
-def table(samples: Samples, holdings: tuple[Holding, ...]) -> dict[str, Any]:
+def _cut(samples: Samples, split: SplitOptions, seed: int, given: np.ndarray | None) -> np.ndarray:
+    """The split of every row: the parts the data brings, the others cut from the rest within every natural
+    site."""
+    chosen = np.full(len(samples), TRAIN) if given is None else given.copy()
+    test = 0 if (chosen == TEST).any() else split.test
+    validation = 0 if (chosen == VALIDATION).any() else split.validation
+    fractions = np.array([1 - validation - test, validation, test])
+    names = np.zeros(len(samples)) if samples.site is None else samples.site
+    decided: dict[str, int] = {}
+    for name in np.unique(names):
+        rows = np.flatnonzero((names == name) & (chosen == TRAIN))
+        if len(rows):
+            draw = numpy_generator(seed, "split", str(name))
+            chosen[rows] = _stratified(samples, rows, fractions, draw, decided)
+    return chosen
+
+
+def table(samples: Samples, holdings: Sequence[Holding]) -> dict[str, Any]:
     """Rows and class counts per site and split, and in total, in plain JSON types."""
     sites = {
         holding.name: {split: _tally(samples, getattr(holding, split)) for split in SPLITS}
@@ -182,22 +259,24 @@ def _stratified(
     """
     movable = units(samples, rows)
     group = group_names(samples, rows[movable.first])
-    placed = np.array([decided.get(name, -1) if name else -1 for name in group], dtype=np.int64)
+    placed = [decided.get(name, -1) if name else -1 for name in group]
     preferred = [TRAIN, *(part for part in (TEST, VALIDATION) if fractions[part] > 0)]
+    # In plain lists: sites are many and small, and an array costs more than what is in it.
+    size, shares = movable.size.tolist(), fractions.tolist()
     for stratum in np.unique(movable.stratum):
-        members = rng.permutation(np.flatnonzero(movable.stratum == stratum))
-        missing = fractions * float(movable.size[members].sum())
-        settled = members[placed[members] >= 0]
-        missing -= np.bincount(placed[settled], weights=movable.size[settled], minlength=3)
-        free = members[placed[members] < 0]
-        free = free[np.argsort(-movable.size[free], kind="stable")]
-        wanted = [part for part in preferred[: 2 if len(members) <= 2 else 1] if part not in placed[settled]]
+        members = rng.permutation(np.flatnonzero(movable.stratum == stratum)).tolist()
+        rows_of_class = float(sum(size[unit] for unit in members))
+        there = [sum(size[unit] for unit in members if placed[unit] == part) for part in range(3)]
+        missing = [share * rows_of_class - held for share, held in zip(shares, there, strict=True)]
+        taken = {placed[unit] for unit in members}
+        wanted = [part for part in preferred[: 2 if len(members) <= 2 else 1] if part not in taken]
+        free = sorted((unit for unit in members if placed[unit] < 0), key=lambda unit: -size[unit])
         for unit in free:
-            part = wanted.pop(0) if wanted else int(missing.argmax())
+            part = wanted.pop(0) if wanted else missing.index(max(missing))
             placed[unit] = part
-            missing[part] -= movable.size[unit]
-    decided.update({name: int(part) for name, part in zip(group, placed, strict=True) if name})
-    result: np.ndarray = placed[movable.of]
+            missing[part] -= size[unit]
+    decided.update({name: part for name, part in zip(group, placed, strict=True) if name})
+    result: np.ndarray = np.array(placed, dtype=np.int64)[movable.of]
     return result
 
 
@@ -225,23 +304,30 @@ def beyond(samples: Samples, rows: np.ndarray, most: int, rng: np.random.Generat
     return rows[~np.isin(movable.of, stay)]
 
 
-def _labelled(
-    samples: Samples, options: PartitionOptions, sites: int, seed: int
-) -> Sequence[np.ndarray | None]:
-    """Which classes each site labels; None for all of them."""
+def _labelled(samples: Samples, options: PartitionOptions, sites: int, seed: int) -> np.ndarray | None:
+    """bool [sites, classes]: which classes each site labels; None for all of them."""
     if options.missing and samples.task == "single":
         raise PartitionError(
             "partition.missing is for multi-label data: a single label cannot be partly missing; remove it"
         )
-    known = labelled(sites, len(samples.classes), options, seed)
-    return [None] * sites if known is None else list(known)
+    return labelled(sites, len(samples.classes), options, seed)
 
 
-def _holding(name: str, rows: np.ndarray, chosen: np.ndarray, known: np.ndarray | None) -> Holding:
-    """The holding of one site; a site with nothing to train on is refused."""
-    train, validation, test = (np.sort(rows[chosen == part]).astype(np.int64) for part in range(3))
-    if not len(train):
+def _holdings(
+    sites: Sequence[tuple[str, np.ndarray]], chosen: np.ndarray, known: np.ndarray | None
+) -> Holdings:
+    """What every site does with its rows; a site with nothing to train on is refused."""
+    names, parts = [name for name, _ in sites], [rows for _, rows in sites]
+    rows = np.concatenate(parts).astype(np.int64) if parts else np.empty(0, dtype=np.int64)
+    owner = np.repeat(np.arange(len(sites)), [len(part) for part in parts])
+    used = chosen[rows] != LEFT_OUT
+    rows, cell = rows[used], owner[used] * len(SPLITS) + chosen[rows][used]
+    sizes = np.bincount(cell, minlength=len(sites) * len(SPLITS))
+    empty = np.flatnonzero(sizes[TRAIN :: len(SPLITS)] == 0)
+    if len(empty):
         raise PartitionError(
-            f"site '{name}' has no training rows; use fewer sites, a larger min_size or another seed"
+            f"site '{names[empty[0]]}' has no training rows; use fewer sites, a larger min_size or another "
+            f"seed"
         )
-    return Holding(name=name, train=train, validation=validation, test=test, labelled=known)
+    edges = np.concatenate([[0], np.cumsum(sizes)])
+    return Holdings(names, rows[np.lexsort((rows, cell))], edges, known)

@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from statistics import mean
 from typing import Any
 
+import numpy as np
+
+from equipoise.report.crowd import crowded
 from equipoise.report.figures import site_gains
 from equipoise.report.folder import SMALL, Run, percent, start_of
 from equipoise.report.table import Figure
@@ -18,6 +21,8 @@ ALONE = "local"
 FEW = 100
 """test images in all, below which a figure is said to rest on few"""
 CHANCE = 0.05
+NAMED = 10
+"""sites that a sentence names, at most"""
 SIMULATED = "simulated on one machine"
 """what is said of a run in which no hospital took part"""
 DRAWN = "Sites are drawn anew with every seed, so a site's figure is a mean over several that share a name."
@@ -94,7 +99,8 @@ def whose(run: Run) -> str:
 
 def _good(run: Run, test: Mapping[str, Any]) -> str:
     everyone, classes = test["generalisation"], len(run.data["classes"])
-    images = held_out(run)
+    images = sum(held_out(run, site) for site in test["sites"]) if _drawn(run) else held_out(run)
+    where = f"{len(test['sites']):,} drawn sites" if _drawn(run) else "all sites"
     who = "the sites' models reach on average" if run.method == ALONE else "the global model reaches"
     far = (
         "" if run.reach is None else f" (95 % interval {100 * run.reach[0]:.1f} to {100 * run.reach[1]:.1f})"
@@ -104,7 +110,7 @@ def _good(run: Run, test: Mapping[str, Any]) -> str:
     else:
         meaning, chance = "the mean of sensitivity and specificity, every finding counting the same", 0.5
     text = (
-        f"On the {images:,} test images of all sites together {who} a balanced accuracy of "
+        f"On the {images:,} test images of {where} together {who} a balanced accuracy of "
         f"{percent(everyone['balanced_accuracy'])}{far}: {meaning}. Guessing would reach {percent(chance)}."
     )
     if run.reach is not None and run.reach[0] <= chance:
@@ -164,8 +170,11 @@ def _sites(run: Run, test: Mapping[str, Any]) -> str:
             f"{worst} ({n_low:,} images) "
         )
         text += f"to {percent(top)} at {best} ({n_top:,})."
+    if crowded(judged):
+        half, most = (percent(float(np.quantile([one[0] for one in judged], q))) for q in (0.5, 0.1))
+        text += f" Half of {many(len(judged), 'site')} reach {half} or more, nine of ten {most}."
     if few:
-        text += f" With fewer than {SMALL} test images nothing can be said of {listed(few)}."
+        text += f" With fewer than {SMALL} test images nothing can be said of {several(few)}."
     return text
 
 
@@ -316,8 +325,8 @@ def _gains(arms: Arms) -> str:
         )
         text += f", {top} most of all ({_points(found[top])})." if winners else "."
         losers = [f"{site} ({_points(gain)})" for site, gain in found.items() if gain <= 0]
-        text += f" No gain for {listed(losers)}." if losers else ""
-        text += f" With fewer than {SMALL} test images nothing can be said of {listed(few)}." if few else ""
+        text += f" No gain for {several(losers)}." if losers else ""
+        text += f" With fewer than {SMALL} test images nothing can be said of {several(few)}." if few else ""
     return text + (f" {DRAWN}" if drawn(arms) else "")
 
 
@@ -335,7 +344,14 @@ def drawn(arms: Arms) -> bool:
 
 def held_out(run: Run, site: str | None = None) -> int:
     """Test images, at one site or in all."""
-    return sum(held["test"]["images"] for name, held in run.data["sites"].items() if site in (None, name))
+    sites = run.data["sites"]
+    return sum(held["test"]["images"] for held in (sites.values() if site is None else [sites[site]]))
+
+
+def _drawn(run: Run) -> bool:
+    """Whether only some of the sites were asked for their test images (`evaluate.sites`)."""
+    tested = run.test["sites"] if run.test else {}
+    return bool(run.config["evaluate"].get("sites")) and len(tested) < len(run.data["sites"])
 
 
 def many(count: int, noun: str) -> str:
@@ -345,6 +361,11 @@ def many(count: int, noun: str) -> str:
 
 def times(count: int) -> str:
     return {1: "once", 2: "twice"}.get(count, f"{count} times")
+
+
+def several(names: Sequence[str]) -> str:
+    """Sites by name, or of many their number."""
+    return listed(names) if len(names) <= NAMED else many(len(names), "site")
 
 
 def listed(names: Sequence[str]) -> str:

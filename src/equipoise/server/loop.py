@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -12,6 +12,7 @@ import torch
 from equipoise.engine import Engine
 from equipoise.errors import ConfigError
 from equipoise.exchange import Bounds, ExchangeOptions, Ledger
+from equipoise.exchange.guard import MOST_MASKED
 from equipoise.exchange.reduction import MOST_SITES
 from equipoise.methods.base import Method
 from equipoise.seeds import generator
@@ -25,6 +26,12 @@ from equipoise.tree import Tree, digest
 def drawn(participation: float, sites: int) -> int:
     """How many sites take part in a round: ⌊share · sites⌋, at least one."""
     return max(1, int(participation * sites + 1e-9))
+
+
+def sample(sites: Sequence[str], count: int, draw: torch.Generator) -> tuple[str, ...]:
+    """So many of the sites, in their order."""
+    order = torch.randperm(len(sites), generator=draw)
+    return tuple(sites[i] for i in sorted(order[:count].tolist()))
 
 
 def countable(sites: int) -> None:
@@ -70,6 +77,8 @@ class Federation:
     participation: float
     config_hash: str
     observer: Observer
+    tested: tuple[str, ...] = ()
+    """the sites at which rounds are evaluated; none: at all"""
     bounds: Bounds = field(default_factory=Bounds)
     objection: Objection | None = None
     progress: Callable[[str, str], None] | None = None
@@ -88,6 +97,11 @@ class Federation:
             raise ConfigError(
                 f"exchange.secure adds up no fewer than {self.limits.least} sites, and a round of this run "
                 f"has {present}: raise train.participation, or have more sites"
+            )
+        if self.limits.secure and len(self.sites) > MOST_MASKED:
+            raise ConfigError(
+                f"exchange.secure masks the answers of at most {MOST_MASKED:,} sites, and this run has "
+                f"{len(self.sites):,}"
             )
         self._masking = make_masking(self.engine, self.journal) if self.limits.secure else None
 
@@ -125,8 +139,7 @@ class Federation:
     def participants(self, round: int) -> tuple[str, ...]:
         """The sites drawn for a round, in the federation's order."""
         count = drawn(self.participation, len(self.sites))
-        order = torch.randperm(len(self.sites), generator=generator(self.seed, round, "participants"))
-        return tuple(self.sites[i] for i in sorted(order[:count].tolist()))
+        return sample(self.sites, count, generator(self.seed, round, "participants"))
 
     def run(self, first: Callable[[], Tree]) -> Tree:
         """Train to the end, from the newest checkpoint if there is one. Returns the final server tree."""
@@ -242,7 +255,8 @@ class Federation:
             "bytes_up": ask.bytes_up,
             "bytes_down": ask.bytes_down,
         }
-        listen = self.exchange(ask.round, ask.versions, self.sites, ask.durable, writes=False)
+        tested = self.tested or self.sites
+        listen = self.exchange(ask.round, ask.versions, tested, ask.durable, writes=False)
         self.observer.observe(done, server, listen, facts)
 
     def _marks(self) -> tuple[str, str]:

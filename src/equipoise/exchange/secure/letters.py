@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field, ValidationError
 
 from equipoise.exchange.codec import CodecError, read_json
-from equipoise.exchange.reduction import MOST_SITES
+from equipoise.exchange.guard import MOST_MASKED
 from equipoise.exchange.secure.keys import Forged
 from equipoise.options import Options
 
@@ -44,7 +44,7 @@ class Advert(Options):
 class Group(Options):
     """To a site: share your secrets with these."""
 
-    adverts: tuple[Advert, ...] = Field(max_length=MOST_SITES)
+    adverts: tuple[Advert, ...] = Field(max_length=MOST_MASKED)
     round: int | None = None
     question: str | None = None
     """the question this is for, where that is known: a site that has helped with it before says for whom"""
@@ -54,7 +54,7 @@ class Shared(Options):
     """From a site: a box for every other, and what it advertises for the time after."""
 
     deal: Key
-    boxes: dict[Name, Hex] = Field(max_length=MOST_SITES)
+    boxes: dict[Name, Hex] = Field(max_length=MOST_MASKED)
     next: Advert
     bound: tuple[Name, ...] | None = None
     """the sites whose sum it has helped to unmask for this round and question"""
@@ -64,8 +64,8 @@ class Order(Options):
     """To a site, with a question: mask the answer."""
 
     deal: Key
-    sites: tuple[Name, ...] = Field(max_length=MOST_SITES)
-    boxes: dict[Name, Hex] = Field(max_length=MOST_SITES)
+    sites: tuple[Name, ...] = Field(max_length=MOST_MASKED)
+    boxes: dict[Name, Hex] = Field(max_length=MOST_MASKED)
     fine: tuple[str, ...] = Field(max_length=256)
     words: int = Field(ge=0, strict=True)
 
@@ -74,16 +74,16 @@ class Arrived(Options):
     """To a site: these answers have arrived; and share your secrets for the next question with those."""
 
     deal: Key
-    sites: tuple[Name, ...] = Field(max_length=MOST_SITES)
+    sites: tuple[Name, ...] = Field(max_length=MOST_MASKED)
     next: Group | None = None
 
 
 class Revealed(Options):
     """From a site: its shares of what unmasks the sum."""
 
-    own: dict[Name, Hex] = Field(max_length=MOST_SITES)
+    own: dict[Name, Hex] = Field(max_length=MOST_MASKED)
     """of the own masks of sites that answered"""
-    keys: dict[Name, Hex] = Field(max_length=MOST_SITES)
+    keys: dict[Name, Hex] = Field(max_length=MOST_MASKED)
     """of the keys of sites that did not"""
     shared: Shared | None = None
 
