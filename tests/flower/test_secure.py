@@ -15,6 +15,7 @@ from tests.flower.conftest import Town
 
 from equipoise.config import Config
 from equipoise.deploy.keys import new_keys
+from equipoise.deploy.rehearse import rehearse
 from equipoise.deploy.roster import fingerprint, read_roster, write_roster
 from equipoise.engine.flower.wire import unwrap
 from equipoise.errors import ConfigError, SiteError
@@ -194,3 +195,29 @@ def test_a_roster_grows_with_the_federation(tmp_path: Path) -> None:
     write_roster(tmp_path)
     found = read_roster(tmp_path / "hand-out" / "north" / "roster.json", tmp_path / "keys" / "ca.crt")
     assert sorted(found) == ["east", "north", "south", "west"]
+
+
+def test_a_site_that_requires_masks_takes_part_where_only_means_are_told(
+    tiny: MakeConfig, town: MakeTown
+) -> None:
+    """Nothing is read for one site: own predictors by their mean. With results site by site it refuses."""
+    policy = {f"site-0{i}": {"secure": "required", "each": []} for i in range(3)}
+    told = {"exact": False, "per_site": False}
+    config = tiny(exchange={"secure": True}, evaluate=told)
+    made = with_keys(town(config, policy))
+    result = made.go()
+    assert result.state_hash == plain_hash(tiny)
+    assert not journal(made, "refused", "rejected", "missing")
+    assert result.metrics["test"]["sites"] == {}
+    assert result.metrics["test"]["specialisation"]["balanced_accuracy"] is not None
+    made = with_keys(town(masked(tiny), policy))
+    with pytest.raises(SiteError, match="evaluate"):
+        made.go()
+    assert {"policy rule 'secure'" in line["reason"] for line in journal(made, "refused")} == {True}
+
+
+@pytest.mark.hospitals
+@pytest.mark.parametrize("method", ["fedavg", "fediic", "fca"])
+def test_over_real_processes_with_tls(method: str, tiny: MakeConfig, tmp_path: Path) -> None:
+    found = rehearse(masked(tiny, method), tmp_path / "run")
+    assert found["same"] and found["state_hash"] == plain_hash(tiny, method)
