@@ -21,11 +21,12 @@ from equipoise.errors import MethodError
 from equipoise.exchange import Ask, Bounds, Ledger, Line, Question, decode_upload
 from equipoise.exchange.ledger import entries, fractions, merge
 from equipoise.leaves import Mean, Upload
-from equipoise.methods.base import SHOTS, Method
+from equipoise.methods.base import Method
 from equipoise.nets import load
 from equipoise.partition import Holding
 from equipoise.seeds import numpy_generator
 from equipoise.site import SiteData, Store
+from equipoise.site.figures import GROUPS
 from equipoise.tree import Tree
 
 SIZES = {"probe-a": 4, "probe-b": 5}
@@ -136,7 +137,7 @@ def probe(
         ask = Trial(trial, 0, lines, everyone, everyone)
         flags: Tree = {"own": torch.tensor(True)} | ({"exact": torch.tensor(True)} if exact else {})
         if not per_site:
-            flags[SHOTS] = torch.tensor(blueprint.shots)
+            flags[GROUPS] = torch.tensor(blueprint.shots)
         for tree in method.predictors(server, ask).values():
             ask(method.evaluate, server=tree, **flags)
         load(built.net, trial.initial)

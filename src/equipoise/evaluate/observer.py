@@ -22,11 +22,11 @@ from equipoise.evaluate.scores import Scores, keep_scores, write_scores
 from equipoise.exchange import Answers
 from equipoise.keeping import FIRST
 from equipoise.leaves import Upload
-from equipoise.methods.base import SHOTS, SPLITS
+from equipoise.methods.base import SPLITS
 from equipoise.partition import ByName, Held, Holding, Holdings, together
 from equipoise.run_folder import METRICS, SCORES, TIMING, RunFolder
 from equipoise.server import Exchange
-from equipoise.site.figures import mean_of
+from equipoise.site.figures import GROUPS, mean_of
 from equipoise.tree import Tree
 
 COUNTS = ("confusion", "binary", "calibration")
@@ -139,7 +139,7 @@ class Evaluation:
             {"exact": torch.tensor(True)} if self.options.scored else {}
         )
         if not self.options.per_site:
-            flags[SHOTS] = self.shots
+            flags[GROUPS] = self.shots
         found = [
             ask(self.method.evaluate, server=tree, **flags)
             for tree in self.method.predictors(server, ask).values()

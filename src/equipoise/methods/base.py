@@ -24,14 +24,12 @@ from equipoise.losses import ObjectiveOptions
 from equipoise.methods.parts import crt
 from equipoise.nets import FED, HEAD, Net, NetOptions, ProjectorSpec, state
 from equipoise.site import Batch, Loc, coarse, measure
-from equipoise.site.figures import addable
+from equipoise.site.figures import GROUPS, addable
 from equipoise.tree import Tree, plus
 
 SPLITS = ("validation", "test")
 SCORES, POOLED, OWN = "scores", "pooled", "own"
 """leaves of evaluation: the logits of every image; or counts of all sites together, and of each by itself"""
-SHOTS = "shots"
-"""in what is sent for evaluation: the group of each class, where only means over sites are wanted"""
 PERSONAL = "personal"
 """in `loc.mine`: tensors of the net, by name, that a site's own predictor has instead of the shared ones"""
 
@@ -185,8 +183,8 @@ class Method(BaseModel):
         answer: Upload = {POOLED: Sum(pooled)}
         if "own" not in kinds:
             return answer
-        if SHOTS in loc.down:
-            shots = loc.down[SHOTS]
+        if GROUPS in loc.down:
+            shots = loc.down[GROUPS]
             return answer | {OWN: Sum({p: {n: addable(s, shots) for n, s in own[p].items()} for p in SPLITS})}
         return answer | {OWN: Each({p: {n: coarse(s, loc.least) for n, s in own[p].items()} for p in SPLITS})}
 

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from equipoise.site.measure import FIXED_POINT
 
+GROUPS = "shots"
+"""in what is sent for evaluation: the group of each class, where only means over sites are wanted"""
 SHOTS = ("head", "medium", "tail")
 FIGURES = ("accuracy", "balanced_accuracy", "macro_auc", "map", "macro_f1", "ece", *SHOTS)
 """the metrics that are one number"""
