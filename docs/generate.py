@@ -269,6 +269,18 @@ def private() -> str:
     return table(("method", "training covered", "not covered by ε; or why it is refused"), rows)
 
 
+def masked() -> str:
+    """Which methods run with every answer masked, from the leaves that `benchmarks/methods.py` has seen."""
+    found = json.loads((DOCS / "results" / "costs.json").read_text())
+    rows = []
+    for name in METHODS:
+        leaves = found[name]["leaves"] if name in found else {}
+        read = [leaf for leaf, kind in leaves.items() if kind == "each"]
+        whole = "not measured yet" if name not in found else "" if read else "yes"
+        rows.append((f"[`{name}`](methods.md#{address(name)})", whole, code(read)))
+    return table(("method", "fully masked", "read for every site all the same"), rows)
+
+
 def words(tasks: Iterable[str]) -> str:
     return " or ".join({"single": "one", "multi": "several"}[task] for task in tasks)
 
@@ -648,6 +660,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
         "nets": nets,
         "kinds": kind_names,
     },
+    "privacy.md": {"masked": masked},
     "run-folder.md": {"files": run_files},
     "results/README.md": {"results": results},
 }

@@ -85,7 +85,15 @@ def _ledgers() -> Iterator[None]:
 
     def probe(blueprint: Blueprint, built: Built, everyone: int, *rest: Any) -> Ledger:
         net = flat_digest({name: tensor.detach().cpu() for name, tensor in state(built.net).items()})
-        key = (blueprint.digest, blueprint.partial, id(blueprint.method.__class__), net, everyone, *rest[:2])
+        key = (
+            blueprint.digest,
+            blueprint.partial,
+            id(blueprint.method.__class__),
+            net,
+            everyone,
+            *rest[:2],
+            rest[3:],
+        )
         if key not in known:
             known[key] = PROBE(blueprint, built, everyone, *rest)
         return known[key]

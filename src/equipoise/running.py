@@ -19,6 +19,7 @@ import torch
 from equipoise.blueprint import Blueprint, Built, frozen_tensors
 from equipoise.config import Config, departures, digest_in, read, read_folder, resolve
 from equipoise.engine import Engine, Host, Pool, Serial, frames, probe
+from equipoise.engine.members import Members
 from equipoise.engine.ray import Ray
 from equipoise.errors import ConfigError, StorageError
 from equipoise.evaluate import ENDING, Evaluation, converged
@@ -201,7 +202,8 @@ def prepare(config: Config, facts: Facts, dataset: Material | None = None) -> Pl
     participants = drawn(config.train.participation, everyone)
     comparable(config, participants)
     first = blueprint.first(built.net)
-    ledger = probe(blueprint, built, everyone, participants, config.evaluate.exact, place_of(config))
+    told = config.evaluate
+    ledger = probe(blueprint, built, everyone, participants, told.scored, place_of(config), told.per_site)
     ledger = replace(ledger, compared=config.exchange.compare is not None)
     return Plan(config, blueprint, facts, built, first, ledger, spending_of(config, facts, ledger))
 
@@ -437,18 +439,25 @@ def make_engine(plan: Plan, dataset: Material, folder: RunFolder) -> Engine:
     """The engine the config asks for."""
     config = plan.config
     place, private = place_of(config), folder / PRIVATE
-    noise = plan.spending.noise if plan.spending else {}
+    noise, members = plan.spending.noise if plan.spending else {}, None
+    if config.exchange.secure:
+        if config.engine.kind == "ray":
+            raise ConfigError(
+                "exchange.secure masks in one process, in a pool and across hospitals, not on Ray: set "
+                'engine.kind = "serial" or "pool"'
+            )
+        members = Members(tuple(plan.facts.census.sites), config.train.seed, config.exchange)
     if config.engine.kind == "serial":
         sites = dataset.sites(place.device, config.method.standard == "pooled")
         host = Host(plan.blueprint, sites, Store(private), place, plan.built)
         host.noise = noise
-        return Serial(host)
+        return Serial(host, members)
     if config.engine.kind == "ray" and config.engine.device == "auto" and not config.engine.gpus:
         config = config.with_engine(device="cpu")  # no share of a GPU, on whichever node a site runs
     setup, sizes = order(config, plan.blueprint, private.absolute(), noise), plan.facts.census.sizes
     if config.engine.kind == "ray":
         return Ray(answer, setup, config.engine, sizes)
-    return Pool(frames.command("equipoise.worker"), setup, config.engine.workers, sizes)
+    return Pool(frames.command("equipoise.worker"), setup, config.engine.workers, sizes, members)
 
 
 def claim(folder: RunFolder, config: Config) -> None:

@@ -14,7 +14,9 @@ import threading
 from typing import BinaryIO
 
 from equipoise.engine import Call, Host, frames
+from equipoise.engine.members import concealed
 from equipoise.errors import EquipoiseError
+from equipoise.exchange import ExchangeOptions
 from equipoise.setup import host_of
 
 
@@ -22,18 +24,23 @@ def main() -> None:
     """Serve one pool."""
     inbox, pipe_out = pipes()
     host: Host | EquipoiseError
+    ordered = inbox.get()
+    limits = ExchangeOptions.model_validate(json.loads(ordered)["config"]["exchange"])
     try:
-        host = host_of(inbox.get())
+        host = host_of(ordered)
     except EquipoiseError as error:
         host = error  # told to whoever asks first
     payload = b""
     while True:
-        call, sent, extra = Call.model_validate_json(inbox.get()), inbox.get(), inbox.get()
+        call, sent = Call.model_validate_json(inbox.get()), inbox.get()
+        extra, masks = inbox.get(), inbox.get()
         payload = sent or payload  # empty: the same as before
         try:
             if isinstance(host, EquipoiseError):
                 raise host
             answer, status = host.answer(call, payload, extra or None), dict[str, str]()
+            if masks:
+                answer = concealed(answer, masks, limits)
         except EquipoiseError as error:
             answer, status = b"", {"error": type(error).__name__, "message": str(error)}
         frames.write(pipe_out, json.dumps(status).encode(), answer)

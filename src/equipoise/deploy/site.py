@@ -39,13 +39,15 @@ from equipoise.data import Progress
 from equipoise.data.samples import Samples
 from equipoise.deploy import settings
 from equipoise.deploy.budget import Account
+from equipoise.deploy.masking import bind, make_member, masked, masks_of, step
 from equipoise.deploy.policy import Policy, Refused, read_policy
 from equipoise.engine import Host, probe
-from equipoise.engine.flower.wire import INVITATION, RUN, Request, SiteName
+from equipoise.engine.flower.wire import INVITATION, MASKS, RUN, Request, SiteName, StepRequest
 from equipoise.errors import ConfigError, StorageError, WeightsError
 from equipoise.evaluate.metrics import from_statistics
 from equipoise.evaluate.observer import scalars
 from equipoise.exchange import Ledger, decode_upload
+from equipoise.exchange.secure.member import Member
 from equipoise.keeping import FIRST, append_line, as_hash, read_json, write_json
 from equipoise.locate import Allow
 from equipoise.methods.base import OWN, POOLED
@@ -58,6 +60,7 @@ from equipoise.server.journal import read as read_journal
 from equipoise.setup import Material, cache_folder, fits, keep_memory, make_host, place_of
 from equipoise.site import START, Store
 from equipoise.site.accounting import Spent
+from equipoise.site.figures import mean_of
 from equipoise.site.measure import LEAST
 from equipoise.site.noise import Secret
 from equipoise.text import parse_toml
@@ -81,6 +84,8 @@ class SiteOptions(Options):
     """our private key; the public one beside it goes to the coordinator"""
     certificate: str = "keys/ca.crt"
     """the certificate the coordinator's is checked against"""
+    roster: str = "keys/roster.json"
+    """the sites of the federation and their keys, signed; needed for masked answers"""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps"""
     labelled: tuple[str, ...] | None = None
@@ -247,7 +252,8 @@ class Joined:
         """What the run would exchange, tried on made-up sites."""
         host = self.host
         built = Built(host.net, host.frozen)
-        found = probe(host.blueprint, built, 1, 1, exact=False, place=Place(host.device))
+        told = self.config.evaluate.per_site
+        found = probe(host.blueprint, built, 1, 1, False, Place(host.device), told)
         return replace(found, compared=self.config.exchange.compare is not None)
 
     def keep_results(self, round: int, answer: bytes) -> None:
@@ -258,9 +264,7 @@ class Joined:
         results: dict[str, dict[str, Any]] = {}
         for tree in (leaf.value for leaf in upload.values() if isinstance(leaf.value, Mapping)):
             for split, roles in tree.items():
-                results.setdefault(split, {}).update(
-                    {name: scalars(from_statistics(counts)) for name, counts in roles.items()}
-                )
+                results.setdefault(split, {}).update({name: _figures(told) for name, told in roles.items()})
         append_line(self.folder / "metrics.jsonl", {"round": round + 1, **results}, sync=True)
 
     def accept(self, ticket: int) -> None:
@@ -325,6 +329,11 @@ def own_noise(joined: Joined, site: str) -> float:
     return privacy.noise_of(images, config.train.batch_size, passes)
 
 
+def _figures(told: Mapping[str, Any]) -> dict[str, Any]:
+    """What an evaluation says of one predictor here, whether in counts or in metrics."""
+    return mean_of(told) if "sum" in told else scalars(from_statistics(dict(told)))
+
+
 def _keep_terms(policy: Policy, config: Config) -> None:
     for sentence in policy.terms(config):
         raise Refused(sentence)
@@ -344,6 +353,7 @@ class SiteClient:
         self._note_settings()
         self._joined: Joined | None = None
         self._account = Account(folder, self.journal)
+        self._members: dict[str, Member] = {}
         torch.set_num_threads(1)
         keep_memory()
 
@@ -390,7 +400,10 @@ class SiteClient:
                 card = self._join(table)
                 self.journal.write("joined", **facts, method=self._run(str(echo["run"])).config.method_name)
                 return {**echo, "card": card}, None
-            answer = self._answer(kind, table, data)
+            if kind == MASKS and "step" in table:
+                answer = self._step(table, data)
+            else:
+                answer = self._answer(kind, table, data)
         except Refused as error:
             why = {"why": str(error.__cause__)} if error.__cause__ else {}
             self.journal.write("refused", **facts, reason=str(error), **why)
@@ -490,6 +503,8 @@ class SiteClient:
             raise Refused("the run has fewer rounds than that")
         if call.question not in joined.config.method.questions():
             raise Refused("the method knows no such question")
+        secure = joined.config.exchange.secure
+        masks = masks_of(self._member(joined, policy), call, data) if secure else None
         joined.accept(call.ticket)
         joined.count(call.round, policy)
         joined.splits.read.clear()
@@ -498,4 +513,28 @@ class SiteClient:
         joined.keep_results(call.round, answer)
         policy.covers(call.question, joined.host.trace.reads)
         policy.release(call.question, answer, **joined.facts, read=sorted(joined.splits.read))
-        return answer
+        return answer if masks is None else masked(answer, masks, joined.config)
+
+    # Masking ------------------------------------------------------------------------------------------------
+
+    def _step(self, table: Mapping[str, Any], data: Mapping[str, bytes]) -> bytes:
+        """A letter of secure aggregation that comes without a question."""
+        try:
+            call = StepRequest.model_validate(dict(table))
+        except ValidationError as error:
+            place = str(error.errors(include_url=False)[0]["loc"][0])
+            raise Refused(f"the letter is not in order: '{place[:40]}'") from None
+        if call.site != self.options.name or "letter" not in data:
+            raise Refused("the letter is for another site, or empty")
+        joined, policy = self._run(call.run), self.policy
+        _keep_terms(policy, joined.config)
+        member = self._member(joined, policy)
+        joined.accept(call.ticket)
+        return step(member, call.step, data["letter"])
+
+    def _member(self, joined: Joined, policy: Policy) -> Member:
+        """Our end of a run's secure aggregation; its secrets live in memory only."""
+        run = joined.folder.name
+        if run not in self._members:
+            self._members = {run: make_member(self.folder, self.options, run)}
+        return bind(self._members[run], policy, joined.config)

@@ -19,12 +19,14 @@ from equipoise.data.samples import Samples, Task
 from equipoise.engine.host import Host
 from equipoise.errors import MethodError
 from equipoise.exchange import Ask, Bounds, Ledger, Line, Question, decode_upload
-from equipoise.exchange.ledger import entries, merge
-from equipoise.leaves import Upload
+from equipoise.exchange.ledger import entries, fractions, merge
+from equipoise.leaves import Mean, Upload
+from equipoise.methods.base import Method
 from equipoise.nets import load
 from equipoise.partition import Holding
 from equipoise.seeds import numpy_generator
 from equipoise.site import SiteData, Store
+from equipoise.site.figures import GROUPS
 from equipoise.tree import Tree
 
 SIZES = {"probe-a": 4, "probe-b": 5}
@@ -77,7 +79,7 @@ class Trial(Ask):
         self._bounds = Bounds(host.method.limits(classes, options.epochs), images)
 
     def _answers(self, asked: Question, sent: Mapping[str, Tensor]) -> Iterator[tuple[str, bool, Upload]]:
-        found, passes, reads = [], 0, set[str]()
+        found, passes, reads, fine = [], 0, set[str](), set[str]()
         for site in SIZES:
             extra = asked.each.get(site if site in asked.asked else asked.asked[0])
             header, upload = decode_upload(self._host.answer(asked.call(site), asked.payload, extra))
@@ -87,6 +89,7 @@ class Trial(Ask):
                     f"limits()"
                 )
             found.append(entries(upload))
+            fine |= fractions(upload) | self._weighed(upload)
             if self._host.blueprint.privacy is not None:
                 passes, reads = self._host.trace.passes, reads | self._host.trace.reads
             if site in asked.asked:
@@ -95,9 +98,20 @@ class Trial(Ask):
                 self.versions[site] = asked.write
         size = len(asked.payload) + max(map(len, asked.each.values()), default=0)
         self.passes += passes
-        line = Line(asked.name, self.round, merge(found), size, passes, tuple(sorted(reads)))
-        if not any(_alike(line, seen) for seen in self._lines):
-            self._lines.append(line)
+        read = tuple(sorted(reads))
+        line = Line(asked.name, self.round, merge(found), size, passes, read, fine=frozenset(fine))
+        for i, seen in enumerate(self._lines):
+            if _alike(line, seen):
+                self._lines[i] = replace(seen, fine=seen.fine | line.fine)
+                return
+        self._lines.append(line)
+
+    def _weighed(self, upload: Upload) -> set[str]:
+        """The means of a method that weighs sites by a rule of its own: a generated site may get a whole
+        number where others get fractions."""
+        if type(self._host.method).weight is Method.weight:
+            return set()
+        return {name for name, leaf in upload.items() if isinstance(leaf, Mean)}
 
 
 def _alike(line: Line, seen: Line) -> bool:
@@ -106,7 +120,13 @@ def _alike(line: Line, seen: Line) -> bool:
 
 
 def probe(
-    blueprint: Blueprint, built: Built, everyone: int, participants: int, exact: bool, place: Place = HERE
+    blueprint: Blueprint,
+    built: Built,
+    everyone: int,
+    participants: int,
+    exact: bool,
+    place: Place = HERE,
+    per_site: bool = True,
 ) -> Ledger:
     """The ledger of a run with so many sites, of which so many take part in a round.
 
@@ -132,6 +152,8 @@ def probe(
         server = method.finish(server, end)
         ask = Trial(trial, 0, lines, everyone, everyone)
         flags: Tree = {"own": torch.tensor(True)} | ({"exact": torch.tensor(True)} if exact else {})
+        if not per_site:
+            flags[GROUPS] = torch.tensor(blueprint.shots)
         for tree in method.predictors(server, ask).values():
             ask(method.evaluate, server=tree, **flags)
         load(built.net, trial.initial)

@@ -7,7 +7,7 @@ NaN.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -18,14 +18,10 @@ from equipoise.data.samples import Task
 from equipoise.errors import ConfigError
 from equipoise.evaluate.own import Metric, own_metrics
 from equipoise.names import unknown
-from equipoise.site.measure import FIXED_POINT, probabilities, tallies, told, truth
+from equipoise.site.figures import from_statistics, metrics_of, precision
+from equipoise.site.measure import probabilities, tallies, told, truth
 
-SHOTS = ("head", "medium", "tail")
-
-Curve = tuple[np.ndarray, np.ndarray]
-"""negatives and positives at each distinct score or in each bin, scores ascending"""
-Area = Callable[[np.ndarray, np.ndarray], float]
-"""a number from a curve"""
+__all__ = ["by_attribute", "from_scores", "from_statistics", "shot_groups"]
 
 
 def from_scores(
@@ -52,20 +48,10 @@ def from_scores(
         values, place = np.unique(chance[kept[:, c], c], return_inverse=True)
         positives = np.bincount(place[target[kept[:, c], c]], minlength=len(values))
         curves.append((np.bincount(place, minlength=len(values)) - positives, positives))
-    found = _metrics(counts, curves, shots, _precision)
+    found = metrics_of(counts, curves, shots, precision)
     if not kept.all():
         return found | dict.fromkeys(own or ())
     return found | own_metrics(own or {}, chance, labels.cpu().numpy())
-
-
-def from_statistics(stats: dict[str, Tensor], *, shots: Tensor | None = None) -> dict[str, Any]:
-    """The same metrics from `measure`'s statistics, summed over sites; AUC and average precision to the bin
-    width.
-
-    Average precision is the touchier of the two: a class with only a handful of positives can be off by 0.01.
-    """
-    curves = [(h[0], h[1]) for h in stats["scores"].long().numpy()]
-    return _metrics(stats, curves, shots, _mixed_precision)
 
 
 def by_attribute(
@@ -109,103 +95,3 @@ def shot_groups(
     else:
         raise ConfigError(unknown("evaluate.shots", mode, ["absolute", "thirds"]))
     return groups
-
-
-def _metrics(
-    counts: dict[str, Tensor], curves: list[Curve], shots: Tensor | None, precision: Area
-) -> dict[str, Any]:
-    """All metrics: decisions and calibration from counts, the rest from one score curve per class."""
-    single = "confusion" in counts
-    decided = counts["confusion" if single else "binary"].double().numpy()
-    if single:
-        hits, support, chosen = decided.diagonal(), decided.sum(axis=1), decided.sum(axis=0)
-        right, total = hits.sum(), decided.sum()
-    else:
-        hits, support, chosen = decided[:, 1, 1], decided[:, 1].sum(axis=1), decided[:, :, 1].sum(axis=1)
-        right, total = hits.sum() + decided[:, 0, 0].sum(), decided.sum()
-    recall = _ratios(hits, support)
-    # A class present in the labels has support > 0, so its F1 = 2 TP / (support + predicted) is always
-    # defined.
-    f1 = [
-        None if n == 0 else 2 * h / (n + p)
-        for h, n, p in zip(hits.tolist(), support.tolist(), chosen, strict=True)
-    ]
-    if single:
-        balanced = recall
-    else:
-        specificity = _ratios(decided[:, 0, 0], decided[:, 0].sum(axis=1))
-        pairs = zip(recall, specificity, strict=True)
-        balanced = [None if r is None or s is None else (r + s) / 2 for r, s in pairs]
-    return {
-        "accuracy": _ratios([right], [total])[0],
-        "balanced_accuracy": _mean(balanced),
-        "macro_auc": _mean([_of_both(_area, curve) for curve in curves]),
-        "map": _mean([_of_both(precision, curve) for curve in curves]),
-        "macro_f1": _mean(f1),
-        "ece": _calibration_error(counts["calibration"]),
-        **_by_shot(recall, shots),
-        "recall": recall,
-        "support": support.astype(int).tolist(),
-    }
-
-
-def _by_shot(recall: list[float | None], shots: Tensor | None) -> dict[str, float | None]:
-    """Mean recall over head, medium and tail classes."""
-    groups = [-1] * len(recall) if shots is None else shots.tolist()
-    return {
-        name: _mean([r for r, group in zip(recall, groups, strict=True) if group == i])
-        for i, name in enumerate(SHOTS)
-    }
-
-
-def _calibration_error(calibration: Tensor) -> float | None:
-    """Expected calibration error: Σ over bins of |correct - confidence|, per decision."""
-    count, correct, confidence = calibration.double().numpy().T
-    gap = np.abs(correct - confidence / FIXED_POINT).sum()
-    return _ratios([gap], [count.sum()])[0]
-
-
-def _of_both(metric: Area, curve: Curve) -> float | None:
-    """A metric of one class's curve, or None when positives or negatives are lacking."""
-    negatives, positives = curve
-    return metric(negatives, positives) if negatives.sum() and positives.sum() else None
-
-
-def _area(negatives: np.ndarray, positives: np.ndarray) -> float:
-    """Area under the ROC curve: the chance that a positive outscores a negative, a tie counting half."""
-    below = np.cumsum(negatives) - negatives
-    wins = (positives * (2 * below + negatives)).sum()
-    return float(wins / (2 * positives.sum() * negatives.sum()))
-
-
-def _precision(negatives: np.ndarray, positives: np.ndarray) -> float:
-    """Average precision: Σ (recall step × precision) from the highest threshold down, without
-    interpolation."""
-    found = np.cumsum(positives[::-1])
-    shown = found + np.cumsum(negatives[::-1])  # never 0: every distinct score belongs to some row
-    return float((positives[::-1] * found / shown).sum() / found[-1])
-
-
-def _mixed_precision(negatives: np.ndarray, positives: np.ndarray) -> float:
-    """Average precision when the rows of a bin are not tied but in an unknown order, taken as random.
-
-    The k-th of p positives among n rows is then expected at rank k (n + 1) / (p + 1). Taking the bin for one
-    tie would give every positive the precision at the bin's end, usually the lowest, and make rare classes
-    look worse.
-    """
-    hits, rows = positives[::-1], (positives + negatives)[::-1]
-    bin_of = np.repeat(np.arange(len(hits)), hits)
-    found = np.arange(1, len(bin_of) + 1)
-    k = found - (np.cumsum(hits) - hits)[bin_of]
-    shown = (np.cumsum(rows) - rows)[bin_of] + k * (rows[bin_of] + 1) / (hits[bin_of] + 1)
-    return float((found / shown).mean())
-
-
-def _ratios(above: Iterable[float], below: Iterable[float]) -> list[float | None]:
-    return [float(a) / float(b) if b else None for a, b in zip(above, below, strict=True)]
-
-
-def _mean(values: list[float | None]) -> float | None:
-    """The mean of those that exist."""
-    present = [value for value in values if value is not None]
-    return float(np.mean(present)) if present else None

@@ -16,15 +16,17 @@ from equipoise.data.samples import Samples
 from equipoise.errors import SiteError
 from equipoise.evaluate.metrics import by_attribute, from_scores, from_statistics
 from equipoise.evaluate.options import EvaluateOptions
-from equipoise.evaluate.plausible import doubt
+from equipoise.evaluate.plausible import boasts, doubt
 from equipoise.evaluate.protocol import ENDING, FIGURE, blend, select, stopped, summarise
 from equipoise.evaluate.scores import Scores, keep_scores, write_scores
+from equipoise.exchange import Answers
 from equipoise.keeping import FIRST
 from equipoise.leaves import Upload
 from equipoise.methods.base import SPLITS
 from equipoise.partition import ByName, Held, Holding, Holdings, together
 from equipoise.run_folder import METRICS, SCORES, TIMING, RunFolder
 from equipoise.server import Exchange
+from equipoise.site.figures import GROUPS, mean_of
 from equipoise.tree import Tree
 
 COUNTS = ("confusion", "binary", "calibration")
@@ -134,17 +136,19 @@ class Evaluation:
 
     def _evaluate(self, done: int, server: Tree, ask: Exchange) -> dict[str, Any]:
         flags: Tree = {"own": torch.tensor(True)} | (
-            {"exact": torch.tensor(True)} if self.options.exact else {}
+            {"exact": torch.tensor(True)} if self.options.scored else {}
         )
+        if not self.options.per_site:
+            flags[GROUPS] = self.shots
         found = [
             ask(self.method.evaluate, server=tree, **flags)
             for tree in self.method.predictors(server, ask).values()
         ]
-        if self.options.exact:
+        if self.options.scored:
             per_predictor = [self._exact(answers["scores"]) for answers in found]
             self._keep(done, [answers["scores"] for answers in found])
         else:
-            per_predictor = [self._counted(answers["pooled"], answers["own"]) for answers in found]
+            per_predictor = [self._counted(answers) for answers in found]
         # Several global predictors (training alone has one per site) count by their mean; a site's own
         # predictor is the same in all.
         return blend(per_predictor) if len(per_predictor) > 1 else per_predictor[0]
@@ -212,33 +216,47 @@ class Evaluation:
                 }
         return result
 
-    def _counted(self, pooled: Tree, own: dict[str, Tree]) -> dict[str, Any]:
+    def _counted(self, answers: Answers) -> dict[str, Any]:
+        pooled: Tree = answers["pooled"]
+        own: dict[str, Tree] = answers["own"]
         result = {}
         for split in SPLITS:
             if split not in pooled:
                 continue
-            if all(site in self.held for site in own):
-                held = together(self.held[site][split] for site in own)
+            if all(site in self.held for site in answers.sites):
+                held = together(self.held[site][split] for site in answers.sites)
                 for stats in pooled[split].values():
                     if problem := doubt(stats, held):
                         raise SiteError(
                             f"the sites' statistics of their {split} images do not add up: {problem}"
                         )
             roles = {name: from_statistics(stats, shots=self.shots) for name, stats in pooled[split].items()}
-            names = next(iter(own.values()))[split]
-            sites = {
-                name: {
-                    site: from_statistics(tree[split][name], shots=self.shots)
-                    for site, tree in own.items()
-                    if split in tree
+            if self.options.per_site:
+                names = next(iter(own.values()))[split]
+                sites = {
+                    name: {
+                        site: from_statistics(tree[split][name], shots=self.shots)
+                        for site, tree in own.items()
+                        if split in tree
+                    }
+                    for name in names
                 }
-                for name in names
-            }
-            result[split] = self._summary(roles, sites)
+                result[split] = self._summary(roles, sites)
+            else:
+                result[split] = self._mean(roles, own[split])
             if split == "test":
                 first = next(iter(pooled[split].values()))
                 result[split]["counts"] = {name: first[name].tolist() for name in COUNTS if name in first}
         return result
+
+    @staticmethod
+    def _mean(roles: dict[str, dict[str, Any]], own: Mapping[str, Tree]) -> dict[str, Any]:
+        """The summary where of the sites' own predictors only the mean over sites is known."""
+        means = {name: mean_of(added) for name, added in own.items()}
+        summary = summarise(next(iter(roles.values())), {}, next(iter(means.values())))
+        summary["sites"] = {}
+        summary["roles"] = {name: scalars(found) for name, found in roles.items()} | means
+        return summary
 
     @staticmethod
     def _summary(
@@ -258,7 +276,7 @@ class Evaluation:
 def _miscounted(told: Any, held: Held) -> str | None:
     """What is wrong with one predictor's scores or statistics."""
     if isinstance(told, Mapping):
-        return doubt(told, held)
+        return boasts(told) if "sum" in told else doubt(told, held)
     return (
         None if len(told) == held.images else f"it scores {len(told):,} images, and there are {held.images:,}"
     )

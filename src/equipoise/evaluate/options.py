@@ -29,6 +29,9 @@ class EvaluateOptions(Options):
     parts"""
     exact: bool = True
     """in simulation, compute AUC from the scores themselves instead of from histograms"""
+    per_site: bool = True
+    """tell the coordinator what each site's own predictor reaches there; false: only the mean over sites,
+    which can be masked"""
     shots: Literal["absolute", "thirds"] = "thirds"
     """head, medium and tail classes by number of training images, or by thirds of the classes"""
     head_over: int = Field(default=700, ge=0)
@@ -61,15 +64,21 @@ class EvaluateOptions(Options):
     _own: dict[str, Metric] = PrivateAttr(default_factory=dict)
 
     @property
+    def scored(self) -> bool:
+        """Whether the scores of single images are told."""
+        return self.exact and self.per_site
+
+    @property
     def own_metrics(self) -> Mapping[str, Metric]:
         """The metrics of one's own, by the name that tables call them."""
         return self._own
 
     @model_validator(mode="after")
     def _find_metrics(self, info: ValidationInfo) -> EvaluateOptions:
-        if self.metrics and not self.exact:
+        if self.metrics and not self.scored:
             raise ConfigError(
-                "evaluate.metrics need the scores of every image: set evaluate.exact = true, or remove them"
+                "evaluate.metrics need the scores of every image: set evaluate.exact and evaluate.per_site = "
+                "true, or remove them"
             )
         for name in self.metrics:
             if not named(name):

@@ -39,6 +39,14 @@ def doubt(stats: Mapping[str, Tensor], held: Held) -> str | None:
     return _calibration(stats["calibration"], int(decided.sum()), int(right))
 
 
+def boasts(told: Mapping[str, Mapping[str, Tensor]]) -> str | None:
+    """What cannot be true of one site's metrics in the form that is added up, in words."""
+    for name, value in told["sum"].items():
+        if not 0 <= float(value) <= int(told["count"][name]) <= 1:
+            return f"'{name}' is {float(value):g}, and a metric lies between 0 and 1"
+    return None
+
+
 def _calibration(calibration: Tensor, decisions: int, right: int) -> str | None:
     count, correct, confidence = calibration.unbind(1)
     if int(count.sum()) != decisions or int(correct.sum()) != right or bool((correct > count).any()):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from statistics import mean
 from typing import Any
@@ -24,14 +24,21 @@ FEWEST = 2
 ROUNDING = 1e-9
 
 
-def summarise(generalisation: dict[str, Any], per_site: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def summarise(
+    generalisation: dict[str, Any],
+    per_site: dict[str, dict[str, Any]],
+    mean: Mapping[str, float | None] | None = None,
+) -> dict[str, Any]:
     """The pooled test, the mean over sites of their own tests, the mean of both, and the site that fares
     worst.
 
-    Only scalar metrics are averaged; a site where a metric is None is left out of that metric's mean.
+    Only scalar metrics are averaged; a site where a metric is None is left out of that metric's mean. `mean`
+    is the mean over sites, where it is all that is known of them.
     """
     keys = [key for key, value in generalisation.items() if _is_number(value) or value is None]
     specialisation = {key: blend([site.get(key) for site in per_site.values()]) for key in keys}
+    if mean is not None:
+        specialisation = {key: mean.get(key) for key in keys}
     both = {key: (generalisation[key], specialisation[key]) for key in keys}
     scored = [
         (site["balanced_accuracy"], name)

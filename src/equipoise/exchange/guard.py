@@ -27,6 +27,10 @@ from equipoise.options import Options
 
 SLACK = 1e-6
 """a bound is exceeded by more than rounding"""
+FEWEST_MASKED = 3
+"""sites of a masked sum, at least: a sum of two tells each of them the other's value"""
+MOST_MASKED = 1024
+"""and at most: every two of them share a mask"""
 VARIANCE = "running_var"
 """what tensors are called that no network can work with below 0"""
 
@@ -45,6 +49,9 @@ class ExchangeOptions(Options):
     """longest accepted length where the ledger leaves a length open"""
     min_sites: int = Field(1, ge=1)
     """a round with fewer usable answers stops the run"""
+    secure: bool = False
+    """sites mask their answers, so that the coordinator learns sums of at least three sites and nothing else
+    (docs/privacy.md)"""
     reduce: Rule = "mean"
     """how updates are combined: by their mean, or against broken and hostile sites by `"median"`, `"trimmed"`
     mean or `"krum"`, for which the coordinator reads each site's own and every site must allow it"""
@@ -56,11 +63,16 @@ class ExchangeOptions(Options):
 
     @model_validator(mode="after")
     def _hidden_or_compared(self) -> ExchangeOptions:
-        if self.compare is not None and getattr(self, "secure", False):
+        if self.compare is not None and self.secure:
             raise ValueError(
                 f'reduce = "{self.reduce}" compares the sites\' updates, and secure hides them: leave one out'
             )
         return self
+
+    @property
+    def least(self) -> int:
+        """The fewest sites of a sum: a masked one has three at least."""
+        return max(FEWEST_MASKED, self.min_sites) if self.secure else self.min_sites
 
     @property
     def compare(self) -> Robust | None:

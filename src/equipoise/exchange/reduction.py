@@ -12,13 +12,13 @@ exactly as one of 1; below that unit (3 · 10^-24) it is 0.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from equipoise.errors import SiteError
-from equipoise.leaves import Each, Leaf, Mean, Upload
+from equipoise.leaves import Each, Kind, Leaf, Mean, Upload
 from equipoise.tree import Tree, flatten, unflatten
 
 ROOM = 62
@@ -31,6 +31,8 @@ FEW_SITES = 2 ** (ROOM - VALUE_BITS - FRACTION_BITS)
 """sites up to which the scale is the finest"""
 MOST_SITES = 100_000
 PIECE = 2**15
+Part = tuple[Literal["sum", "rest", "weight", "weight rest"], str, str]
+"""one of the sums that a reduction keeps: what it is, its leaf, and its tensor (none for weights)"""
 ROUNDER = 1.5 * 2.0**52
 ROUNDER_BITS = int(torch.tensor(ROUNDER, dtype=torch.float64).view(torch.int64))
 
@@ -218,6 +220,23 @@ class Reduction:
 
     def _fixed_fine(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         return fixed_fine(x, weight, self._scale, self._fine)
+
+    def part(self, part: Part) -> Tensor | None:
+        """One of the sums so far; None where nothing was added to it."""
+        kind, leaf, path = part
+        if kind in ("sum", "rest"):
+            return (self._sums if kind == "sum" else self._rests).get((leaf, path))
+        return (self._weights if kind == "weight" else self._weight_rests).get(leaf)
+
+    def take(self, part: Part, kind: Kind, dtype: torch.dtype, total: Tensor) -> None:
+        """One of the sums over all sites, added up elsewhere; `kind` and `dtype` are those of its leaf."""
+        what, leaf, path = part
+        self._kinds[leaf] = kind
+        if what in ("sum", "rest"):
+            self._dtypes[leaf, path] = dtype
+            (self._sums if what == "sum" else self._rests)[leaf, path] = total
+        else:
+            (self._weights if what == "weight" else self._weight_rests)[leaf] = total
 
     def result(self, order: tuple[str, ...]) -> Answers:
         """The reduced leaves; `order` is the federation's order of sites."""

@@ -24,6 +24,7 @@ from equipoise.losses import ObjectiveOptions
 from equipoise.methods.parts import crt
 from equipoise.nets import FED, HEAD, Net, NetOptions, ProjectorSpec, state
 from equipoise.site import Batch, Loc, coarse, measure
+from equipoise.site.figures import GROUPS, addable
 from equipoise.tree import Tree, plus
 
 SPLITS = ("validation", "test")
@@ -155,7 +156,8 @@ class Method(BaseModel):
 
         `exact` answers with the logits of every image (simulation, where the images are at hand anyway);
         otherwise with counts that can be added up, and for the site's own predictor, which nothing is added
-        to, with coarse ones.
+        to, with coarse ones; or, where the groups of classes are sent along, with its metrics, of which only
+        the mean over sites is wanted.
         """
         server, exact = loc.down["server"], "exact" in loc.down
         kinds = {"global": None, "own": loc.mine} if "own" in loc.down else {"global": None}
@@ -182,12 +184,14 @@ class Method(BaseModel):
         pooled = {
             split: {n: s for n, s in counted[split].items() if n.startswith("global.")} for split in SPLITS
         }
-        own = {
-            split: {n: coarse(s, loc.least) for n, s in counted[split].items() if n.startswith("own.")}
-            for split in SPLITS
-        }
+        own = {split: {n: s for n, s in counted[split].items() if n.startswith("own.")} for split in SPLITS}
         answer: Upload = {POOLED: Sum(pooled)}
-        return answer | {OWN: Each(own)} if "own" in kinds else answer
+        if "own" not in kinds:
+            return answer
+        if GROUPS in loc.down:
+            shots = loc.down[GROUPS]
+            return answer | {OWN: Sum({p: {n: addable(s, shots) for n, s in own[p].items()} for p in SPLITS})}
+        return answer | {OWN: Each({p: {n: coarse(s, loc.least) for n, s in own[p].items()} for p in SPLITS})}
 
     def predict(self, net: Net, x: Tensor, mine: Tree | None, server: Tree) -> dict[str, Tensor]:
         """Logits by predictor, the one that counts first; changes nothing. `mine` is None for the global

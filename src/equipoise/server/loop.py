@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -11,12 +12,14 @@ import torch
 from equipoise.engine import Engine
 from equipoise.errors import ConfigError
 from equipoise.exchange import Bounds, ExchangeOptions, Ledger
+from equipoise.exchange.guard import MOST_MASKED
 from equipoise.exchange.reduction import MOST_SITES
 from equipoise.methods.base import Method
 from equipoise.seeds import generator
 from equipoise.server.ask import Exchange, Objection
 from equipoise.server.checkpoint import Checkpoints, Commits, Header
 from equipoise.server.journal import Journal
+from equipoise.server.masked import Masked, make_masking
 from equipoise.tree import Tree, digest
 
 
@@ -92,6 +95,18 @@ class Federation:
 
     def __post_init__(self) -> None:
         countable(len(self.sites))
+        present = drawn(self.participation, len(self.sites))
+        if self.limits.secure and present < self.limits.least:
+            raise ConfigError(
+                f"exchange.secure adds up no fewer than {self.limits.least} sites, and a round of this run "
+                f"has {present}: raise train.participation, or have more sites"
+            )
+        if self.limits.secure and len(self.sites) > MOST_MASKED:
+            raise ConfigError(
+                f"exchange.secure masks the answers of at most {MOST_MASKED:,} sites, and this run has "
+                f"{len(self.sites):,}"
+            )
+        self._masking = make_masking(self.engine, self.journal) if self.limits.secure else None
 
     def exchange(
         self,
@@ -102,7 +117,10 @@ class Federation:
         **kwargs: Any,
     ) -> Exchange:
         """A conversation with some sites."""
-        return Exchange(
+        kind: Callable[..., Exchange] = Exchange
+        if self._masking is not None:
+            kind = partial(Masked, masking=self._masking)
+        return kind(
             engine=self.engine,
             ledger=self.ledger,
             limits=self.limits,
