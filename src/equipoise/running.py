@@ -20,6 +20,7 @@ import torch
 from equipoise.blueprint import Blueprint, Built
 from equipoise.config import Config, departures, digest_in, read, read_folder, resolve
 from equipoise.engine import Engine, Host, Pool, Serial, frames, probe
+from equipoise.engine.members import Members
 from equipoise.errors import ConfigError, StorageError
 from equipoise.evaluate import ENDING, Evaluation, converged
 from equipoise.exchange import Bounds, Ledger
@@ -371,9 +372,12 @@ def make_engine(plan: Plan, dataset: Material, folder: RunFolder) -> Engine:
     """The engine the config asks for."""
     config = plan.config
     place, private = place_of(config), folder / PRIVATE
+    members = None
+    if config.exchange.secure:
+        members = Members(tuple(plan.facts.census.sites), config.train.seed, config.exchange)
     if config.engine.kind == "serial":
         sites = dataset.sites(place.device)
-        return Serial(Host(plan.blueprint, sites, Store(private), place, plan.built))
+        return Serial(Host(plan.blueprint, sites, Store(private), place, plan.built), members)
     setup = {
         "config": config.table(),
         "code": config.marks,
@@ -382,7 +386,8 @@ def make_engine(plan: Plan, dataset: Material, folder: RunFolder) -> Engine:
         "private": str(private),
     }
     sizes = plan.facts.census.sizes
-    return Pool(frames.command("equipoise.worker"), json.dumps(setup).encode(), config.engine.workers, sizes)
+    command = frames.command("equipoise.worker")
+    return Pool(command, json.dumps(setup).encode(), config.engine.workers, sizes, members)
 
 
 def claim(folder: RunFolder, config: Config) -> None:

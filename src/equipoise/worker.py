@@ -18,7 +18,9 @@ import torch
 
 from equipoise.config import resolve
 from equipoise.engine import Call, Host, frames
+from equipoise.engine.members import concealed
 from equipoise.errors import EquipoiseError, StorageError
+from equipoise.exchange import ExchangeOptions
 from equipoise.setup import keep_memory, make_host, material
 from equipoise.trust import only
 
@@ -28,18 +30,22 @@ def main() -> None:
     inbox, pipe_out = pipes()
     setup = json.loads(inbox.get())
     host: Host | EquipoiseError
+    limits = ExchangeOptions.model_validate(setup["config"]["exchange"])
     try:
         host = _host(setup)
     except EquipoiseError as error:
         host = error  # told to whoever asks first
     payload = b""
     while True:
-        call, sent, extra = Call.model_validate_json(inbox.get()), inbox.get(), inbox.get()
+        call, sent = Call.model_validate_json(inbox.get()), inbox.get()
+        extra, masks = inbox.get(), inbox.get()
         payload = sent or payload  # empty: the same as before
         try:
             if isinstance(host, EquipoiseError):
                 raise host
             answer, status = host.answer(call, payload, extra or None), dict[str, str]()
+            if masks:
+                answer = concealed(answer, masks, limits)
         except EquipoiseError as error:
             answer, status = b"", {"error": type(error).__name__, "message": str(error)}
         frames.write(pipe_out, json.dumps(status).encode(), answer)

@@ -41,7 +41,7 @@ def write(*frames):
     sys.stdout.buffer.flush()
 diary = pathlib.Path(json.loads(read())["diary"])
 while True:
-    call, payload, extra = json.loads(read()), read(), read()
+    call, payload, extra, masks = json.loads(read()), read(), read(), read()
     with open(diary / f"{os.getpid()}", "a") as file:
         file.write(json.dumps([call["site"], len(payload)]) + "\n")
     if call["question"] == "die":

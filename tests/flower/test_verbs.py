@@ -152,7 +152,7 @@ def test_keys_new_says_what_it_made(tmp_path: Path, capsys: pytest.CaptureFixtur
     code, out, _ = equipoise(
         capsys, "keys", "new", tmp_path / "federation", "--host", "a.org", "--site", "north", "--json"
     )
-    assert code == 0 and len(json.loads(out)["made"]) == 8
+    assert code == 0 and len(json.loads(out)["made"]) == 10
     code, out, _ = equipoise(capsys, "keys", "new", tmp_path / "federation", "--site", "north")
     assert code == 0 and "already" in out
 

@@ -162,16 +162,17 @@ def roster(config: Config, folder: RunFolder, fleet: FlowerEngine, sites: tuple[
         table["train"] = {key: value for key, value in table["train"].items() if key not in START}
         given = fleet.invite({"config": table, "version": __version__}, sites, config.engine.patience)
     cards = _usable({site: given[site] for site in sites if site in given}, fleet.tell)
-    if len(cards) < max(1, config.exchange.min_sites):
+    least = config.exchange.least
+    if len(cards) < least:
         raise SiteError(
-            f"only {len(cards)} of {len(sites)} sites joined, {max(1, config.exchange.min_sites)} are "
+            f"only {len(cards)} of {len(sites)} sites joined, {least} are "
             f"needed; the journal says who did not and why"
         )
     each = drawn(config.train.participation, len(cards))
-    if each < config.exchange.min_sites:
+    if each < least:
         raise SiteError(
             f"train.participation = {config.train.participation:g} draws {each} of {len(cards)} sites for a "
-            f"round, and exchange.min_sites asks for {config.exchange.min_sites}: raise the one or lower the "
+            f"round, and exchange.min_sites asks for {least}: raise the one or lower the "
             f"other"
         )
     if not begun:

@@ -3,8 +3,9 @@
     keys/ca.key, ca.crt           the federation's own authority; ca.crt goes to every site
     keys/server.key, server.crt   the coordinator, for the hosts it is reached at
     keys/sites/NAME.pub           the allow-list: a site whose key is not here is turned away
-    hand-out/NAME/                what a site is given: its key pair and ca.crt, to be deleted once it is
-    there
+    keys/roster.json              the sites and their keys, signed: how they know each other (see `roster`)
+    hand-out/NAME/                what a site is given: its key pair, ca.crt and the roster, to be deleted
+    once it is there
 
 A site that would rather make its own key (`equipoise site init` does) sends only the `.pub` file, to be put
 into keys/sites.
@@ -147,6 +148,11 @@ def renew(folder: Path, hosts: Sequence[str] = ()) -> list[Path]:
     signed = _server_certificate(authority, old.subject, key, given)
     write_atomic(keys / "server.crt", signed.public_bytes(PEM))
     return [*made, keys / "server.crt"]
+
+
+def signing_key(folder: Path) -> ec.EllipticCurvePrivateKey:
+    """The authority's key."""
+    return _pair(folder / "keys" / "ca")[0]
 
 
 def _pair(path: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:

@@ -4,9 +4,9 @@ always wins.
 `methods`: a method runs here only if the files that define it are the ones that were approved. `each`: a leaf
 that the coordinator can read for this site alone leaves only if it is named. `small_cell`: nothing that is
 told class by class leaves while a class has fewer images than this (and any at all). `min_sites`: a sum over
-fewer sites says too much of one. `reduce`: a sum that compares sites shows the coordinator each of them.
-`batch_size`, `optimizers`, `questions_per_round`, `questions_per_run`: what
-a run may do to find out more than its sums are meant to say.
+fewer sites says too much of one. `secure`: whether answers must be masked. `reduce`: a sum that compares
+sites shows the coordinator each of them. `batch_size`, `optimizers`, `questions_per_round`,
+`questions_per_run`: what a run may do to find out more than its sums are meant to say.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator
 from torch import Tensor
@@ -52,6 +52,9 @@ class Policy(Options):
     each: tuple[str, ...] = ("evaluate.own", COUNTS)
     """leaves (question.leaf) the coordinator may read for this site alone; join.counts: our images per class,
     told when we join"""
+    secure: Literal["allowed", "required"] = "allowed"
+    """"required": this site takes part in masked runs only (exchange.secure), and sends nothing that is read
+    for itself alone, whatever `each` says"""
     min_sites: int = Field(default=MIN_SITES, ge=1)
     """a question is answered only if at least so many sites are asked, in a run that adds up no fewer
     answers"""
@@ -100,9 +103,14 @@ class Policy(Options):
                 self.approve(name, mark, "methods" if name == config.method_name else "parts")
             except Refused as error:
                 yield str(error)
-        if config.exchange.min_sites < self.min_sites:
+        if self.secure == "required" and not config.exchange.secure:
             yield (
-                f"policy rule 'min_sites': the run adds up as few as {config.exchange.min_sites} answers, "
+                "policy rule 'secure': the run does not mask its answers, and this site takes part in masked "
+                "runs only: set exchange.secure = true"
+            )
+        if config.exchange.least < self.min_sites:
+            yield (
+                f"policy rule 'min_sites': the run adds up as few as {config.exchange.least} answers, "
                 f"this site takes part in sums of at least {self.min_sites}: set exchange.min_sites = "
                 f"{self.min_sites}"
             )
@@ -154,9 +162,10 @@ class Policy(Options):
         seen = set[str]()
         for entry in told:
             name = f"{question}.{entry.leaf}"
-            if entry.kind == "each" and name not in self.each and name not in seen:
+            rule = self._unmasked(entry, name)
+            if rule and name not in seen:
                 seen.add(name)
-                yield f"policy rule 'each': this site does not tell '{name}' to be read for itself alone"
+                yield f"policy rule '{rule}': this site does not tell '{name}' to be read for itself alone"
             if not by_class(entry, len(classes), parameters):
                 continue
             own = [split for split in counts if split in entry.tensor.split("/")]
@@ -168,6 +177,12 @@ class Policy(Options):
                         f"policy rule 'small_cell': '{name}' is told class by class, "
                         f"and a class has fewer than {self.small_cell} {split} images here"
                     )
+
+    def _unmasked(self, entry: Entry, name: str) -> str | None:
+        """The rule that a tensor breaks by being read for this site alone, if any."""
+        if self.secure == "required" and (entry.kind == "each" or None in entry.shape):
+            return "secure"
+        return "each" if entry.kind == "each" and name not in self.each else None
 
     def release(self, question: str, data: bytes, **facts: Any) -> None:
         """Refuse an answer that breaks a rule; `facts` as for `objections`."""

@@ -24,6 +24,7 @@ from equipoise.deploy.coordinator import federated
 from equipoise.deploy.keys import new_keys
 from equipoise.deploy.limits import Limits
 from equipoise.deploy.policy import MIN_SITES, marks_of
+from equipoise.deploy.roster import write_roster
 from equipoise.running import prepare, run
 from equipoise.server import drawn
 from equipoise.setup import material
@@ -85,6 +86,7 @@ def stage(config: Config, folder: Path, policy: dict[str, Any] | None = None) ->
     names = sorted(holding.name for holding in material(config).holdings)
     made = Stage(folder, processes.free_port())
     new_keys(made.coordinator, ["127.0.0.1"], names)
+    write_roster(made.coordinator)
     table, marks = config.table(), marks_of(config)
     rules = {
         "small_cell": 0,

@@ -13,7 +13,8 @@ from equipoise.deploy.card import rows
 from equipoise.deploy.coordinator import federated
 from equipoise.deploy.keys import NEW_AUTHORITY, check_dates, new_pair, own_key, read_public
 from equipoise.deploy.policy import Refused, approved, marks_of, read_policy
-from equipoise.deploy.site import own_config, read_site, take_part
+from equipoise.deploy.roster import fingerprint, own_identity, read_roster, same_key
+from equipoise.deploy.site import SiteOptions, own_config, read_site, take_part
 from equipoise.errors import ConfigError, WeightsError
 from equipoise.exchange import Ledger
 from equipoise.locate import Code, Parts
@@ -55,6 +56,10 @@ small_cell = 5
 # A question is answered only if at least so many sites are asked, in a run that adds up no fewer answers:
 # a sum over one site is that site's value.
 min_sites = 3
+
+# "required": only runs whose answers are masked (exchange.secure), and nothing that is read for this site
+# alone, whatever `each` says.
+secure = "allowed"
 
 # How our updates may be combined with those of other sites: of a mean the coordinator keeps the sum only;
 # "median", "trimmed" and "krum" hold out against hostile sites, but the coordinator reads ours alone.
@@ -114,6 +119,15 @@ def _known(name: str) -> str:
     return approved([name])[name]
 
 
+def _roster(folder: Path, options: SiteOptions) -> str:
+    """What a site knows of the others."""
+    if not (folder / options.roster).is_file():
+        return "none: this site can take part in no masked run (exchange.secure)"
+    sites = read_roster(folder / options.roster, folder / options.certificate)
+    same_key(sites, options.name, own_identity(folder / options.key))
+    return f"{len(sites)} sites, signed; fingerprint to compare with theirs: {fingerprint(sites)}"
+
+
 def _with_print(sentence: str, prints: Sequence[str]) -> str:
     """A refusal of code, with the fingerprint that would approve it."""
     return "; ".join([sentence, *(text for text in prints if text.split("'")[1] in sentence.split("'")[2:])])
@@ -167,6 +181,7 @@ def check_site(folder: Path, file: Path | None = None) -> Checked:
         "site": f"{options.name}, coordinator {options.superlink or 'not given'}",
         "keys": f"{key.name} is ours alone; {options.certificate} is there",
         "data": f"{len(samples):,} images of {len(samples.classes)} classes; to train on: {train}",
+        "roster": _roster(folder, options),
         "policy": f"approved: {', '.join(policy.methods) or 'no method'}; changed since: "
         f"{', '.join(changed) or 'none'}",
     }

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from equipoise.keeping import sha256
 
-FILES = ("site.toml", "policy.toml", "keys/ca.crt", "keys/site.pub")
+FILES = ("site.toml", "policy.toml", "keys/ca.crt", "keys/site.pub", "keys/roster.json")
 EVENT = "settings"
 """the journal's event that records them"""
 

@@ -37,13 +37,15 @@ from equipoise.config import Config, resolve
 from equipoise.data import Progress
 from equipoise.data.samples import Samples
 from equipoise.deploy import settings
+from equipoise.deploy.masking import bind, make_member, masked, masks_of, step
 from equipoise.deploy.policy import Policy, Refused, read_policy
 from equipoise.engine import Host, probe
-from equipoise.engine.flower.wire import INVITATION, RUN, Request, SiteName
+from equipoise.engine.flower.wire import INVITATION, MASKS, RUN, Request, SiteName, StepRequest
 from equipoise.errors import ConfigError, StorageError, WeightsError
 from equipoise.evaluate.metrics import from_statistics
 from equipoise.evaluate.observer import scalars
 from equipoise.exchange import Ledger, decode_upload
+from equipoise.exchange.secure.member import Member
 from equipoise.keeping import FIRST, append_line, as_hash, read_json, write_json
 from equipoise.locate import Allow
 from equipoise.methods.base import OWN, POOLED
@@ -77,6 +79,8 @@ class SiteOptions(Options):
     """our private key; the public one beside it goes to the coordinator"""
     certificate: str = "keys/ca.crt"
     """the certificate the coordinator's is checked against"""
+    roster: str = "keys/roster.json"
+    """the sites of the federation and their keys, signed; needed for masked answers"""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps"""
     labelled: tuple[str, ...] | None = None
@@ -303,6 +307,7 @@ class SiteClient:
         )
         self._note_settings()
         self._joined: Joined | None = None
+        self._members: dict[str, Member] = {}
         torch.set_num_threads(1)
         keep_memory()
 
@@ -347,7 +352,10 @@ class SiteClient:
                 card = self._join(table)
                 self.journal.write("joined", **facts, method=self._run(str(echo["run"])).config.method_name)
                 return {**echo, "card": card}, None
-            answer = self._answer(kind, table, data)
+            if kind == MASKS and "step" in table:
+                answer = self._step(table, data)
+            else:
+                answer = self._answer(kind, table, data)
         except Refused as error:
             why = {"why": str(error.__cause__)} if error.__cause__ else {}
             self.journal.write("refused", **facts, reason=str(error), **why)
@@ -437,6 +445,8 @@ class SiteClient:
             raise Refused("the run has fewer rounds than that")
         if call.question not in joined.config.method.questions():
             raise Refused("the method knows no such question")
+        secure = joined.config.exchange.secure
+        masks = masks_of(self._member(joined, policy), call, data) if secure else None
         joined.accept(call.ticket)
         joined.count(call.round, policy)
         joined.splits.read.clear()
@@ -444,4 +454,28 @@ class SiteClient:
         answer = joined.host.answer(call, data["payload"], data.get("extra"))
         joined.keep_results(call.round, answer)
         policy.release(call.question, answer, **joined.facts, read=sorted(joined.splits.read))
-        return answer
+        return answer if masks is None else masked(answer, masks, joined.config)
+
+    # Masking ------------------------------------------------------------------------------------------------
+
+    def _step(self, table: Mapping[str, Any], data: Mapping[str, bytes]) -> bytes:
+        """A letter of secure aggregation that comes without a question."""
+        try:
+            call = StepRequest.model_validate(dict(table))
+        except ValidationError as error:
+            place = str(error.errors(include_url=False)[0]["loc"][0])
+            raise Refused(f"the letter is not in order: '{place[:40]}'") from None
+        if call.site != self.options.name or "letter" not in data:
+            raise Refused("the letter is for another site, or empty")
+        joined, policy = self._run(call.run), self.policy
+        _keep_terms(policy, joined.config)
+        member = self._member(joined, policy)
+        joined.accept(call.ticket)
+        return step(member, call.step, data["letter"])
+
+    def _member(self, joined: Joined, policy: Policy) -> Member:
+        """Our end of a run's secure aggregation; its secrets live in memory only."""
+        run = joined.folder.name
+        if run not in self._members:
+            self._members = {run: make_member(self.folder, self.options, run)}
+        return bind(self._members[run], policy, joined.config)

@@ -19,6 +19,7 @@ from typing import IO
 
 from equipoise import errors
 from equipoise.engine import frames
+from equipoise.engine.members import RUN, Members
 from equipoise.errors import EquipoiseError, SiteError
 from equipoise.exchange.question import Question
 
@@ -44,11 +45,11 @@ class Worker:
             widen(pipe)
         frames.write(self._process.stdin, self.setup)
 
-    def answer(self, question: Question, site: str) -> bytes:
+    def answer(self, question: Question, site: str, masks: bytes = b"") -> bytes:
         """One site's answer; a dead process is replaced once."""
         for attempt in (1, 2):
             try:
-                return self._try(question, site)
+                return self._try(question, site, masks)
             except (EOFError, OSError):
                 code = self.stop()
                 if attempt == 2:
@@ -60,14 +61,14 @@ class Worker:
                 self.start()
         raise AssertionError
 
-    def _try(self, question: Question, site: str) -> bytes:
+    def _try(self, question: Question, site: str, masks: bytes) -> bytes:
         assert (
             self._process is not None and self._process.stdin is not None and self._process.stdout is not None
         )
         known = self._payload is question.payload
         call = question.call(site).model_dump_json().encode()
         payload = SAME if known else question.payload
-        frames.write(self._process.stdin, call, payload, question.each.get(site, b""))
+        frames.write(self._process.stdin, call, payload, question.each.get(site, b""), masks)
         self._payload = question.payload
         status = json.loads(frames.read(self._process.stdout))
         data = frames.read(self._process.stdout)
@@ -92,8 +93,17 @@ def widen(pipe: IO[bytes]) -> None:
 class Pool:
     """Several workers behind the same `ask` as the serial engine."""
 
-    def __init__(self, command: Sequence[str], setup: bytes, workers: int, sizes: Mapping[str, int]) -> None:
-        self.sizes = sizes
+    run = RUN
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        setup: bytes,
+        workers: int,
+        sizes: Mapping[str, int],
+        members: Members | None = None,
+    ) -> None:
+        self.sizes, self.members = sizes, members
         self.workers = [Worker(command, setup) for _ in range(workers)]
         for worker in self.workers:
             worker.start()
@@ -104,6 +114,7 @@ class Pool:
         for site in sorted(sites, key=lambda s: -self.sizes.get(s, 0)):
             waiting.put(site)
         halt = threading.Event()
+        masks = self._masks(question, sites)
 
         def serve(worker: Worker) -> None:
             while not halt.is_set():
@@ -112,7 +123,7 @@ class Pool:
                 except queue.Empty:
                     return
                 try:
-                    done.put((site, worker.answer(question, site)))
+                    done.put((site, worker.answer(question, site, masks.get(site, b""))))
                 except Exception as error:
                     done.put((site, error))
                     return
@@ -130,6 +141,19 @@ class Pool:
             halt.set()
             for thread in threads:
                 thread.join()
+
+    def relay(self, step: str, letters: Mapping[str, bytes], round: int) -> Iterator[tuple[str, bytes]]:
+        assert self.members is not None
+        yield from self.members.relay(step, letters)
+
+    def _masks(self, question: Question, sites: Sequence[str]) -> dict[str, bytes]:
+        """What each site adds to its answer, where that is asked for."""
+        if self.members is None or not question.letters:
+            return {}
+        return {
+            site: self.members.masks(question.call(site), question.payload, question.letters[site])
+            for site in sites
+        }
 
     def close(self) -> None:
         for worker in self.workers:

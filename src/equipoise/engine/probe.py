@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,9 @@ from equipoise.data.samples import Samples, Task
 from equipoise.engine.host import Host
 from equipoise.errors import MethodError
 from equipoise.exchange import Ask, Bounds, Ledger, Line, Question, decode_upload
-from equipoise.exchange.ledger import entries, merge
-from equipoise.leaves import Upload
+from equipoise.exchange.ledger import entries, fractions, merge
+from equipoise.leaves import Mean, Upload
+from equipoise.methods.base import Method
 from equipoise.nets import load
 from equipoise.partition import Holding
 from equipoise.seeds import numpy_generator
@@ -74,7 +76,7 @@ class Trial(Ask):
         self._bounds = Bounds(host.method.limits(classes, options.epochs), images)
 
     def _answers(self, asked: Question, sent: Mapping[str, Tensor]) -> Iterator[tuple[str, bool, Upload]]:
-        found = []
+        found, fine = [], set[str]()
         for site in SIZES:
             extra = asked.each.get(site if site in asked.asked else asked.asked[0])
             header, upload = decode_upload(self._host.answer(asked.call(site), asked.payload, extra))
@@ -84,14 +86,25 @@ class Trial(Ask):
                     f"limits()"
                 )
             found.append(entries(upload))
+            fine |= fractions(upload) | self._weighed(upload)
             if site in asked.asked:
                 yield site, header["wrote"], upload
             elif header["wrote"] and asked.write is not None:
                 self.versions[site] = asked.write
         size = len(asked.payload) + max(map(len, asked.each.values()), default=0)
-        line = Line(asked.name, self.round, merge(found), size)
-        if not any(line.question == seen.question and line.up == seen.up for seen in self._lines):
-            self._lines.append(line)
+        line = Line(asked.name, self.round, merge(found), size, frozenset(fine))
+        for i, seen in enumerate(self._lines):
+            if line.question == seen.question and line.up == seen.up:
+                self._lines[i] = replace(seen, fine=seen.fine | line.fine)
+                return
+        self._lines.append(line)
+
+    def _weighed(self, upload: Upload) -> set[str]:
+        """The means of a method that weighs sites by a rule of its own: a made-up site may get a whole
+        number where others get fractions."""
+        if type(self._host.method).weight is Method.weight:
+            return set()
+        return {name for name, leaf in upload.items() if isinstance(leaf, Mean)}
 
 
 def probe(

@@ -96,13 +96,17 @@ class Ask(ABC):
             reduction.add(site, upload)
             if wrote and asked.write is not None:
                 self.versions[site] = asked.write
-        answers = reduction.result(sites)
+        answers = self._completed(reduction).result(sites)
         self.numbers |= {
             f"{asked.name}.{leaf}": float(answers[leaf])
             for leaf in answers
             if isinstance(answers[leaf], Tensor) and answers[leaf].dim() == 0
         }
         return answers
+
+    def _completed(self, reduction: Reduction) -> Reduction:
+        """The reduction with all that is known only when every answer has come."""
+        return reduction
 
     def _present(self) -> tuple[str, ...]:
         """The federation's sites that can be asked."""

@@ -25,6 +25,8 @@ from equipoise.options import Options
 
 SLACK = 1e-6
 """a bound is exceeded by more than rounding"""
+FEWEST_MASKED = 3
+"""sites of a masked sum, at least: a sum of two tells each of them the other's value"""
 VARIANCE = "running_var"
 """what tensors are called that no network can work with below 0"""
 
@@ -43,6 +45,9 @@ class ExchangeOptions(Options):
     """longest accepted length where the ledger leaves a length open"""
     min_sites: int = Field(1, ge=1)
     """a round with fewer usable answers stops the run"""
+    secure: bool = False
+    """sites mask their answers, so that the coordinator learns sums of at least three sites and nothing else
+    (docs/privacy.md)"""
     reduce: Rule = "mean"
     """how updates are combined: by their mean, or against broken and hostile sites by `"median"`, `"trimmed"`
     mean or `"krum"`, for which the coordinator reads each site's own and every site must allow it"""
@@ -54,7 +59,7 @@ class ExchangeOptions(Options):
 
     @model_validator(mode="after")
     def _hidden_or_compared(self) -> ExchangeOptions:
-        if self.compare is not None and getattr(self, "secure", False):
+        if self.compare is not None and self.secure:
             raise ValueError(
                 f'reduce = "{self.reduce}" compares the sites\' updates, and secure hides them: leave one out'
             )
@@ -64,6 +69,11 @@ class ExchangeOptions(Options):
     def compare(self) -> Robust | None:
         """How means are combined by comparing the sites' values; None: they are only added up."""
         return None if self.reduce == "mean" else Robust(self.reduce, self.hostile, self.picks)
+
+    @property
+    def least(self) -> int:
+        """The fewest sites of a sum: a masked one has three at least."""
+        return max(FEWEST_MASKED, self.min_sites) if self.secure else self.min_sites
 
 
 @dataclass(frozen=True)

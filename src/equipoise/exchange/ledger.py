@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -63,6 +63,8 @@ class Line:
     since: int
     up: tuple[Entry, ...]
     down_bytes: int
+    fine: frozenset[str] = field(default=frozenset(), compare=False)
+    """the means among its leaves whose weights may be fractions"""
 
     @property
     def up_bytes(self) -> int:
@@ -137,6 +139,12 @@ def entries(upload: Upload) -> tuple[Entry, ...]:
             dtype = str(x.dtype).removeprefix("torch.")
             found.append(Entry(name, path, leaf.kind, dtype, tuple(x.shape), weight if i == 0 else None))
     return tuple(found)
+
+
+def fractions(upload: Upload) -> frozenset[str]:
+    """The means of an answer whose weight is not a whole number."""
+    weights = {name: torch.as_tensor(leaf.weight) for name, leaf in upload.items() if isinstance(leaf, Mean)}
+    return frozenset(name for name, weight in weights.items() if bool((weight != weight.round()).any()))
 
 
 def merge(answers: Sequence[tuple[Entry, ...]]) -> tuple[Entry, ...]:

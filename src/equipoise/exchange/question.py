@@ -48,6 +48,8 @@ class Question:
     keep: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     asked: tuple[str, ...] = ()
     tuned: bool = False
+    letters: Mapping[str, bytes] = field(default_factory=dict)
+    """by site: how to mask the answer, where it is to be masked"""
 
     def call(self, site: str) -> Call:
         """What one site is told beside the tensors."""

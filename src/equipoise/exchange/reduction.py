@@ -11,13 +11,13 @@ of 1; below 2^-78 (3 · 10^-24) it is 0.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from equipoise.errors import SiteError
-from equipoise.leaves import Each, Leaf, Mean, Upload
+from equipoise.leaves import Each, Kind, Leaf, Mean, Upload
 from equipoise.tree import Tree, flatten, unflatten
 
 FRACTION_BITS = 28
@@ -27,6 +27,8 @@ FINE = float(2**50)
 LARGEST = float(2**22)
 MOST_SITES = 1024
 PIECE = 2**15
+Part = tuple[Literal["sum", "rest", "weight", "weight rest"], str, str]
+"""one of the sums that a reduction keeps: what it is, its leaf, and its tensor (none for weights)"""
 ROUNDER = 1.5 * 2.0**52
 ROUNDER_BITS = int(torch.tensor(ROUNDER, dtype=torch.float64).view(torch.int64))
 
@@ -183,6 +185,23 @@ class Reduction:
                     add_fixed(total, x, 1.0 if weight is None else float(weight))
                 else:
                     total.add_(fixed(x, weight))
+
+    def part(self, part: Part) -> Tensor | None:
+        """One of the sums so far; None where nothing was added to it."""
+        kind, leaf, path = part
+        if kind in ("sum", "rest"):
+            return (self._sums if kind == "sum" else self._rests).get((leaf, path))
+        return (self._weights if kind == "weight" else self._weight_rests).get(leaf)
+
+    def take(self, part: Part, kind: Kind, dtype: torch.dtype, total: Tensor) -> None:
+        """One of the sums over all sites, added up elsewhere; `kind` and `dtype` are those of its leaf."""
+        what, leaf, path = part
+        self._kinds[leaf] = kind
+        if what in ("sum", "rest"):
+            self._dtypes[leaf, path] = dtype
+            (self._sums if what == "sum" else self._rests)[leaf, path] = total
+        else:
+            (self._weights if what == "weight" else self._weight_rests)[leaf] = total
 
     def result(self, order: tuple[str, ...]) -> Answers:
         """The reduced leaves; `order` is the federation's order of sites."""

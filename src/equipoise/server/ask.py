@@ -50,7 +50,7 @@ class Exchange(Ask):
         on_rejected: Callable[[str], None] | None = None,
         **conversation: Any,
     ) -> None:
-        super().__init__(**conversation, least=limits.min_sites, compare=limits.compare)
+        super().__init__(**conversation, least=limits.least, compare=limits.compare)
         self.bytes_up = self.bytes_down = 0
         self.norms = dict(norms or {})
         """by question.leaf: how large answers usually are, as far as earlier rounds have shown"""
@@ -79,11 +79,14 @@ class Exchange(Ask):
             self._journal.write("missing", round=self.round, question=asked.name, sites=missing)
         self._fallen.update(missing)
         self.sites = tuple(site for site in self.sites if site not in self._fallen)
-        if len(good) < self._limits.min_sites or not good:
-            raise SiteError(
-                f"round {self.round}: only {len(good)} of {len(asked.asked)} sites gave a usable answer to "
-                f"'{asked.name}', {self._limits.min_sites} are needed; the journal names the others and why"
-            )
+        if len(good) < self._limits.least or not good:
+            raise self._too_few(asked, len(good), self._limits.least)
+
+    def _too_few(self, asked: Question, found: int, needed: int) -> SiteError:
+        return SiteError(
+            f"round {self.round}: only {found} of {len(asked.asked)} sites gave a usable answer to "
+            f"'{asked.name}', {needed} are needed; the journal names the others and why"
+        )
 
     def _usable(
         self, asked: Question, line: Line, sent: Mapping[str, Tensor]
@@ -93,7 +96,7 @@ class Exchange(Ask):
         sizes = Sizes(line, self._bounds, self._limits.max_ratio, self.norms, sent)
         waiting, good = list[tuple[str, int]](), set[str]()
         with tempfile.SpooledTemporaryFile(IN_MEMORY) as large:
-            for site, data in self._arriving(asked):
+            for site, data in self._arriving(asked, asked.asked):
                 try:
                     header, upload = check(site, data, line, self._limits, self._bounds, self.round, sent)
                     if self._objection and (problem := self._objection(asked.name, site, upload)):
@@ -124,13 +127,13 @@ class Exchange(Ask):
                 yield site, header, smaller(upload, factors)
         self.norms |= sizes.remembered(good)
 
-    def _arriving(self, asked: Question) -> Iterator[tuple[str, bytes]]:
+    def _arriving(self, asked: Question, sites: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
         """What the engine brings, once from every site that was asked."""
         seen = set[str]()
-        for site, data in self._engine.ask(asked, asked.asked):
+        for site, data in self._engine.ask(asked, sites):
             self.bytes_down += len(asked.payload) + len(asked.each.get(site, b""))
             self.bytes_up += len(data)
-            if site in asked.asked and site not in seen:
+            if site in sites and site not in seen:
                 seen.add(site)
                 yield site, data
                 continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +18,7 @@ from equipoise.seeds import generator
 from equipoise.server.ask import Exchange, Objection
 from equipoise.server.checkpoint import Checkpoints, Commits, Header
 from equipoise.server.journal import Journal
+from equipoise.server.masked import Masked, make_masking
 from equipoise.tree import Tree, digest
 
 
@@ -81,6 +83,13 @@ class Federation:
 
     def __post_init__(self) -> None:
         countable(len(self.sites))
+        present = drawn(self.participation, len(self.sites))
+        if self.limits.secure and present < self.limits.least:
+            raise ConfigError(
+                f"exchange.secure adds up no fewer than {self.limits.least} sites, and a round of this run "
+                f"has {present}: raise train.participation, or have more sites"
+            )
+        self._masking = make_masking(self.engine, self.journal) if self.limits.secure else None
 
     def exchange(
         self,
@@ -91,7 +100,10 @@ class Federation:
         **kwargs: Any,
     ) -> Exchange:
         """A conversation with some sites."""
-        return Exchange(
+        kind: Callable[..., Exchange] = Exchange
+        if self._masking is not None:
+            kind = partial(Masked, masking=self._masking)
+        return kind(
             engine=self.engine,
             ledger=self.ledger,
             limits=self.limits,

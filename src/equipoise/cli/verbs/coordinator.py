@@ -40,8 +40,9 @@ def keys_new(
     """
     need()
     from equipoise.deploy.keys import new_keys
+    from equipoise.deploy.roster import write_roster
 
-    made = [str(path) for path in new_keys(folder, host or [], site or [])]
+    made = [str(path) for path in (*new_keys(folder, host or [], site or []), *write_roster(folder))]
     if json:
         print_json({"made": made})
     else:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from flwr.app import Message, RecordDict
 
-from equipoise.engine.flower.wire import INVITATION, array, message_type, unwrap, wrap
+from equipoise.engine.flower.wire import INVITATION, MASKS, array, message_type, unwrap, wrap
 from equipoise.errors import SiteError
 from equipoise.exchange.codec import CodecError, shown
 from equipoise.exchange.question import Question
@@ -28,6 +28,8 @@ Tell = Callable[..., None]
 ECHOED = ("run", "ticket", "site", "round", "question")
 BLOCK = 1000
 """tickets that one writing of their file stands for"""
+SOON = 120.0
+"""seconds a site has for a letter of secure aggregation, at most"""
 LOOK = 1.0
 """seconds between two looks at who is online"""
 
@@ -80,6 +82,8 @@ class Tickets:
 class Owed:
     """An answer that is waited for."""
 
+    deadline: float
+    """seconds an answer has"""
     tries: int = 0
     due: float = 0.0
     """when to give up on the newest message"""
@@ -158,8 +162,9 @@ class FlowerEngine:
                 "ticket": ticket,
                 "journal": self._head(),
             }
-            extra = {"extra": array(question.each[site])} if site in question.each else {}
-            return call, wrap(call, {"payload": payload, **extra})
+            more = {"extra": question.each.get(site), "letter": question.letters.get(site)}
+            arrays = {name: array(data) for name, data in more.items() if data is not None}
+            return call, wrap(call, {"payload": payload, **arrays})
 
         for site, _, data in self._converse(
             sites, message_type(question), letter, question.round, self.deadline
@@ -175,6 +180,26 @@ class FlowerEngine:
                     reason="sent no answer",
                 )
 
+    def relay(self, step: str, letters: Mapping[str, bytes], round: int) -> Iterator[tuple[str, bytes]]:
+        """Letters of secure aggregation. A site answers them in no time, or is left out soon."""
+
+        def letter(site: str, ticket: int) -> tuple[dict[str, Any], RecordDict]:
+            call = {
+                "run": self.run,
+                "ticket": ticket,
+                "site": site,
+                "round": round,
+                "question": "",
+                "step": step,
+                "journal": self._head(),
+            }
+            return call, wrap(call, {"letter": array(letters[site])})
+
+        soon = min(self.deadline, SOON)
+        for site, _, data in self._converse(list(letters), MASKS, letter, round, soon, soon):
+            if "answer" in data:
+                yield site, data["answer"]
+
     def close(self) -> None:
         pass
 
@@ -187,10 +212,12 @@ class FlowerEngine:
         letter: Callable[[str, int], tuple[dict[str, Any], RecordDict]],
         round: int,
         patience: float,
+        deadline: float | None = None,
     ) -> Iterator[tuple[str, dict[str, Any], dict[str, bytes]]]:
         """Good answers as they come. A site has `patience` seconds to come online, and from then on until the
         deadline."""
-        owed = {site: Owed(due=time.monotonic() + patience) for site in sites}
+        limit = self.deadline if deadline is None else deadline
+        owed = {site: Owed(due=time.monotonic() + patience, deadline=limit) for site in sites}
         looked, began = float("-inf"), time.monotonic()
         while owed:
             if time.monotonic() - looked >= LOOK:
@@ -211,9 +238,7 @@ class FlowerEngine:
                 debt = owed.pop(site)
                 if debt.sent or debt.tries <= self.retries:  # otherwise its last failure was told already
                     what = (
-                        f"no answer within {self.deadline:g} s"
-                        if debt.tries
-                        else f"not online within {patience:g} s"
+                        f"no answer within {limit:g} s" if debt.tries else f"not online within {patience:g} s"
                     )
                     self.tell("silent", site=site, round=round, tries=debt.tries, reason=what)
             if (
@@ -247,7 +272,9 @@ class FlowerEngine:
             call, content = letter(site, self._tickets.next())
             calls.append(call)
             messages.append(
-                Message(content, online[site].node_id, kind, group_id=str(round), ttl=self.deadline + 60)
+                Message(
+                    content, online[site].node_id, kind, group_id=str(round), ttl=owed[site].deadline + 60
+                )
             )
         numbers = [*self.grid.push_messages(messages), *([None] * len(sites))]
         for site, call, number in zip(sites, calls, numbers, strict=False):
@@ -258,7 +285,7 @@ class FlowerEngine:
                 )
             debt = owed[site]
             debt.sent[number] = call
-            debt.tries, debt.due = debt.tries + 1, time.monotonic() + self.deadline
+            debt.tries, debt.due = debt.tries + 1, time.monotonic() + debt.deadline
             debt.since = online[site].last_activated_at
             if debt.tries > 1:
                 self.tell("asked again", site=site, round=round, question=call["question"], tries=debt.tries)

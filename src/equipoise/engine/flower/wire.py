@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from pydantic import Field
@@ -19,9 +19,12 @@ from equipoise.exchange.codec import CodecError, read_json
 from equipoise.exchange.question import Call, Question
 from equipoise.exchange.reduction import MOST_SITES
 from equipoise.keeping import FIRST
+from equipoise.options import Options
 
 TABLE, BYTES, FORMAT = "table", "bytes", "safetensors"
 INVITATION = "query"
+MASKS = "query.masks"
+"""the type of the letters of secure aggregation that come without a question"""
 MOST = 2**22
 """bytes of the longest table: a config, or what a site tells of itself"""
 RUN = re.compile(r"[0-9a-f]{16}")
@@ -38,6 +41,18 @@ class Request(Call):
     """the sites this question goes to, as the coordinator says"""
     journal: str = Field(default=FIRST, pattern=r"^[0-9a-f]{64}$")
     """the head of the coordinator's journal"""
+
+
+class StepRequest(Options):
+    """A letter of secure aggregation as a site may receive it."""
+
+    run: str = Field(pattern=f"^{RUN.pattern}$")
+    ticket: int = Field(gt=0, strict=True)
+    site: SiteName
+    round: int = Field(ge=0, strict=True)
+    question: Literal[""]
+    step: str = Field(pattern=r"^[a-z]{1,16}$")
+    journal: str = Field(default=FIRST, pattern=r"^[0-9a-f]{64}$")
 
 
 def message_type(question: Question) -> str:

@@ -1,0 +1,196 @@
+"""Masked answers over Flower's messages: the same model as without, and nothing but sums to read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Message
+from tests.flower.conftest import Town
+
+from equipoise.config import Config
+from equipoise.deploy.keys import new_keys
+from equipoise.deploy.roster import fingerprint, read_roster, write_roster
+from equipoise.engine.flower.wire import unwrap
+from equipoise.errors import ConfigError, SiteError
+from equipoise.exchange import decode_upload
+from equipoise.exchange.secure.masks import MASKED
+from equipoise.running import run
+from equipoise.server.journal import read as read_journal
+
+MakeConfig = Callable[..., Config]
+MakeTown = Callable[..., Town]
+
+
+def with_keys(town: Town) -> Town:
+    """A town whose sites have keys and a roster, handed out as `equipoise keys new` does."""
+    folder = town.run.parent / "federation"
+    new_keys(folder, [], sorted(town.sites))
+    write_roster(folder)
+    for name, home in town.sites.items():
+        shutil.copytree(folder / "hand-out" / name, home / "keys")
+    return town
+
+
+def masked(tiny: MakeConfig, method: str = "fedavg", sites: int = 3, **sections: dict[str, Any]) -> Config:
+    exchange = {"secure": True} | sections.pop("exchange", {})
+    return tiny(
+        method,
+        partition={"kind": "iid", "sites": sites},
+        exchange=exchange,
+        evaluate={"exact": False},
+        **sections,
+    )
+
+
+def plain_hash(tiny: MakeConfig, method: str = "fedavg", sites: int = 3) -> str:
+    return run(tiny(method, partition={"kind": "iid", "sites": sites}, evaluate={"exact": False})).state_hash
+
+
+def journal(town: Town, *events: str) -> list[dict[str, Any]]:
+    return [line for line in read_journal(town.run / "journal.jsonl")[0] if line["event"] in events]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fediic", "climb"])
+def test_a_masked_run_ends_as_a_plain_one(method: str, tiny: MakeConfig, town: MakeTown) -> None:
+    made = with_keys(town(masked(tiny, method)))
+    assert made.go().state_hash == plain_hash(tiny, method)
+    assert not journal(made, "refused", "failed", "rejected", "missing")
+
+
+def test_only_masked_words_cross_the_wire(tiny: MakeConfig, town: MakeTown) -> None:
+    seen = list[bytes]()
+
+    def watch(asked: Message, reply: Message) -> Message:
+        if asked.metadata.message_type == "train.train":
+            seen.append(unwrap(reply.content)[1]["answer"])
+        return reply
+
+    made = with_keys(town(masked(tiny)))
+    made.wire.change = watch
+    made.go()
+    assert len(seen) == 6
+    for data in seen:
+        upload = decode_upload(data)[1]
+        assert set(upload) == {MASKED}
+        value = upload[MASKED].value
+        assert isinstance(value, torch.Tensor)
+        words = value.view(torch.int64).double() / 2.0**63
+        assert abs(float(words.mean())) < 0.05 and abs(float(words.std()) - 3**-0.5) < 0.02
+
+
+def test_a_question_costs_one_message_more(tiny: MakeConfig, town: MakeTown) -> None:
+    made = with_keys(town(masked(tiny)))
+    made.go()
+    kinds = [kind for kind, _ in made.wire.down]
+    questions = sum(kind in ("train.train", "query.evaluate") for kind in kinds)
+    letters = kinds.count("query.masks")
+    assert questions == 2 * 2 * 3
+    assert letters == questions + 2 * 3  # and twice at the start: keys, shares
+
+
+@pytest.mark.parametrize("moment", ["before", "between", "within"])
+def test_a_site_may_drop_out_at_any_moment(moment: str, tiny: MakeConfig, town: MakeTown) -> None:
+    """Of four sites one is lost in the second round: before its masked answer, between that and unmasking,
+    or its part in unmasking alone."""
+    made = with_keys(town(masked(tiny, sites=4), deadline=0.3, retries=0))
+    lost = sorted(made.sites)[1]
+
+    def lose(asked: Message, reply: Message) -> Message | None:
+        table = unwrap(asked.content)[0]
+        kind, step = asked.metadata.message_type, table.get("step")
+        if table["round"] != 1 or table["site"] != lost:
+            return reply
+        if moment == "before" and kind == "train.train":
+            return None
+        if moment == "between" and (step == "unmask" or kind == "query.evaluate"):
+            return None
+        if moment == "within" and step == "unmask":
+            return None
+        return reply
+
+    made.wire.change = lose
+    result = made.go()
+    answered = result.history[-1]["sites"]
+    assert len(answered) == (3 if moment == "before" else 4)
+    if moment != "before":
+        assert result.state_hash == plain_hash(tiny, sites=4)
+
+
+def test_too_many_lost_and_nothing_is_known(tiny: MakeConfig, town: MakeTown) -> None:
+    made = with_keys(town(masked(tiny, sites=4), deadline=0.3, retries=0))
+    lost = sorted(made.sites)[:2]
+
+    def lose(asked: Message, reply: Message) -> Message | None:
+        table = unwrap(asked.content)[0]
+        return None if table["site"] in lost and table.get("step") == "unmask" else reply
+
+    made.wire.change = lose
+    with pytest.raises(SiteError, match="only 2 of 4 sites helped to unmask"):
+        made.go()
+
+
+def test_a_run_that_is_resumed_unmasks_the_same_sums(tiny: MakeConfig, town: MakeTown) -> None:
+    """The coordinator dies after round 1 was unmasked and before it was kept; the sites still answer."""
+    made = with_keys(town(masked(tiny)))
+
+    class Killed(Exception):
+        pass
+
+    def kill(asked: Message, reply: Message) -> Message:
+        table = unwrap(asked.content)[0]
+        if table["round"] == 1 and asked.metadata.message_type == "query.evaluate":
+            raise Killed
+        return reply
+
+    made.wire.change = kill
+    with pytest.raises(Killed):
+        made.go()
+    made.wire.change = lambda asked, reply: reply
+    made.wire.pending.clear()
+    assert made.go().state_hash == plain_hash(tiny)
+
+
+def test_a_site_that_requires_masks_refuses_a_plain_run(tiny: MakeConfig, town: MakeTown) -> None:
+    policy = {f"site-0{i}": {"secure": "required"} for i in range(3)}
+    made = town(tiny(), policy)
+    assert set(made.sites) == set(policy)
+    with pytest.raises(SiteError, match="0 of 3 sites joined"):
+        made.go()
+    assert all("policy rule 'secure'" in line["reason"] for line in journal(made, "refused"))
+
+
+def test_a_site_without_a_roster_takes_part_in_no_masked_run(tiny: MakeConfig, town: MakeTown) -> None:
+    made = with_keys(town(masked(tiny, sites=4), deadline=0.3, retries=0))
+    poor = sorted(made.sites)[0]
+    (made.sites[poor] / "keys" / "roster.json").unlink()
+    result = made.go()
+    assert poor not in result.history[0]["sites"]
+
+
+def test_a_false_roster_is_found_out(tiny: MakeConfig, town: MakeTown) -> None:
+    made = with_keys(town(masked(tiny)))
+    home = next(iter(made.sites.values())) / "keys"
+    sites = read_roster(home / "roster.json", home / "ca.crt")
+    assert len(fingerprint(sites).split()) == 8
+    table = json.loads((home / "roster.json").read_text())
+    first, second, *_ = table["sites"]
+    table["sites"][first] = table["sites"][second]
+    (home / "roster.json").write_text(json.dumps(table))
+    with pytest.raises(ConfigError, match="not signed by the authority"):
+        read_roster(home / "roster.json", home / "ca.crt")
+
+
+def test_a_roster_grows_with_the_federation(tmp_path: Path) -> None:
+    new_keys(tmp_path, [], ["north", "south", "west"])
+    assert {path.parent.name for path in write_roster(tmp_path)} == {"keys", "north", "south", "west"}
+    assert write_roster(tmp_path) == []
+    new_keys(tmp_path, [], ["east"])
+    write_roster(tmp_path)
+    found = read_roster(tmp_path / "hand-out" / "north" / "roster.json", tmp_path / "keys" / "ca.crt")
+    assert sorted(found) == ["east", "north", "south", "west"]
