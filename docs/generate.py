@@ -644,7 +644,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "cli.md": {"verbs": verbs},
     "exit-codes.md": {"exit-codes": exit_codes},
     "own-method.md": {"hooks": hooks},
-    "privacy.md": {"private": private},
+    "privacy.md": {"private": private, "masked": masked},
     "python.md": {
         "api": api,
         "comparison": lambda: members(verbs_of_python.Comparison),
@@ -660,7 +660,6 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
         "nets": nets,
         "kinds": kind_names,
     },
-    "privacy.md": {"masked": masked},
     "run-folder.md": {"files": run_files},
     "results/README.md": {"results": results},
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,13 @@ from torch.nn import functional as F
 from equipoise.config import Config, resolve
 from equipoise.engine import Engine, Question
 from equipoise.engine.host import Host
-from equipoise.exchange import decode_upload, pack
+from equipoise.errors import SiteError
+from equipoise.exchange import Line, Reduction, decode_upload, pack
+from equipoise.exchange.secure.layout import Layout
+from equipoise.exchange.secure.masks import MASKED, words_of
 from equipoise.leaves import Mean, Upload
 from equipoise.nets import load
-from equipoise.running import run
+from equipoise.running import prepare, run
 from equipoise.setup import make_host, material
 
 Protection = Mapping[str, Mapping[str, Any]]
@@ -79,9 +83,23 @@ def watched(config: Config, craft: Callable[[Model], Model]) -> dict[str, Upload
     made for the purpose."""
     host, seen = host_of(config), dict[str, bytes]()
     model = craft({name: host.initial[name] for name in host.shared})
-    with tempfile.TemporaryDirectory() as folder:
+    # The run may end by it: a masked sum over another model than was announced cannot be unmasked.
+    with tempfile.TemporaryDirectory() as folder, suppress(SiteError):
         run(config, Path(folder) / "run", wrap=lambda engine: Curious(engine, model, seen))
-    return {site: decode_upload(data)[1] for site, data in seen.items()}
+    dataset = material(config)
+    line = prepare(config, dataset.facts, dataset).ledger.line("train", 0)
+    assert line is not None
+    return {site: unmasked(decode_upload(data)[1], line) for site, data in seen.items()}
+
+
+def unmasked(upload: Upload, line: Line) -> Upload:
+    """An answer as it is; of a masked one, what its words say if they are taken for plain."""
+    if MASKED not in upload:
+        return upload
+    reduction = Reduction(0)
+    Layout.of(line.up, line.fine).take(words_of(upload)[0], reduction)
+    found = reduction.result(())
+    return {"delta": Mean(found["delta"], float(found.weight["delta"]))}
 
 
 def images_of(host: Host, site: str, split: str = "train") -> tuple[Tensor, Tensor]:

@@ -22,6 +22,6 @@ def test_a_robust_sum_holds(rule: str, attack: str, shared_data: Path) -> None:
     assert accuracy(shared_data, rule, attack) > clean - NEAR
 
 
-@pytest.mark.parametrize("attack", [name for name in STRONG if "honest" not in name])
+@pytest.mark.parametrize("attack", ["sign flip, ×10", "one class mislabelled, ×10"])
 def test_the_mean_does_not(attack: str, shared_data: Path) -> None:
     assert accuracy(shared_data, "mean", attack) < accuracy(shared_data, "mean", "nobody") - COLLAPSED

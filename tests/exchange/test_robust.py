@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from equipoise.errors import SiteError
 from equipoise.exchange import Answers, ExchangeOptions, Reduction
@@ -231,3 +232,10 @@ def test_too_few_answers_are_an_error() -> None:
 def test_the_options_say_which_rule() -> None:
     assert ExchangeOptions().compare is None
     assert ExchangeOptions(reduce="krum", hostile=0.1, picks=4).compare == Robust("krum", 0.1, 4)
+
+
+@pytest.mark.parametrize("rule", ROBUST)
+def test_what_is_masked_cannot_be_compared(rule: Any) -> None:
+    with pytest.raises(ValidationError, match="compares the sites' updates, and secure hides them"):
+        ExchangeOptions(reduce=rule, secure=True)
+    assert ExchangeOptions(secure=True).compare is None

@@ -6,8 +6,8 @@ that the coordinator can read for this site alone leaves only if it is named. `s
 told class by class leaves while a class has fewer images than this (and any at all). `min_sites`: a sum over
 fewer sites says too much of one. `secure`: whether answers must be masked. `reduce`: a sum that compares
 sites shows the coordinator each of them. `privacy`: what training may spend here in all. `batch_size`,
-`optimizers`, `questions_per_round`,
-`questions_per_run`: what a run may do to find out more than its sums are meant to say.
+`optimizers`, `questions_per_round`, `questions_per_run`: what a run may do to find out more than its sums are
+meant to say.
 """
 
 from __future__ import annotations

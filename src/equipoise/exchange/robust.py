@@ -105,7 +105,7 @@ def krum(values: Values, weights: Sequence[Tensor], bad: int, picks: int | None)
     What a network trains and what it measures (BatchNorm's statistics, which are much larger) are two
     vectors, each picked by itself. With a weight per class, every class is a vector of its own.
     """
-    made = {}
+    made: dict[str, Tensor] = {}
     for part in dict.fromkeys(map(part_of, values[0])):
         paths = [path for path in values[0] if part_of(path) == part]
         if weights[0].dim() == 0:

@@ -61,8 +61,7 @@ class Noise(Attack):
 
     def changed(self, x: Tensor, draw: torch.Generator) -> Tensor:
         noise = torch.randn(x.shape, generator=draw)
-        result: Tensor = noise * (self.factor * x.norm() / noise.norm().clamp_min(1e-12))
-        return result
+        return noise * (self.factor * float(x.norm()) / max(float(noise.norm()), 1e-12))
 
 
 class LabelFlip(Attack):
