@@ -20,8 +20,7 @@ def need_cryptography() -> None:
     """Refuse, with the fix, where the package is not installed."""
     if importlib.util.find_spec("cryptography") is None:
         raise ConfigError(
-            "exchange.secure needs the package cryptography, which is not installed: "
-            'pip install "equipoise[secure]"'
+            "exchange.secure needs the package cryptography, which is not installed: pip install cryptography"
         )
 
 

@@ -43,9 +43,7 @@ Task = Callable[..., bytes]
 def need_ray() -> None:
     """Refuse, with the fix, where Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
-        raise ConfigError(
-            'engine.kind is "ray", which is not installed: pip install "equipoise[ray]" on every node'
-        )
+        raise ConfigError('engine.kind is "ray", which is not installed: pip install ray on every node')
 
 
 @contextmanager

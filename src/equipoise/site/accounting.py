@@ -40,7 +40,7 @@ def accounting() -> Any:
         import dp_accounting.pld
     except ImportError as error:
         raise ConfigError(
-            "[privacy] counts ε with dp-accounting, which is not installed: run pip install 'equipoise[dp]'"
+            "[privacy] counts ε with dp-accounting, which is not installed: run pip install dp-accounting"
         ) from error
     return dp_accounting
 

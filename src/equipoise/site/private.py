@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from equipoise.errors import MethodError
 from equipoise.site.batches import Batch
+from equipoise.site.kept import Kept
 from equipoise.site.noise import Draws
 from equipoise.site.privacy import Mechanism, steps_of
 
@@ -143,7 +144,8 @@ def check_per_image(loc: Loc, net: nn.Module, loss: LossFunction, views: Sequenc
 
 def generated(loc: Loc, views: Sequence[str] | None) -> Batch:
     """A batch of noise, labelled with classes that the site has."""
-    rows, (chosen, draws) = loc.data.splits["train"], loc.seen(0, views)
+    rows, (looks, draws) = loc.data.splits["train"], loc.seen(0, views)
+    chosen = [look for look in looks if not isinstance(look, Kept)]  # nothing is kept in private training
     shape = (TRIED, *rows.images.shape[1:])
     pixels = torch.randint(0, 256, shape, generator=loc.generator("generated"), dtype=torch.uint8)
     pixels = pixels.to(loc.device).permute(0, 3, 1, 2)

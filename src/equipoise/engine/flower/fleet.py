@@ -239,7 +239,7 @@ class FlowerEngine:
         looked, began = float("-inf"), time.monotonic()
         while owed:
             if time.monotonic() - looked >= LOOK:
-                owed |= {site: Owed(due=time.monotonic() + patience) for site in more()}
+                owed |= {site: Owed(due=time.monotonic() + patience, deadline=limit) for site in more()}
                 online, looked = self.online(), time.monotonic()
                 back = [site for site in owed if site in online and self._wants(owed[site], online[site])]
                 self._send(back, owed, online, kind, letter, round)
