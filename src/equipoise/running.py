@@ -144,6 +144,7 @@ def run(
     elif not isinstance(config, Config):
         config = resolve(config)
     folder = RunFolder(out if out is not None else tempfile.mkdtemp(prefix="equipoise-"))
+    folder.refuse_federation()
     claim(folder, config)
     watch = watch or (lambda event, facts: None)
     steps: dict[str, None] = {}
@@ -167,6 +168,7 @@ def run(
 def resume(folder: str | Path, *, watch: Watch | None = None, trust: bool = False) -> Result:
     """Go on with the run in a folder; `trust` lets it run a method's file or module that you have not run
     before."""
+    RunFolder(folder).refuse_federation()
     return run(read_folder(Path(folder), trust), folder, watch=watch)
 
 
@@ -384,7 +386,7 @@ def claim(folder: RunFolder, config: Config) -> None:
         return
     if digest_in(folder) != config.digest:
         raise StorageError(
-            f"{folder} holds a run with another config: choose another --out, or `equipoise resume {folder}`"
+            f"{folder} holds a run with another config: choose another --out, or go on with {folder.again}"
         )
     changed = [name for name, mark in recorded(folder).items() if config.marks.get(name) != mark]
     if changed:

@@ -158,7 +158,7 @@ def draw(config: Config, facts: Facts, dataset: Material | None = None) -> tuple
         method=config.method,
         train=config.train,
         objective=config.objective,
-        look=config.data.model_dump(include=LOOK),
+        look=config.data.model_dump(include=LOOK) if facts.look is None else facts.look,
         normalisation=statistics(augment, facts.shape[2], measured),
         shots=tuple(shots.tolist()),
         config=config.digest,

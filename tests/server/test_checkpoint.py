@@ -132,7 +132,7 @@ def test_a_damaged_head_is_told(text: bytes, checkpoints: Checkpoints) -> None:
     save(checkpoints, 0)
     (checkpoints.folder / HEAD).write_bytes(text)
     with pytest.raises(
-        StorageError, match=r"HEAD\.json is damaged or was changed.*: delete it, then `equipoise resume`"
+        StorageError, match=r"HEAD\.json is damaged or was changed.*: delete it; the run then continues"
     ):
         checkpoints.newest()
 

@@ -389,6 +389,7 @@ class SiteClient:
             "classes": list(samples.classes),
             "task": samples.task,
             "shape": list(samples.images.shape[1:]),
+            "input": joined.host.blueprint.input.model_dump(mode="json"),
             "partial": joined.dataset.holdings[0].labelled is not None,
             "images": {split: len(dict.__getitem__(joined.splits, split)) for split in joined.counts},
             "counts": {split: self.policy.cells(counts) for split, counts in joined.counts.items()},
@@ -429,6 +430,11 @@ class SiteClient:
             raise Refused("the question is not what its message says it is")
         joined, policy = self._run(call.run), self.policy
         _keep_terms(policy, joined.config)
+        if call.blueprint and (part := joined.host.blueprint.difference(call.blueprint)):
+            raise Refused(
+                f"the coordinator trains by another blueprint than this site: '{part}' is not the same; the "
+                f"site's blueprint is drawn from the run's config and its own site.toml"
+            )
         if call.site not in call.asked:
             raise Refused("the question goes to other sites")
         policy.asked(call.asked)

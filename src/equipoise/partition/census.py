@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +65,8 @@ class Facts:
     census: Census
     partial: bool
     """whether some site labels only some of the classes"""
+    look: Mapping[str, Any] | None = None
+    """how images are prepared, where the sites say it and not the config"""
 
     def table(self) -> dict[str, Any]:
         """All of it as plain values, for pages and consoles; what is not told counts as none.

@@ -109,6 +109,8 @@ class FlowerEngine:
         self.deadline, self.retries, self.poll = deadline, retries, poll
         self._sites = {key: site for site, key in keys.items()}
         self._tickets, self._head = tickets or Tickets(), head
+        self.marks: Mapping[str, str] = {}
+        """the digest of the run's blueprint, by parts; known when the sites have said what they hold"""
 
     def online(self) -> dict[str, Node]:
         """The sites Flower can reach now."""
@@ -157,6 +159,7 @@ class FlowerEngine:
                 "run": self.run,
                 "ticket": ticket,
                 "journal": self._head(),
+                "blueprint": dict(self.marks),
             }
             extra = {"extra": array(question.each[site])} if site in question.each else {}
             return call, wrap(call, {"payload": payload, **extra})
