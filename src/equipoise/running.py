@@ -132,12 +132,13 @@ def run(
     *,
     watch: Watch | None = None,
     wrap: Callable[[Engine], Engine] | None = None,
+    change: Callable[[Material], Material] | None = None,
 ) -> Result:
     """Train as the config says, into the folder `out` (a temporary one if none), from where it was left if it
     was begun.
 
     `config` is a path to a TOML file, a table, or a resolved config. `wrap` puts something around the engine
-    (tests use it to lose or spoil answers).
+    (tests use it to lose or spoil answers), `change` is made to the data first.
     """
     if isinstance(config, str | Path):
         config = read(Path(config))
@@ -155,6 +156,7 @@ def run(
 
     with one_thread():
         dataset = material(config, read_data)
+        dataset = change(dataset) if change else dataset
         plan = prepare(config, dataset.facts, dataset)
         with (
             closing(Journal(folder / JOURNAL)) as journal,

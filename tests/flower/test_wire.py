@@ -228,6 +228,8 @@ CARD: dict[str, Any] = {
     "partial": False,
     "images": dict.fromkeys(SPLITS, 3),
     "counts": {split: [1, None, 1] for split in SPLITS},
+    "small_cell": 5,
+    "withheld": {},
 }
 
 

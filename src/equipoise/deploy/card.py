@@ -99,10 +99,13 @@ class Card(Options):
 
 
 def rows(
-    classes: tuple[str, ...], shape: tuple[int, ...], told: Collection[str] = (COUNTS,)
+    classes: tuple[str, ...],
+    shape: tuple[int, ...],
+    told: Collection[str] = (COUNTS,),
+    partly: bool = False,
 ) -> list[dict[str, Any]]:
-    """The ledger's rows for joining, in the form of `Ledger.rows`; `told` as in a policy's `each`. Bytes are
-    those of the longest card."""
+    """The ledger's rows for joining, in the form of `Ledger.rows`; `told` as in a policy's `each`, `partly`
+    whether labels are missing. Bytes are those of the longest card."""
     count, wide = (MOST, f"{len(SPLITS)}×{len(classes)}") if COUNTS in told else (None, "not told")
     numbers = list(range(len(classes))) if COUNTS in told else []
     longest: dict[str, tuple[str, Any]] = {
@@ -116,6 +119,8 @@ def rows(
         "small_cell": ("1", MOST),
         "withheld": (wide, dict.fromkeys(SPLITS, numbers)),
     }
+    if partly:
+        longest["known"] = longest["counts"]
     fixed = {
         "question": JOIN,
         "from_round": 0,

@@ -134,7 +134,7 @@ def _coordinate(grid: Grid, folder: RunFolder, journal: Journal, watch: Watch) -
         facts = facts_of(cards)
         fits(config, facts.task)
         config.train.try_views(facts.shape[2], facts.shape[0])
-        joining = rows(facts.classes, facts.shape)
+        joining = rows(facts.classes, facts.shape, partly=any(card.known for card in cards.values()))
         begun = prepare(config, facts)
         startable(begun)
         fleet.marks = begun.blueprint.marks
@@ -201,8 +201,26 @@ def roster(config: Config, folder: RunFolder, fleet: FlowerEngine, sites: tuple[
             f"other"
         )
     if not begun:
+        for site, card in cards.items():
+            if sentence := withholding(site, card):
+                fleet.tell("withheld", site=site, rule="small_cell", reason=sentence)
         folder.write(ROSTER, {"sites": {site: given[site] for site in cards}})
     return cards
+
+
+def withholding(site: str, card: Card) -> str:
+    """What a site does not tell as it has too few images, in words; nothing where it tells all."""
+    parts = [
+        f"of its {split} images {', '.join(shown(card.classes[number]) for number in numbers)}"
+        for split, numbers in card.withheld.items()
+        if numbers
+    ]
+    if not parts:
+        return ""
+    return (
+        f"policy rule 'small_cell': site '{site}' tells nothing of classes with fewer than {card.small_cell} "
+        f"images ({'; '.join(parts)}); it trains on them, and tests of them lack its images"
+    )
 
 
 def facts_of(cards: Mapping[str, Card]) -> Facts:
@@ -210,7 +228,15 @@ def facts_of(cards: Mapping[str, Card]) -> Facts:
     first = next(iter(cards.values()))
     told = {site: card.model_dump(mode="json") for site, card in cards.items()}
     sites = {
-        site: {split: Held(images=card.images[split], counts=card.counts[split]) for split in SPLITS}
+        site: {
+            split: Held(
+                images=card.images[split],
+                counts=card.counts[split],
+                known=None if card.known is None else card.known[split],
+                withheld=card.withheld.get(split, ()),
+            )
+            for split in SPLITS
+        }
         for site, card in cards.items()
     }
     return Facts(
@@ -218,7 +244,7 @@ def facts_of(cards: Mapping[str, Card]) -> Facts:
         classes=first.classes,
         shape=first.shape,
         fingerprint=hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest(),
-        census=Census(sites=sites),
+        census=Census(sites=sites, small_cell={site: card.small_cell for site, card in cards.items()}),
         partial=any(card.partial for card in cards.values()),
         look=first.input.model_dump(include=LOOK),
     )

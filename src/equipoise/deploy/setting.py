@@ -152,7 +152,7 @@ def check_site(folder: Path, file: Path | None = None) -> Checked:
         )
         config, file = own_config(options, folder, {}, allow), None
     with one_thread(), tempfile.TemporaryDirectory() as place:
-        joined = take_part(options, config, Path(place))
+        joined = take_part(options, config, Path(place), policy.small_cell)
         ledger = None if file is None else joined.ledger()
     samples = joined.dataset.samples
     train = ", ".join(
@@ -172,5 +172,8 @@ def check_site(folder: Path, file: Path | None = None) -> Checked:
         refused = [_with_print(sentence, prints) for sentence in refused]
         for line in ledger.lines:
             refused += policy.objections(line.question, line.up, **joined.facts, read=("train",))
-    joining = rows(samples.classes, samples.images.shape[1:], policy.each)
+    if text := joined.withholding(policy):
+        facts["withheld"] = text
+    shape, partly = samples.images.shape[1:], joined.known is not None
+    joining = rows(samples.classes, shape, policy.each, partly)
     return Checked(facts, joining, ledger, list(dict.fromkeys(refused)))

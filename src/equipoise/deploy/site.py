@@ -37,6 +37,7 @@ from equipoise.config import Config, resolve
 from equipoise.data import Progress
 from equipoise.data.samples import Samples
 from equipoise.deploy import settings
+from equipoise.deploy.card import COUNTS
 from equipoise.deploy.policy import Policy, Refused, read_policy
 from equipoise.engine import Host, probe
 from equipoise.engine.flower.wire import INVITATION, RUN, Request, SiteName
@@ -50,7 +51,8 @@ from equipoise.methods.base import OWN, POOLED
 from equipoise.names import unknown
 from equipoise.opening import read_text
 from equipoise.options import Options
-from equipoise.partition import Holding, PartitionOptions, divide
+from equipoise.partition import Holding, PartitionOptions, divide, small_cells, without_small_cells
+from equipoise.partition.cells import counts_of
 from equipoise.server import Journal
 from equipoise.server.journal import read as read_journal
 from equipoise.setup import Material, cache_folder, fits, keep_memory, make_host, place_of
@@ -156,7 +158,7 @@ def own_config(options: SiteOptions, folder: Path, table: Mapping[str, Any], all
 
 
 def own_material(options: SiteOptions, config: Config, progress: Progress | None = None) -> Material:
-    """The site's data and nothing else."""
+    """The site's data and nothing else, small cells and all."""
     samples = config.data.load(cache=cache_folder(), base=config.base, progress=progress)
     fits(config, samples.task)
     if config.train.augment.normalise == "data":
@@ -181,7 +183,7 @@ def own_material(options: SiteOptions, config: Config, progress: Progress | None
 
 
 class Watched(dict[str, Any]):
-    """The splits of a site, remembering which were looked at."""
+    """The splits of a site, remembering which a method looked at."""
 
     def __init__(self, splits: Mapping[str, Any]) -> None:
         super().__init__(splits)
@@ -201,23 +203,97 @@ class Joined:
     dataset: Material
     host: Host
     splits: Watched
+    held: Holding
+    """all rows of the site, with those that no test counts"""
+    small_cell: int
+    """the policy's rule when we joined: what is tested stays the same in all rounds"""
     journal: Journal | None = None
     """the site's; a ticket is kept together with its head"""
 
     @cached_property
     def counts(self) -> dict[str, Tensor]:
-        """Images per class of each split (positives, for multi-label)."""
+        """Images per class of each split (positives, for multi-label), without those that no test counts."""
         wide = len(self.dataset.samples.classes)
-        labels = {split: dict.__getitem__(self.splits, split).labels for split in self.splits}
+        rows = {split: dict.__getitem__(self.splits, split) for split in self.splits}
         if self.dataset.samples.task == "single":
-            return {split: torch.bincount(y, minlength=wide) for split, y in labels.items()}
-        return {split: y.sum(0).to(torch.int64) for split, y in labels.items()}
+            return {split: torch.bincount(one.labels, minlength=wide) for split, one in rows.items()}
+        return {
+            split: one.labels.sum(0).to(torch.int64) * (1 if one.told is None else one.told)
+            for split, one in rows.items()
+        }
+
+    @cached_property
+    def small(self) -> dict[str, Tensor]:
+        """By split: bool [C], the classes of which there are too few images to tell anything."""
+        samples = self.dataset.samples
+        return {
+            split: small_cells(counts_of(samples, getattr(self.held, split)), self.small_cell)
+            for split in self.splits
+        }
+
+    @cached_property
+    def known(self) -> dict[str, Tensor] | None:
+        """Images of each split that are labelled for each class and may be told; None where all of them
+        are."""
+        rows = {split: dict.__getitem__(self.splits, split) for split in self.splits}
+        if all(one.told is None for one in rows.values()):
+            return None
+        every = torch.ones(len(self.dataset.samples.classes), dtype=torch.int64)
+        return {
+            split: len(one) * every * (1 if one.told is None else one.told) for split, one in rows.items()
+        }
+
+    def withholding(self, policy: Policy) -> str:
+        """What is not told of our data as there are too few images of a class, in words."""
+        classes = self.dataset.samples.classes
+        names = {
+            split: [classes[i] for i in mask.nonzero().flatten().tolist()]
+            for split, mask in self.small.items()
+        }
+        parts = [f"of {split} images {', '.join(small)}" for split, small in names.items() if small]
+        if not parts:
+            return ""
+        gone = policy.untold(self.counts["train"], self.dataset.samples.task) & ~self.small["train"]
+        other = [classes[i] for i in gone.nonzero().flatten().tolist()]
+        more = f"; with them {other[0]} of train, so that sums do not tell them" if other else ""
+        return f"fewer than {self.small_cell} {'; '.join(parts)}: not told, and not tested{more}"
+
+    def card(self, policy: Policy) -> dict[str, Any]:
+        """What the site tells of its data when it joins."""
+        samples, told = self.dataset.samples, COUNTS in policy.each
+        gone = self.small | {"train": policy.untold(self.counts["train"], samples.task)}
+        rows = {split: dict.__getitem__(self.splits, split) for split in self.counts}
+        known = self.known or {}
+        labelled = {split: policy.cells(images) for split, images in known.items()}
+        return {
+            "classes": list(samples.classes),
+            "task": samples.task,
+            "shape": list(samples.images.shape[1:]),
+            "input": self.host.blueprint.input.model_dump(mode="json"),
+            "partial": self.dataset.holdings[0].labelled is not None,
+            "images": {split: len(one) for split, one in rows.items()},
+            "counts": {split: policy.cells(counts, gone[split]) for split, counts in self.counts.items()},
+            **({"known": labelled} if labelled else {}),
+            "small_cell": policy.small_cell,
+            "withheld": {
+                split: mask.nonzero().flatten().tolist()
+                for split, mask in self.small.items()
+                if told and bool(mask.any())
+            },
+        }
 
     @property
     def facts(self) -> dict[str, Any]:
         """What a policy must know of this site."""
         names = (*self.host.shared, *self.host.private)
         return {"classes": self.dataset.samples.classes, "parameters": names, "counts": self.counts}
+
+    def release(self, policy: Policy, question: str, answer: bytes) -> tuple[bytes, list[str]]:
+        """An answer as the policy lets it leave, and its leaves that lack small cells."""
+        read = sorted(self.splits.read)
+        return policy.release(
+            question, answer, **self.facts, read=read or ["train"], task=self.dataset.samples.task
+        )
 
     def ledger(self) -> Ledger:
         """What the run would exchange, tried on made-up sites."""
@@ -258,8 +334,8 @@ class Joined:
         """Refuse a run that we joined with other data."""
         path, now = self.folder / DATA, {"fingerprint": self.dataset.samples.fingerprint}
         if not path.exists():
-            write_json(path, now)
-        if read_json(path, LEAVE) != now:
+            write_json(path, now | {"small_cell": self.small_cell})
+        if read_json(path, LEAVE)["fingerprint"] != now["fingerprint"]:
             raise Refused(
                 "this site's data are not those it joined the run with: it takes part in a new run only"
             )
@@ -274,14 +350,20 @@ class Joined:
         write_json(path, {str(key): n for key, n in rounds.items()})
 
 
-def take_part(options: SiteOptions, config: Config, folder: Path, progress: Progress | None = None) -> Joined:
-    """Data, network and method of a run, ready to answer; `folder` is where the run is kept."""
-    dataset = own_material(options, config, progress)
+def take_part(
+    options: SiteOptions, config: Config, folder: Path, small_cell: int, progress: Progress | None = None
+) -> Joined:
+    """Data, network and method of a run, ready to answer; `folder` is where the run is kept, `small_cell` the
+    rule of the policy."""
+    whole = own_material(options, config, progress)
+    held = whole.holdings[0]
+    dataset = Material(whole.samples, (without_small_cells(whole.samples, held, small_cell),))
     host = make_host(config, dataset, folder / "private")
     host.store = Store(folder / "private", durable=True)
     site = host.sites[options.name]
     site.splits = splits = Watched(site.splits)
-    return Joined(folder, config, dataset, host, splits)
+    host.begin = splits.read.clear
+    return Joined(folder, config, dataset, host, splits, held, small_cell)
 
 
 def _keep_terms(policy: Policy, config: Config) -> None:
@@ -346,7 +428,7 @@ class SiteClient:
                 card = self._join(table)
                 self.journal.write("joined", **facts, method=self._run(str(echo["run"])).config.method_name)
                 return {**echo, "card": card}, None
-            answer = self._answer(kind, table, data)
+            answer, withheld = self._answer(kind, table, data)
         except Refused as error:
             why = {"why": str(error.__cause__)} if error.__cause__ else {}
             self.journal.write("refused", **facts, reason=str(error), **why)
@@ -354,7 +436,8 @@ class SiteClient:
         except Exception as error:
             self.journal.write("failed", **facts, reason=f"{type(error).__name__}: {error}")
             return {**echo, "failed": f"{type(error).__name__}; the site's journal says more"}, None
-        self.journal.write("answered", **facts, bytes=len(answer))
+        less = {"rule": "small_cell", "withheld": withheld} if withheld else {}
+        self.journal.write("answered", **facts, bytes=len(answer), **less)
         return echo, answer
 
     # Joining ------------------------------------------------------------------------------------------------
@@ -384,16 +467,7 @@ class SiteClient:
             write_json(path, config)
         joined = self._run(run)
         joined.accept(self._ticket(table))
-        samples = joined.dataset.samples
-        return {
-            "classes": list(samples.classes),
-            "task": samples.task,
-            "shape": list(samples.images.shape[1:]),
-            "input": joined.host.blueprint.input.model_dump(mode="json"),
-            "partial": joined.dataset.holdings[0].labelled is not None,
-            "images": {split: len(dict.__getitem__(joined.splits, split)) for split in joined.counts},
-            "counts": {split: self.policy.cells(counts) for split, counts in joined.counts.items()},
-        }
+        return joined.card(self.policy)
 
     @staticmethod
     def _ticket(table: Mapping[str, Any]) -> int:
@@ -410,7 +484,9 @@ class SiteClient:
         if self._joined is None or self._joined.folder != folder:
             table = read_json(folder / "config.json", LEAVE)
             config = own_config(self.options, self.folder, table, self.policy.allow)
-            joined = take_part(self.options, config, folder, self._note_step)
+            kept = read_json(folder / DATA, LEAVE) if (folder / DATA).exists() else {}
+            small_cell = kept.get("small_cell", self.policy.small_cell)
+            joined = take_part(self.options, config, folder, small_cell, self._note_step)
             joined.check_data()
             joined.journal = self.journal
             self._joined = joined
@@ -418,7 +494,10 @@ class SiteClient:
 
     # Answering ----------------------------------------------------------------------------------------------
 
-    def _answer(self, kind: str, table: Mapping[str, Any], data: Mapping[str, bytes]) -> bytes:
+    def _answer(
+        self, kind: str, table: Mapping[str, Any], data: Mapping[str, bytes]
+    ) -> tuple[bytes, list[str]]:
+        """The answer as it leaves, and its leaves that lack small cells."""
         try:
             call = Request.model_validate(dict(table))
         except ValidationError as error:
@@ -444,9 +523,7 @@ class SiteClient:
             raise Refused("the method knows no such question")
         joined.accept(call.ticket)
         joined.count(call.round, policy)
-        joined.splits.read.clear()
         joined.host.least = max(LEAST, policy.small_cell)
         answer = joined.host.answer(call, data["payload"], data.get("extra"))
         joined.keep_results(call.round, answer)
-        policy.release(call.question, answer, **joined.facts, read=sorted(joined.splits.read))
-        return answer
+        return joined.release(policy, call.question, answer)

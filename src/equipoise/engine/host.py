@@ -7,7 +7,7 @@ before it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -48,6 +48,8 @@ class Host:
         self.initial = {name: tensor.detach().cpu().clone() for name, tensor in state(self.net).items()}
         self.least = LEAST
         """images in a bin of what is told for one site alone, at least"""
+        self.begin: Callable[[], None] = lambda: None
+        """called when the method's own code is about to answer a question"""
         self._decoded: tuple[bytes, Tree] | None = None
         self._caches: dict[str, dict[str, Any]] = {}
 
@@ -95,6 +97,7 @@ class Host:
         else:
             loc.mine, loc.tuned = kept.get("mine", {}), kept.get("tuned", {})
             loc.moments = kept.get("optimizer", {})
+        self.begin()
         upload = getattr(self.method, call.question)(self.net, loc)
         wrote = self._keep(call, loc)
         if loc.notes:

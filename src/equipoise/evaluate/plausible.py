@@ -23,8 +23,11 @@ def doubt(stats: Mapping[str, Tensor], held: Held) -> str | None:
     decided = stats["confusion" if single else "binary"]
     members = decided.sum(1) if single else decided[:, 1].sum(1)
     sizes = decided.sum().expand(len(decided)) if single else decided.sum((1, 2))
-    if bool((sizes != held.images).any()):
-        return f"its decisions are about {int(sizes.min()):,} images, and there are {held.images:,}"
+    known = [held.images] * len(decided) if held.known is None else held.known
+    for size, told in zip(sizes.tolist(), known, strict=True):
+        if size != told and (told is not None or size > held.images):
+            there = held.images if told is None else told
+            return f"its decisions are about {size:,} images, and there are {there:,}"
     if any(
         told is not None and told != found for told, found in zip(held.counts, members.tolist(), strict=True)
     ):

@@ -169,7 +169,9 @@ class Method(BaseModel):
             return {SCORES: Each(scores)}
         counted = {
             split: {
-                name: measure(logits, loc.data.splits[split].labels, task=loc.task)
+                name: measure(
+                    logits, loc.data.splits[split].labels, task=loc.task, labelled=loc.data.splits[split].told
+                )
                 for name, logits in scores[split].items()
             }
             for split in SPLITS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,10 @@ class Held(Options):
     images: int
     counts: tuple[int | None, ...]
     """of each class (positives, for multi-label); None where that is not told"""
+    known: tuple[int | None, ...] | None = None
+    """images labelled for each class, where some are not; None: all of them for every class"""
+    withheld: tuple[int, ...] = ()
+    """numbers of the classes with fewer images than the site tells of; those are in no test"""
 
 
 class Census(Options):
@@ -34,6 +38,8 @@ class Census(Options):
     """by site: the classes it labels; a site that is not named labels all"""
     groups: int | None = None
     """patients, or whatever keeps images together; None where that is not known"""
+    small_cell: dict[str, int] = {}
+    """by site: it tells nothing of a class with fewer images than this"""
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -78,6 +84,8 @@ class Facts:
         sites: dict[str, dict[str, Any]] = {
             site: {
                 split: {"images": held.images, "counts": [n or 0 for n in held.counts]}
+                | ({} if held.known is None else {"known": [n or 0 for n in held.known]})
+                | ({"withheld": list(held.withheld)} if held.withheld else {})
                 for split, held in splits.items()
             }
             for site, splits in census.sites.items()
@@ -93,6 +101,7 @@ class Facts:
             "train": train,
             "imbalance": max(train) / min(train) if min(train) else None,
             "groups": census.groups,
+            "small_cell": census.small_cell,
             "sites": sites,
         }
 
@@ -100,23 +109,37 @@ class Facts:
 def together(parts: Iterable[Held]) -> Held:
     """The images of several sites; a class that one of them says nothing of is not told."""
     found = list(parts)
-    columns = zip(*(part.counts for part in found), strict=True)
-    counts = tuple(None if None in column else sum(n for n in column if n is not None) for column in columns)
-    return Held(images=sum(part.images for part in found), counts=counts)
+    images = sum(part.images for part in found)
+    counts = _sums([part.counts for part in found])
+    if all(part.known is None for part in found):
+        return Held(images=images, counts=counts)
+    each = [(part.images,) * len(counts) if part.known is None else part.known for part in found]
+    return Held(images=images, counts=counts, known=_sums(each))
+
+
+def _sums(rows: Sequence[Sequence[int | None]]) -> tuple[int | None, ...]:
+    """The sum of every column; None where one of its cells is."""
+    columns = zip(*rows, strict=True)
+    return tuple(None if None in column else sum(n for n in column if n is not None) for column in columns)
 
 
 def count(samples: Samples, holdings: Iterable[Holding]) -> Census:
     """The census of data that is at hand."""
     width = len(samples.classes)
 
-    def held(rows: np.ndarray) -> Held:
+    def held(rows: np.ndarray, hidden: np.ndarray | None) -> Held:
         labels = samples.labels[rows]
         counts = np.bincount(labels, minlength=width) if samples.task == "single" else labels.sum(0)
-        return Held(images=len(rows), counts=tuple(int(n) for n in counts))
+        counts = counts if hidden is None else np.where(hidden, 0, counts)
+        known = None if hidden is None else tuple(0 if gone else len(rows) for gone in hidden)
+        return Held(images=len(rows), counts=tuple(int(n) for n in counts), known=known)
 
     found = list(holdings)
     return Census(
-        sites={one.name: {split: held(getattr(one, split)) for split in SPLITS} for one in found},
+        sites={
+            one.name: {split: held(getattr(one, split), one.hidden.get(split)) for split in SPLITS}
+            for one in found
+        },
         labelled={one.name: tuple(one.labelled.tolist()) for one in found if one.labelled is not None},
         groups=None if samples.group is None else len(np.unique(samples.group)),
     )

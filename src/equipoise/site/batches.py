@@ -38,10 +38,17 @@ class Rows:
     """The images and labels one site holds for one split."""
 
     def __init__(
-        self, samples: Samples, index: np.ndarray, labelled: np.ndarray | None, device: torch.device
+        self,
+        samples: Samples,
+        index: np.ndarray,
+        labelled: np.ndarray | None,
+        device: torch.device,
+        hidden: np.ndarray | None = None,
     ) -> None:
         self.images, self.index, self.device = samples.images, index, device
         self.labels = torch.from_numpy(np.ascontiguousarray(samples.labels[index]))
+        self.told = None if hidden is None else torch.from_numpy(~hidden)
+        """bool [C]: the classes that a test may count; None = all"""
         self.mask = None if labelled is None else torch.from_numpy(labelled).to(device)
         if self.mask is not None:
             # What a site does not label it must not see, not even by accident.
@@ -92,12 +99,16 @@ class SiteData:
         self.splits = {
             # Evaluation reads complete labels: partial labelling is about what a site can train on.
             split: Rows(
-                samples, getattr(holding, split), holding.labelled if split == "train" else None, device
+                samples,
+                getattr(holding, split),
+                holding.labelled if split == "train" else None,
+                device,
+                holding.hidden.get(split),
             )
             for split in ("train", "validation", "test")
         }
         labels = self.splits["train"].labels
-        self.counts = (
+        self._counts = (
             torch.bincount(labels, minlength=len(samples.classes)).to(torch.float64)
             if samples.task == "single"
             else labels.sum(0, dtype=torch.float64)
@@ -106,3 +117,10 @@ class SiteData:
             name: {split: values[getattr(holding, split)] for split in self.splits}
             for name, values in samples.attributes.items()
         }
+
+    @property
+    def counts(self) -> Tensor:
+        """float64 [C]: training images of each class (positives, for several labels). To ask for them is to
+        look at the training images, and whoever watches `splits` is to know."""
+        self.splits["train"]
+        return self._counts

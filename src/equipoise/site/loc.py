@@ -48,7 +48,7 @@ class Loc:
     ) -> None:
         self.data, self.options, self.objective, self.device = data, options, objective, device
         self.site, self.task, self.classes, self.labelled = data.name, data.task, data.classes, data.labelled
-        self.counts, self.samples = data.counts, len(data.splits["train"])
+        self.samples = len(data.splits["train"])
         self.round, self.rounds, self.question, self.down = round, options.rounds, question, down
         self.mine: Tree = {}
         self.tuned: dict[str, Tensor] = {}
@@ -60,6 +60,11 @@ class Loc:
         self.least = least
         """images in a bin of what is told for this site alone, at least"""
         self._views, self._wanted, self._cache = views, wanted, cache
+
+    @property
+    def counts(self) -> Tensor:
+        """float64 [C]: training images of each class (positives, for several labels)."""
+        return self.data.counts
 
     @property
     def prior(self) -> Tensor:
