@@ -157,15 +157,16 @@ def test_a_rule_that_becomes_stricter_refuses_what_was_agreed_to_be_tested(
     there = town(rare("fedavg"))
 
     def stricter(asked: Any, reply: Any) -> Any:
-        policy = {"small_cell": 5, "min_sites": 1, "batch_size": 1, "methods": approved()}
-        (there.sites["site-01"] / "policy.toml").write_text(tomli_w.dumps(policy))
+        if asked.metadata.message_type == "train.train":
+            policy = {"small_cell": 5, "min_sites": 1, "batch_size": 1, "methods": approved()}
+            (there.sites["site-01"] / "policy.toml").write_text(tomli_w.dumps(policy))
         return reply
 
     there.wire.change = stricter
     found = there.go()
     (line,) = events(there.run, "refused")
     assert (line["site"], line["question"]) == ("site-01", "evaluate")
-    assert "policy rule 'small_cell': 'evaluate.pooled' cannot be told without" in line["reason"]
+    assert "policy rule 'small_cell': 'evaluate.own' cannot be told without" in line["reason"]
     assert set(found.metrics["test"]["sites"]) == {"site-00", "site-02"}
 
 

@@ -92,6 +92,11 @@ class Policy(Options):
         if approved[name] != mark:
             raise Refused(f"policy rule '{rule}': the files of '{name}' are not the ones this site approved")
 
+    def trains_with(self, optimizer: object) -> None:
+        """Refuse a local optimiser that is not listed; asked before one is looked up and tried."""
+        if isinstance(optimizer, str) and optimizer not in self.optimizers:
+            raise Refused(f"policy rule 'optimizers': this site does not train with '{optimizer[:100]}'")
+
     def terms(self, config: Config) -> Iterator[str]:
         """The rules that a run breaks by its config, a sentence each."""
         for name, mark in marks_of(config).items():
@@ -110,8 +115,10 @@ class Policy(Options):
                 f"policy rule 'batch_size': the run trains on {config.train.batch_size} images at a time, "
                 f"this site on no fewer than {self.batch_size}"
             )
-        if config.train.optimizer not in self.optimizers:
-            yield f"policy rule 'optimizers': this site does not train with '{config.train.optimizer}'"
+        try:
+            self.trains_with(config.train.optimizer)
+        except Refused as error:
+            yield str(error)
 
     def asked(self, sites: Collection[str]) -> None:
         """Refuse a question that goes to too few sites."""

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.config import load
-from equipoise.deploy.card import rows
+from equipoise.data.pixels import survey
+from equipoise.data.warn import warnings_of
+from equipoise.deploy.card import SPLITS, rows
 from equipoise.deploy.coordinator import federated
 from equipoise.deploy.keys import NEW_AUTHORITY, check_dates, new_pair, own_key, read_public
 from equipoise.deploy.policy import Refused, approved, marks_of, read_policy
@@ -124,6 +126,8 @@ class Checked:
     """the ledger's rows for joining, before any question"""
     ledger: Ledger | None
     refused: list[str]
+    warnings: list[str]
+    """what may be wrong with the data"""
 
 
 def check_site(folder: Path, file: Path | None = None) -> Checked:
@@ -142,15 +146,14 @@ def check_site(folder: Path, file: Path | None = None) -> Checked:
         policy.allow(code)
 
     try:
-        config = own_config(options, folder, {} if file is None else load(file), allow)
+        config = own_config(options, folder, {} if file is None else load(file), policy, allow)
     except (
         Refused,
         WeightsError,
-    ) as error:  # code that is not approved is not run: what it would send cannot be tried
-        refused.append(
-            f"{error}; its fingerprint is {seen[-1].approval}" if isinstance(error, Refused) else str(error)
-        )
-        config, file = own_config(options, folder, {}, allow), None
+    ) as error:  # what is not approved is not run: what it would send cannot be tried
+        code = next((one for one in reversed(seen) if f"'{one.name}'" in str(error)), None)
+        refused.append(str(error) + (f"; its fingerprint is {code.approval}" if code else ""))
+        config, file = own_config(options, folder, {}, policy, allow), None
     with one_thread(), tempfile.TemporaryDirectory() as place:
         joined = take_part(options, config, Path(place), policy.small_cell)
         ledger = None if file is None else joined.ledger()
@@ -176,4 +179,6 @@ def check_site(folder: Path, file: Path | None = None) -> Checked:
         facts["withheld"] = text
     shape, partly = samples.images.shape[1:], joined.known is not None
     joining = rows(samples.classes, shape, policy.each, partly)
-    return Checked(facts, joining, ledger, list(dict.fromkeys(refused)))
+    splits = {split: getattr(joined.held, split) for split in SPLITS}
+    doubts = warnings_of(samples, splits, survey(samples), config.data.declared, agreed=True)
+    return Checked(facts, joining, ledger, list(dict.fromkeys(refused)), doubts)

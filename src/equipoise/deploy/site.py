@@ -46,7 +46,7 @@ from equipoise.evaluate.metrics import from_statistics
 from equipoise.evaluate.observer import scalars
 from equipoise.exchange import Ledger, decode_upload
 from equipoise.keeping import FIRST, append_line, as_hash, read_json, write_json
-from equipoise.locate import Allow
+from equipoise.locate import Allow, named
 from equipoise.methods.base import OWN, POOLED
 from equipoise.names import unknown
 from equipoise.opening import read_text
@@ -131,19 +131,27 @@ class Whole(PartitionOptions):
         return {self.name: rows}
 
 
-def own_config(options: SiteOptions, folder: Path, table: Mapping[str, Any], allow: Allow) -> Config:
+def own_config(
+    options: SiteOptions,
+    folder: Path,
+    table: Mapping[str, Any],
+    policy: Policy,
+    allow: Allow | None = None,
+) -> Config:
     """A run's config with the site's own data, device and files of weights in it.
 
-    Code that it names is run only if `allow` lets it pass.
+    Code that it names is run, and an optimiser tried, only if the policy (or `allow`) lets it pass.
     """
     own: dict[str, Any] = {"data": options.data, "engine": {"device": options.device}}
     if options.partition is not None:
         own["partition"] = options.partition
     theirs = {key: value for key, value in table.items() if key not in OURS}
     if isinstance(train := theirs.get("train"), dict):
+        if named(optimizer := train.get("optimizer")):
+            policy.trains_with(optimizer)
         # The first model comes with the first question: no path of the coordinator's is opened here.
         theirs["train"] = {key: value for key, value in train.items() if key not in START}
-    made = resolve(theirs | own, folder, allow=allow)
+    made = resolve(theirs | own, folder, allow=allow or policy.allow)
     made = replace(
         made,
         evaluate=made.evaluate.model_copy(update={"trackers": ()}),  # the coordinator's, and not for here
@@ -455,7 +463,7 @@ class SiteClient:
         if path.exists() and read_json(path, LEAVE) != json.loads(json.dumps(config)):
             raise Refused("this run was accepted with another config: start a new run for a new config")
         try:
-            made = own_config(self.options, self.folder, config, policy.allow)
+            made = own_config(self.options, self.folder, config, policy)
         except ConfigError as error:
             raise Refused("this site cannot work with the run's config; its journal says why") from error
         except WeightsError as error:
@@ -483,7 +491,7 @@ class SiteClient:
             raise Refused("this site takes part in no such run")
         if self._joined is None or self._joined.folder != folder:
             table = read_json(folder / "config.json", LEAVE)
-            config = own_config(self.options, self.folder, table, self.policy.allow)
+            config = own_config(self.options, self.folder, table, self.policy)
             kept = read_json(folder / DATA, LEAVE) if (folder / DATA).exists() else {}
             small_cell = kept.get("small_cell", self.policy.small_cell)
             joined = take_part(self.options, config, folder, small_cell, self._note_step)

@@ -11,7 +11,9 @@ from typing import Any
 
 from equipoise.report.figures import site_gains
 from equipoise.report.folder import SMALL, Run, percent, start_of
+from equipoise.report.lacking import missing, not_told, tested, untested
 from equipoise.report.table import Figure
+from equipoise.text import listed
 
 ALONE = "local"
 """the method of training alone, which joining is compared with"""
@@ -20,6 +22,8 @@ FEW = 100
 CHANCE = 0.05
 SIMULATED = "simulated on one machine"
 """what is said of a run in which no hospital took part"""
+REHEARSED = "rehearsed on one machine, each site a process of its own"
+"""what is said of a federation that was only tried out"""
 DRAWN = "Sites are drawn anew with every seed, so a site's figure is a mean over several that share a name."
 
 Answer = tuple[str, str]
@@ -38,6 +42,8 @@ def in_short(run: Run) -> list[Answer]:
     return [
         *answers,
         ("How good", _good(run, run.test)),
+        *([("Who was missing", missing(run))] if untested(run) else []),
+        *([("What is not told", text)] if (text := not_told(run)) else []),
         *([("Trained long enough?", _settled(run))] if "converged" in run.result else []),
         ("For which classes", _classes(run, run.test)),
         ("At which sites", _sites(run, run.test)),
@@ -53,7 +59,7 @@ def _trained(run: Run) -> str:
     start = start_of(run)
     sites = many(len(data["sites"]), "site")
     network = f"{net['name']} network"
-    where = "whose images stayed where they are" if run.federated else SIMULATED
+    where = place(run, "whose images stayed where they are")
     how = (
         f"Each of {sites}, {where}, trained a {network} of its own, with nothing exchanged,"
         if run.method == ALONE
@@ -63,6 +69,11 @@ def _trained(run: Run) -> str:
     done = f"{train['rounds']}" if run.finished and not early else f"{run.done} of {train['rounds']}"
     text = f"{how} to {task} {len(data['classes'])}: {listed(data['classes'])}. From {start}, {done} rounds."
     return f"{text} It stopped early: {early['reason']}." if early else text
+
+
+def place(run: Run, real: str) -> str:
+    """Where a run was trained: what is said of real hospitals, or that it was one machine."""
+    return SIMULATED if not run.federated else real if run.rehearsal is None else REHEARSED
 
 
 def whose(run: Run) -> str:
@@ -79,8 +90,13 @@ def whose(run: Run) -> str:
     ]
     most, least = max(sites, key=lambda name: sites[name]), min(sites, key=lambda name: sites[name])
     text = f"{run.data_name}, {data['images']:,} images: {listed(parts)}."
-    if len(sites) > 1:
+    if run.federated and run.rehearsal is None:
+        text = f"{data['images']:,} images of the sites' own, as they reported: {listed(parts)}. "
+        text += f"For training, {listed([f'{name} has {count:,}' for name, count in sites.items()])}."
+    elif len(sites) > 1:
         text += f" {most} trains on the most ({sites[most]:,}), {least} on the fewest ({sites[least]:,})."
+    if any(held["train"].get("untold") for held in data["sites"].values()):
+        return f"{text} Not every site tells how many images it has of each class."
     absent = [name for name, count in zip(data["classes"], data["train"], strict=True) if not count]
     if absent:
         return f"{text} No site has a training image of {listed(absent)}."
@@ -103,8 +119,10 @@ def _good(run: Run, test: Mapping[str, Any]) -> str:
         meaning, chance = "the share of images it names rightly, every class counting the same", 1 / classes
     else:
         meaning, chance = "the mean of sensitivity and specificity, every finding counting the same", 0.5
+    absent = untested(run)
+    which = f"the sites that answered ({listed(tested(run))}; not {listed(absent)})" if absent else "all sites"
     text = (
-        f"On the {images:,} test images of all sites together {who} a balanced accuracy of "
+        f"On the {images:,} test images of {which} together {who} a balanced accuracy of "
         f"{percent(everyone['balanced_accuracy'])}{far}: {meaning}. Guessing would reach {percent(chance)}."
     )
     if run.reach is not None and run.reach[0] <= chance:
@@ -159,11 +177,12 @@ def _sites(run: Run, test: Mapping[str, Any]) -> str:
     text = f"No site has {SMALL} test images."
     if judged:
         (low, worst, n_low), (top, best, n_top) = judged[0], judged[-1]
-        text = (
-            f"Judged by its own test images, each site's own predictor reaches from {percent(low)} at "
-            f"{worst} ({n_low:,} images) "
-        )
-        text += f"to {percent(top)} at {best} ({n_top:,})."
+        text = f"Judged by its own test images, {best}'s own predictor reaches {percent(top)} ({n_top:,} images)."
+        if len(judged) > 1:
+            text = (
+                f"Judged by its own test images, each site's own predictor reaches from {percent(low)} at "
+                f"{worst} ({n_low:,} images) to {percent(top)} at {best} ({n_top:,})."
+            )
     if few:
         text += f" With fewer than {SMALL} test images nothing can be said of {listed(few)}."
     return text
@@ -334,8 +353,10 @@ def drawn(arms: Arms) -> bool:
 
 
 def held_out(run: Run, site: str | None = None) -> int:
-    """Test images, at one site or in all."""
-    return sum(held["test"]["images"] for name, held in run.data["sites"].items() if site in (None, name))
+    """Test images, at one site, or in all at those that answered."""
+    absent = untested(run) if site is None else ()
+    sites = run.data["sites"].items()
+    return sum(held["test"]["images"] for name, held in sites if site in (None, name) and name not in absent)
 
 
 def many(count: int, noun: str) -> str:
@@ -345,11 +366,6 @@ def many(count: int, noun: str) -> str:
 
 def times(count: int) -> str:
     return {1: "once", 2: "twice"}.get(count, f"{count} times")
-
-
-def listed(names: Sequence[str]) -> str:
-    """a, b and c"""
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _points(gain: float) -> str:

@@ -140,16 +140,21 @@ def submit(
     from equipoise.cli.follow import follow
     from equipoise.config import read
     from equipoise.deploy import link
-    from equipoise.report import write_report
+    from equipoise.deploy.coordinator import unused
+    from equipoise.report import gaps, read_run, write_report
 
     config = read(file, overrides or ())
     folder = out or Path("runs") / f"{file.stem}-federated-{config.train.seed}"
+    for text in [] if json else unused(config):
+        print(f"note: {text}")
     number = link.submit(to, config, folder)
     found = link.wait(to, folder, number, follow(folder, config.train.rounds, json))
     page = write_report(folder)
     if json:
         print_json(found | {"report": str(page)})
     else:
+        for text in gaps(read_run(folder)):
+            print(text)
         print(f"state   {found['state_hash']}\nreport  {page}")
 
 
