@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -177,8 +178,10 @@ def test_a_bad_policy_is_refused(text: str, sentence: str, tmp_path: Path) -> No
 def test_a_refusal_is_in_both_journals_and_the_run_goes_on(
     method: str, policy: dict[str, Any], question: str, rule: str, tiny: MakeConfig, town: Any
 ) -> None:
-    options = {"rank_on": "train"} if method == "fedsdc+" else {}
-    there = town(tiny(method, method=options, train={"rounds": 1}), {"site-01": policy})
+    config = tiny(method, train={"rounds": 1})
+    if question == "rank":
+        config = replace(config, method=config.method.model_copy(update={"rank_on": "train"}))
+    there = town(config, {"site-01": policy})
     there.go()
     for folder, who in ((there.run, "site-01"), (there.sites["site-01"], None)):
         found = [line for line in events(folder, "refused") if line["question"] == question]

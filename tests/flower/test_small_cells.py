@@ -1,5 +1,5 @@
-"""A federation with rare classes under the policy of a new site: it trains on them, and tells nothing of those
-of which a site has fewer than five images."""
+"""A federation with rare classes under the policy of a new site: it trains on them, and tells nothing of
+those of which a site has fewer than five images."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from equipoise.deploy.policy import Policy, approved
 from equipoise.deploy.rehearse import allowed, simulate
 from equipoise.engine.flower.wire import unwrap
 from equipoise.exchange import decode_upload
+from equipoise.report import write_report
 from equipoise.server.journal import read as read_journal
 from equipoise.setup import material
 
@@ -185,3 +186,17 @@ def test_it_is_resumed_with_what_it_told_when_it_joined(rare: MakeConfig, town: 
     found = there.go()
     tested = [sum(row["test"]["generalisation"]["support"]) for row in found.history]
     assert tested[0] == tested[1] and not events(there.run, "rejected")
+
+
+@pytest.mark.parametrize("task", ["single", "multi"])
+def test_sites_that_can_tell_nothing_of_a_test_still_train(
+    task: str, tiny: MakeConfig, town: Any, tmp_path: Path
+) -> None:
+    there = town(
+        tiny(data={"task": task}, train={"rounds": 1}), {name: {"small_cell": 1000} for name in NAMES}
+    )
+    found = there.go()
+    assert found.state_hash == town(tiny(data={"task": task}, train={"rounds": 1})).go().state_hash
+    assert found.metrics["test"]["generalisation"]["balanced_accuracy"] is None
+    assert "leave them out of the test" in write_report(there.run).read_text()
+    assert (there.run / "model-card.md").exists()

@@ -24,7 +24,9 @@ class SitesData(DataOptions):
     @model_validator(mode="after")
     def _says_nothing_else(self) -> SitesData:
         for key in sorted(self.model_fields_set - set(KNOWN)):
-            raise ValueError(f"{key} is for the sites to say, in their site.toml, where kind = 'sites'; remove it")
+            raise ValueError(
+                f"{key} is for the sites to say, in their site.toml, where kind = 'sites'; remove it"
+            )
         return self
 
     @model_serializer(mode="plain")

@@ -1,8 +1,8 @@
 """The coordinator's run: the same loop as a simulation, with the sites behind Flower and no image in sight.
 
 What it must know of the data (classes, how images are prepared, how many there are) the sites say when they
-accept the invitation. The answer is kept in `roster.json`, so that a run that is resumed has the same sites in
-the same order. Its config says `data.kind = "sites"`.
+accept the invitation. The answer is kept in `roster.json`, so that a run that is resumed has the same sites
+in the same order. Its config says `data.kind = "sites"`.
 """
 
 from __future__ import annotations
@@ -291,8 +291,8 @@ def _difference(first: str, one: Card, site: str, card: Card) -> str:
         key = next(key for key in Input.model_fields if getattr(one.input, key) != getattr(card.input, key))
         return (
             f"sites '{first}' and '{site}' do not prepare their images alike: data.{key} is "
-            f"{_short(getattr(one.input, key))} and {_short(getattr(card.input, key))}: set the same in every "
-            f"site.toml"
+            f"{_short(getattr(one.input, key))} and {_short(getattr(card.input, key))}: set the same in "
+            f"every site.toml"
         )
     return (
         f"sites '{first}' and '{site}' do not agree on their {what} ({_short(getattr(one, what))} and "

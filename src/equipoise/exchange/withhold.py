@@ -1,8 +1,8 @@
 """An answer without what it would tell of some classes: a site has too few images of them.
 
 What is told class by class has a dimension as long as there are classes. Of a `Sum`, the cells of a withheld
-class become 0: the sum is then over the other sites. Of a `Mean` with a weight per class, the weight becomes 0
-along with the values. Anything else cannot be told in part: a `Mean` with one weight for all classes, an
+class become 0: the sum is then over the other sites. Of a `Mean` with a weight per class, the weight becomes
+0 along with the values. Anything else cannot be told in part: a `Mean` with one weight for all classes, an
 `Each`, and tensors with two such dimensions, of which nobody knows which one counts whose images.
 """
 

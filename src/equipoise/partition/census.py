@@ -86,7 +86,11 @@ class Facts:
                 split: {"images": held.images, "counts": [n or 0 for n in held.counts]}
                 | ({} if held.known is None else {"known": [n or 0 for n in held.known]})
                 | ({"withheld": list(held.withheld)} if held.withheld else {})
-                | ({"untold": untold} if (untold := [i for i, n in enumerate(held.counts) if n is None]) else {})
+                | (
+                    {"untold": untold}
+                    if (untold := [i for i, n in enumerate(held.counts) if n is None])
+                    else {}
+                )
                 for split, held in splits.items()
             }
             for site, splits in census.sites.items()

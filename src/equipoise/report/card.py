@@ -129,8 +129,8 @@ def _data(run: Run) -> Iterator[str]:
     kind = run.data_kind
     if run.federated and run.rehearsal is None:
         yield (
-            f"Images of {escaped(listed(list(data['sites'])))}, which stayed there: {data['images']:,} in all, "
-            f"as the sites reported. Their licence is for the sites to say."
+            f"Images of {escaped(listed(list(data['sites'])))}, which stayed there: {data['images']:,} in "
+            f"all, as the sites reported. Their licence is for the sites to say."
         )
     elif kind in SETS:
         facts = SETS[kind].facts

@@ -20,9 +20,7 @@ def untested(run: Run) -> list[str]:
     if run.test is None:
         return []
     there = tested(run)
-    return [
-        site for site, held in run.data["sites"].items() if held["test"]["images"] and site not in there
-    ]
+    return [site for site, held in run.data["sites"].items() if held["test"]["images"] and site not in there]
 
 
 def missing(run: Run) -> str:

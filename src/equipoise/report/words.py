@@ -120,7 +120,9 @@ def _good(run: Run, test: Mapping[str, Any]) -> str:
     else:
         meaning, chance = "the mean of sensitivity and specificity, every finding counting the same", 0.5
     absent = untested(run)
-    which = f"the sites that answered ({listed(tested(run))}; not {listed(absent)})" if absent else "all sites"
+    which = (
+        f"the sites that answered ({listed(tested(run))}; not {listed(absent)})" if absent else "all sites"
+    )
     text = (
         f"On the {images:,} test images of {which} together {who} a balanced accuracy of "
         f"{percent(everyone['balanced_accuracy'])}{far}: {meaning}. Guessing would reach {percent(chance)}."
@@ -177,12 +179,13 @@ def _sites(run: Run, test: Mapping[str, Any]) -> str:
     text = f"No site has {SMALL} test images."
     if judged:
         (low, worst, n_low), (top, best, n_top) = judged[0], judged[-1]
-        text = f"Judged by its own test images, {best}'s own predictor reaches {percent(top)} ({n_top:,} images)."
-        if len(judged) > 1:
-            text = (
-                f"Judged by its own test images, each site's own predictor reaches from {percent(low)} at "
-                f"{worst} ({n_low:,} images) to {percent(top)} at {best} ({n_top:,})."
-            )
+        reached = (
+            f"each site's own predictor reaches from {percent(low)} at {worst} ({n_low:,} images) to "
+            f"{percent(top)} at {best} ({n_top:,})"
+            if len(judged) > 1
+            else f"the own predictor of {best} reaches {percent(top)} ({n_top:,} images)"
+        )
+        text = f"Judged by its own test images, {reached}."
     if few:
         text += f" With fewer than {SMALL} test images nothing can be said of {listed(few)}."
     return text

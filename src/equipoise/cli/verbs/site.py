@@ -68,9 +68,7 @@ def site_check(
     if found.ledger is not None:
         leaving = {"leaves": found.joining + found.ledger.rows(), "questions": totals(found.ledger)}
     if json:
-        print_json(
-            {"checked": found.facts, "warnings": found.warnings, **leaving, "refused": found.refused}
-        )
+        print_json({"checked": found.facts, "warnings": found.warnings, **leaving, "refused": found.refused})
         return
     for what, text in found.facts.items():
         print(f"✓ {what:<8} {text}")
