@@ -214,4 +214,5 @@ def rehearse(config: Config, out: Path, look: Callable[[], None] = lambda: None)
         "same": found["state_hash"] == expected,
         "seconds": round(seconds, 1),
         "sites": len(made.sites),
+        "each": [leaf for leaf in each["each"] if leaf not in Policy().each],
     }

@@ -45,6 +45,8 @@ def rehearse(
             f"{found['sites']} sites in {found['seconds']} s: "
             f"{'the same bits' if found['same'] else 'NOT THE SAME'}"
         )
+        if found["each"]:
+            print(f"policy      each site must add to `each`: {', '.join(found['each'])}")
         print(f"report      {page}")
     if not found["same"]:
         raise typer.Exit(1)
