@@ -47,6 +47,10 @@ from equipoise.site.views import VIEWS
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from evidence.lists import TABLES  # noqa: E402
+
 PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -393,32 +397,17 @@ def layouts() -> str:
 # Results ----------------------------------------------------------------------------------------------------
 
 
-WHAT = {
-    "fca": "FCA beside FedAvg and FedAvg with balanced softmax; the first rows of ham10000-sites",
-    "ham10000-sites": "the papers' methods and FedAvg with two losses, where sites are real",
-    "ham10000-dirichlet": "the same methods, where sites are drawn",
-    "pbc-longtail": "the same methods, where the long tail is made and sites are drawn",
-    "cxr14-missing": "FedMLP part by part beside FedAvg, where each site labels one finding of eight",
-    "fca-list": "the methods of FCA's paper, its Table 4, with one budget",
-    "fedsdc-list": "the methods of FedSDC's paper, its Table 1, with one budget",
-    "fedmlp-list-1": "the methods of FedMLP's paper, its Table 2: each site lacks one label of eight",
-    "fedmlp-list-7": "the methods of FedMLP's paper, its Table 2: each site has one label of eight",
-}
-"""what every table of `benchmarks/tables.py` is"""
-
-
 def results() -> str:
     """The tables that `benchmarks/tables.py` knows: what each is, its data and recipe, and a link once it has
     been made."""
     rows = []
-    for name, recipe in result_tables().items():
-        if name not in WHAT:
-            raise SystemExit(f"say in docs/generate.py, WHAT, what the table '{name}' is")
+    for name, one in TABLES.items():
+        recipe = one.recipe
         about = (ROOT / "recipes" / f"{recipe}.toml").read_text().splitlines()[0].removeprefix("#").strip()
         page = DOCS / "results" / f"{name}.md"
         link = f"[{name}]({name}.md)" if page.exists() else f"{name}, not made yet"
         count = f"{len(first_table(page.read_text()))}" if page.exists() else ""
-        rows.append((link, WHAT[name], count, about, f"[{recipe}.toml](../../recipes/{recipe}.toml)"))
+        rows.append((link, one.about, count, about, f"[{recipe}.toml](../../recipes/{recipe}.toml)"))
     return table(("table", "what it is", "rows", "data", "recipe"), rows)
 
 
@@ -428,26 +417,11 @@ def run_files() -> str:
     return "\n".join(lines)
 
 
-def result_tables() -> dict[str, str]:
-    """Table → recipe, read from the source of `benchmarks/tables.py` without running it."""
-    source = ast.parse((ROOT / "benchmarks" / "tables.py").read_text())
-    for node in source.body:
-        if (
-            isinstance(node, ast.AnnAssign)
-            and ast.unparse(node.target) == "TABLES"
-            and isinstance(node.value, ast.Dict)
-        ):
-            pairs = zip(node.value.keys, node.value.values, strict=True)
-            found = [(key, value.elts[0]) for key, value in pairs if key and isinstance(value, ast.Tuple)]
-            return {ast.literal_eval(key): ast.literal_eval(recipe) for key, recipe in found}
-    raise SystemExit("benchmarks/tables.py has no TABLES: name the tables in docs/generate.py anew")
-
-
 def measured(*wanted: str, multi: bool = False) -> str:
     """Columns of every table that has been made, side by side; `multi`: of those with several labels per
     image."""
     found: dict[str, dict[str, dict[str, str]]] = {}
-    for name in result_tables():
+    for name in TABLES:
         path = DOCS / "results" / f"{name}.md"
         cells = first_table(path.read_text()) if path.exists() else {}
         if cells and ("S bACC" not in next(iter(cells.values()))) == multi:

@@ -45,6 +45,7 @@ class Split:
     column: str | None = None
     folds: int | None = None
     fold: int | None = None
+    seed: int | None = None
 
 
 ALL_TRAIN = Split(test=0, validation=0)

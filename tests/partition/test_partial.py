@@ -25,6 +25,7 @@ class Split:
     column: str | None = None
     folds: int | None = None
     fold: int | None = None
+    seed: int | None = None
 
 
 def samples(labels: Any, site: Any = None) -> Samples:

@@ -29,6 +29,7 @@ class Split:
     column: str | None = None
     folds: int | None = None
     fold: int | None = None
+    seed: int | None = None
 
 
 def samples(
@@ -85,6 +86,27 @@ def data_sets(draw: st.DrawFn) -> Samples:
 
 
 KIND = st.sampled_from([Column(), Iid(sites=3), Dirichlet(sites=3, alpha=0.5, min_size=3)])
+
+
+@settings(max_examples=30, deadline=None)
+@given(data_sets(), KIND)
+def test_a_seed_of_the_split_tests_every_run_on_the_same_rows(data: Samples, kind: PartitionOptions) -> None:
+    split = Split(seed=7)
+    one, other = (place(divide(data, kind, split, seed), len(data))[1] for seed in (0, 1))
+    assert np.array_equal(one, other)
+    assert (one == SPLITS.index("test")).any()
+    if data.group is not None:
+        for name in set(data.group.tolist()) - {""}:
+            assert len(set(one[data.group == name].tolist())) == 1
+
+
+def test_a_seed_of_the_split_holds_for_reserved_rows_too() -> None:
+    even = samples(np.arange(120) % 3)
+    kind, split = Dirichlet(sites=3, alpha=0.5, min_size=3, test_per_class=5), Split(test=0, seed=3)
+    one, other = (place(divide(even, kind, split, seed), len(even)) for seed in (0, 1))
+    assert np.array_equal(one[1], other[1]) and not np.array_equal(one[0], other[0])
+    usual = (place(divide(even, kind, Split(test=0), seed), len(even))[1] for seed in (0, 1))
+    assert not np.array_equal(*usual)
 
 
 @settings(max_examples=120, deadline=None)

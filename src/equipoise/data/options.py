@@ -39,6 +39,9 @@ class Split(Options):
     brings."""
     fold: int | None = Field(default=None, ge=0)
     """Which of the folds is the test set, counted from 0."""
+    seed: int | None = Field(default=None, ge=0)
+    """Draw the test and validation images from this seed, before sites are drawn: runs with other seeds are then
+    tested on the same images. None = site by site, from the run's seed."""
 
     @model_validator(mode="before")
     @classmethod
@@ -55,6 +58,8 @@ class Split(Options):
             raise ValueError(
                 "folds make a split of their own; remove the column of splits, or folds and fold"
             )
+        if self.folds and self.seed is not None:
+            raise ValueError("folds are drawn from the run's seed; remove seed, or folds and fold")
         if (1 / self.folds if self.folds else self.test) + self.validation >= 1:
             raise ValueError(
                 "test and validation together leave nothing to train on; make their sum less than 1"

@@ -39,6 +39,8 @@ class SplitOptions(Protocol):
     def folds(self) -> int | None: ...
     @property
     def fold(self) -> int | None: ...
+    @property
+    def seed(self) -> int | None: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,10 +67,15 @@ def divide(
     from each site's training rows, the fraction `split.test` or `split.validation` of them. Otherwise each
     site is split by the two fractions, class by class, in whole groups. With `split.folds` each site tests on
     fold number `split.fold` of that many, whatever split the data set brings: over all folds every row is
-    tested once. Test rows that the partition reserves take the place of both.
+    tested once. Test rows that the partition reserves take the place of both. With `split.seed` test and
+    validation rows are cut before the sites are made, so that they are the same for every `seed`.
     """
+    if split.seed is not None and options.kind == "limited":
+        raise PartitionError(
+            "split.seed and partition.kind 'limited' both choose the test rows; remove one of the two"
+        )
     given = None if split.folds else _given_splits(samples, split)
-    reserved = options.reserved(samples, seed)
+    reserved = options.reserved(samples, seed if split.seed is None else split.seed)
     if reserved is not None:
         if given is not None or split.folds:
             raise PartitionError(
@@ -76,6 +83,8 @@ def divide(
                 f"'{options.kind}', as it is set, both choose the test rows; remove one of the two"
             )
         given = np.where(reserved, TEST, TRAIN)
+    if split.seed is not None:
+        given = _cut(samples, split, split.seed, given)
     test = 1 / split.folds if split.folds else split.test
     if not (test >= 0 and split.validation >= 0 and test + split.validation < 1):
         raise PartitionError(
@@ -84,8 +93,9 @@ def divide(
         )
     validation = split.validation
     if given is not None:
-        test = 0 if (given == TEST).any() else test
-        validation = 0 if (given == VALIDATION).any() else validation
+        cut = split.seed is not None
+        test = 0 if cut or (given == TEST).any() else test
+        validation = 0 if cut or (given == VALIDATION).any() else validation
     chosen = np.full(len(samples), LEFT_OUT)
     decided: dict[str, int] = {}
     tested: dict[str, int] = {}
@@ -128,6 +138,23 @@ def divide(
             )
     known = _labelled(samples, options, len(sites), seed)
     return tuple(_holding(name, rows, chosen[rows], known[i]) for i, (name, rows) in enumerate(sites))
+
+
+def _cut(samples: Samples, split: SplitOptions, seed: int, given: np.ndarray | None) -> np.ndarray:
+    """The split of every row: the parts the data brings, the others cut from the rest within every natural
+    site."""
+    chosen = np.full(len(samples), TRAIN) if given is None else given.copy()
+    test = 0 if (chosen == TEST).any() else split.test
+    validation = 0 if (chosen == VALIDATION).any() else split.validation
+    fractions = np.array([1 - validation - test, validation, test])
+    names = np.zeros(len(samples)) if samples.site is None else samples.site
+    decided: dict[str, int] = {}
+    for name in np.unique(names):
+        rows = np.flatnonzero((names == name) & (chosen == TRAIN))
+        if len(rows):
+            draw = numpy_generator(seed, "split", str(name))
+            chosen[rows] = _stratified(samples, rows, fractions, draw, decided)
+    return chosen
 
 
 def table(samples: Samples, holdings: tuple[Holding, ...]) -> dict[str, Any]:

@@ -1,0 +1,75 @@
+"""Figures of a table's rows: mean, spread, paired differences with their 95 % interval."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scipy import stats
+
+from evidence.records import Record
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A mean difference over seeds, and where it lies 95 times of 100 (Student's t over seeds)."""
+
+    mean: float
+    low: float
+    high: float
+    seeds: int
+
+    def __str__(self) -> str:
+        text = f"{100 * self.mean:+.1f}"
+        return text if self.seeds < 2 else f"{text} ({100 * self.low:+.1f} … {100 * self.high:+.1f})"
+
+
+def value(record: Record, view: str, metric: str) -> float | None:
+    found = record["metrics"].get(view, {}).get(metric)
+    return None if found is None else float(found)
+
+
+def values(records: Sequence[Record], view: str, metric: str) -> list[float]:
+    return [one for record in records if (one := value(record, view, metric)) is not None]
+
+
+def spread(found: Sequence[float]) -> str:
+    """Mean ± standard deviation in per cent."""
+    if not found:
+        return "–"
+    text = f"{100 * statistics.mean(found):.1f}"
+    return text if len(found) < 2 else f"{text} ± {100 * statistics.stdev(found):.1f}"
+
+
+def difference(
+    one: Sequence[Record], other: Sequence[Record], view: str, metric: str = "balanced_accuracy"
+) -> Difference | None:
+    """One row less another, over the seeds that both have; None where there is none."""
+    mine = {record["seed"]: value(record, view, metric) for record in one}
+    theirs = {record["seed"]: value(record, view, metric) for record in other}
+    pairs = [(mine[seed], theirs[seed]) for seed in mine if seed in theirs]
+    gaps = [a - b for a, b in pairs if a is not None and b is not None]
+    if not gaps:
+        return None
+    mean = statistics.mean(gaps)
+    if len(gaps) < 2:
+        return Difference(mean, -math.inf, math.inf, 1)
+    half = float(stats.t.ppf(0.975, len(gaps) - 1)) * statistics.stdev(gaps) / math.sqrt(len(gaps))
+    return Difference(mean, mean - half, mean + half, len(gaps))
+
+
+def closed(joined: Sequence[Record], alone: Sequence[Record], pooled: Sequence[Record], view: str) -> str:
+    """How much of the gap between training alone and pooling all images was closed, in per cent."""
+    parts = [values(rows, view, "balanced_accuracy") for rows in (joined, alone, pooled)]
+    if not all(parts):
+        return "–"
+    mine, low, high = (statistics.mean(part) for part in parts)
+    return "–" if high - low < 0.005 else f"{100 * (mine - low) / (high - low):.0f}"
+
+
+def settled(records: Sequence[Record]) -> str:
+    """How many of the runs have converged; marked where not all have."""
+    done = sum(record["converged"] is True for record in records)
+    return f"{done} of {len(records)}" + ("" if done == len(records) else " †")

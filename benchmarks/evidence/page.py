@@ -1,0 +1,125 @@
+"""The page of a table: figures, differences, recall per class, how each row was tuned, and curves."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+
+from evidence.curves import curves
+from evidence.figures import closed, difference, settled, spread, values
+from evidence.records import ROOT, Record
+from evidence.runs import Runs
+
+SINGLE = (
+    ("generalisation", "balanced_accuracy", "G bACC"),
+    ("specialisation", "balanced_accuracy", "S bACC"),
+    ("average", "balanced_accuracy", "A bACC"),
+    ("generalisation", "macro_auc", "G AUC"),
+    ("generalisation", "accuracy", "G ACC"),
+    ("generalisation", "tail", "G tail recall"),
+)
+MULTI = (
+    ("generalisation", "balanced_accuracy", "G bACC"),
+    ("generalisation", "macro_auc", "G AUC"),
+    ("generalisation", "map", "G mAP"),
+    ("generalisation", "tail", "G tail recall"),
+)
+NOTE = """\
+G: the global predictor on the union of test sets; S: each site's own predictor on its own test set, mean
+over sites; A: the mean of both. Per cent, mean ± standard deviation over seeds. Δ: difference from
+*{reference}*, seed by seed, with its 95 % interval (Student's t over seeds). Converged: runs whose mean
+validation bACC over the last quarter of rounds is within one point of the quarter before; a † marks rows
+where not all are, which may tell how fast a method starts rather than how far it gets."""
+GAP = """\
+Gap closed: how much of the distance between training alone (*Local*, 0) and training on the pooled images
+(*Centralised*, 100) the row covers, in per cent."""
+ALONE, POOLED = "Local", "Centralised"
+
+
+def write(runs: Runs, seeds: int) -> list[str]:
+    """Write the page and the picture of a table; its lines."""
+    table, name = runs.table, runs.name
+    rows = {row: runs.finished(row, seeds) for row in table.rows}
+    rows = {row: records for row, records in rows.items() if records}
+    if not rows:
+        return []
+    multi = "specialisation" not in next(iter(rows.values()))[0]["metrics"] or table.recipe.startswith(
+        "cxr14"
+    )
+    lines = [f"# {name}", "", *opening(runs, seeds), ""]
+    lines += main_table(rows, table.compared, MULTI if multi else SINGLE)
+    lines += ["", NOTE.format(reference=table.compared)]
+    if {ALONE, POOLED} <= set(rows):
+        lines += [GAP]
+    lines += ["", *recall_table(rows, multi), *tuning(runs, list(rows))]
+    missing = [row for row in table.rows if len(rows.get(row, ())) < seeds]
+    if missing:
+        lines += ["", f"Not all runs are made yet: {', '.join(missing)}."]
+    lines += ["", f"![balanced accuracy over rounds]({name}.svg)", ""]
+    out = ROOT / "docs" / "results"
+    notes = out / f"{name}.notes.md"
+    if notes.exists():
+        lines += [notes.read_text().strip(), ""]
+    (out / f"{name}.md").write_text("\n".join(lines))
+    (out / f"{name}.svg").write_text(
+        curves({row: [one["curve"] for one in found] for row, found in rows.items()})
+    )
+    return lines
+
+
+def opening(runs: Runs, seeds: int) -> Iterable[str]:
+    table = runs.table
+    changed = ", ".join(f"`{text}`" for text in table.common)
+    yield f"{table.about[0].upper()}{table.about[1:]}."
+    yield f"`python benchmarks/tables.py {runs.name} --seeds {seeds}` on `recipes/{table.recipe}.toml`"
+    yield (f"with {changed};" if changed else "as it is;")
+    yield "every figure is that of the last round, and every run is one line of"
+    yield f"[records/{runs.name}.jsonl](records/{runs.name}.jsonl)."
+
+
+def main_table(
+    rows: dict[str, list[Record]], reference: str, columns: Sequence[tuple[str, str, str]]
+) -> Iterable[str]:
+    view = "average" if any(view == "average" for view, _, _ in columns) else "generalisation"
+    letter = "A" if view == "average" else "G"
+    bounded = {ALONE, POOLED} <= set(rows)
+    heads = [title for _, _, title in columns] + [f"Δ {letter}", *(["gap closed"] * bounded), "converged"]
+    yield "| method | " + " | ".join(heads) + " |"
+    yield "|---|" + "---|" * len(heads)
+    for row, records in rows.items():
+        cells = [spread(values(records, *column[:2])) for column in columns]
+        gap = None if row == reference else difference(records, rows.get(reference, []), view)
+        cells.append("" if gap is None else str(gap))
+        if bounded:
+            cells.append("" if row in (ALONE, POOLED) else closed(records, rows[ALONE], rows[POOLED], view))
+        yield f"| {row} | " + " | ".join([*cells, settled(records)]) + " |"
+
+
+def recall_table(rows: dict[str, list[Record]], multi: bool) -> Iterable[str]:
+    first = next(iter(rows.values()))[0]
+    classes, support = first["classes"], first["support"]
+    order = sorted(range(len(classes)), key=lambda c: -support[c])
+    yield f"Recall per class ({'positives at 0.5, ' if multi else ''}test images in brackets):"
+    yield ""
+    yield "| method | " + " | ".join(f"{classes[c]} ({int(support[c])})" for c in order) + " |"
+    yield "|---|" + "---|" * len(order)
+    for row, records in rows.items():
+        recall = [[one["recall"][c] for one in records if one["recall"][c] is not None] for c in order]
+        yield f"| {row} | " + " | ".join(map(spread, recall)) + " |"
+
+
+def tuning(runs: Runs, rows: Sequence[str]) -> Iterable[str]:
+    """How the learning rate of each row was chosen."""
+    table = runs.table
+    if not table.rates:
+        return
+    tried = ", ".join(f"{rate:g}" for rate in table.rates)
+    yield ""
+    yield (
+        f"Tuning, the same for every row: learning rates {tried}, {table.trial_rounds} rounds each with a "
+        f"seed of its own, the best {table.metric.replace('_', ' ')} on validation images (mean of G and S). "
+        "Chosen: "
+    )
+    yield "; ".join(f"{row} {runs.rate(row):g}" for row in rows) + "."
+    took = [record["seconds"] for record in runs.records.values() if record["kind"] == "run"]
+    yield f"A run took {statistics.median(took) / 60:.0f} minutes (median) beside other work."
