@@ -17,11 +17,12 @@ from equipoise.deploy.card import Card
 from equipoise.deploy.coordinator import federated
 from equipoise.deploy.policy import Policy, approved
 from equipoise.deploy.rehearse import allowed, simulate
+from equipoise.deploy.site import Watched
 from equipoise.engine.flower.wire import unwrap
 from equipoise.exchange import decode_upload
 from equipoise.report import write_report
 from equipoise.server.journal import read as read_journal
-from equipoise.setup import material
+from equipoise.setup import make_host, material
 
 MakeConfig = Callable[..., Config]
 NAMES = ("site-00", "site-01", "site-02")
@@ -200,3 +201,18 @@ def test_sites_that_can_tell_nothing_of_a_test_still_train(
     assert found.metrics["test"]["generalisation"]["balanced_accuracy"] is None
     assert "leave them out of the test" in write_report(there.run).read_text()
     assert (there.run / "model-card.md").exists()
+
+
+def test_who_asks_for_class_counts_has_looked_at_the_training_images(
+    tiny: MakeConfig, tmp_path: Path
+) -> None:
+    """So a question that scans other images is held to those, and one that tells counts to these."""
+    config = tiny()
+    host = make_host(config, material(config), tmp_path)
+    site = host.sites["site-00"]
+    site.splits = splits = Watched(site.splits)
+    len(dict.__getitem__(splits, "train"))
+    assert splits.read == set()
+    splits["validation"]
+    assert splits.read == {"validation"}
+    assert site.counts.sum() == len(dict.__getitem__(splits, "train")) and "train" in splits.read

@@ -290,6 +290,7 @@ BAD_CARDS: list[tuple[Any, str]] = [
     ({"withheld": {"test": [3]}}, "'withheld' names classes that there are not"),
     ({"withheld": {"test": [0]}}, "'withheld' names classes that there are not, or that it counts"),
     ({"withheld": {"later": [1]}}, "'withheld'"),
+    ({"withheld": {"test": [1] * 1000}}, "'withheld'"),
     ({"known": {"test": [3, 3, 3]}}, "'known' is not by split"),
     ({"shape": [0, 16, 3]}, "'shape.0'"),
     ({"partial": True}, "'partial'"),

@@ -82,7 +82,10 @@ class Card(Options):
         ):
             raise ValueError("'known' is not by split and class of several labels per image")
         if not set(self.withheld) <= set(SPLITS) or any(
-            not all(number < len(self.classes) and self.counts[split][number] is None for number in numbers)
+            len(set(numbers)) < len(numbers)
+            or not all(
+                number < len(self.classes) and self.counts[split][number] is None for number in numbers
+            )
             for split, numbers in self.withheld.items()
         ):
             raise ValueError("'withheld' names classes that there are not, or that it counts")
