@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 unexport PYTHONDONTWRITEBYTECODE  # compiled files save every process we start half a second
 
-.PHONY: demo test test-all test-hospitals audit browser quick docs lint types format bench setup setup-dev clean
+.PHONY: demo test test-all test-hospitals audit attacks browser quick docs lint types format bench setup setup-dev clean
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -39,6 +39,10 @@ test-all: $(VENV)/.dev lint browser  ## the same rules over many more combinatio
 
 audit: $(VENV)/.dev  ## flipped bits, hostile files, a hostile site, a hostile coordinator: some minutes
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m audit
+
+attacks: $(VENV)/.dev  ## what a curious coordinator finds out and hostile sites do, with and without protection: some minutes
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m audit tests/attacks
+	$(BIN)/python -m tests.attacks
 
 test-hospitals: $(VENV)/.dev  ## real Flower processes on this machine, with TLS and keys: a quarter of an hour, mostly waiting
 	$(BIN)/python -m pytest -n 0 -m hospitals

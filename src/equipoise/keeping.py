@@ -41,12 +41,13 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def put(path: Path, data: bytes, recycle: Path | None = None, sync: bool = True) -> None:
+def put(path: Path, data: bytes, recycle: Path | None = None, sync: bool = True, writer: str = "") -> None:
     """tmp → fsync → rename.
 
-    An old file given to `recycle` is written over and renamed: its place on disk is there already.
+    An old file given to `recycle` is written over and renamed: its place on disk is there already. `writer`
+    tells several processes apart that may write the same file at the same time.
     """
-    part = path.with_name(path.name + ".part")
+    part = path.with_name(f"{path.name}{writer}.part")
     if recycle is not None:
         os.replace(recycle, part)
     with open(part, "wb" if recycle is None else "r+b") as file:

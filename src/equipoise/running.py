@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -20,13 +19,14 @@ import torch
 from equipoise.blueprint import Blueprint, Built
 from equipoise.config import Config, departures, digest_in, read, read_folder, resolve
 from equipoise.engine import Engine, Host, Pool, Serial, frames, probe
+from equipoise.engine.ray import Ray
 from equipoise.errors import ConfigError, StorageError
 from equipoise.evaluate import ENDING, Evaluation, converged
 from equipoise.exchange import Bounds, Ledger
 from equipoise.keeping import FIRST
 from equipoise.listing import Listing
 from equipoise.locate import Parts
-from equipoise.partition import Facts
+from equipoise.partition import Census, Facts
 from equipoise.predict import Origin, assemble, class_maps
 from equipoise.run_folder import (
     BLUEPRINT,
@@ -41,9 +41,11 @@ from equipoise.run_folder import (
     RESULT,
     RunFolder,
 )
-from equipoise.server import Checkpoints, Federation, Header, Journal, check_same, drawn
-from equipoise.setup import Material, draw, keep_memory, material, place_of
+from equipoise.seeds import generator
+from equipoise.server import Checkpoints, Federation, Header, Journal, check_same, drawn, sample
+from equipoise.setup import Material, draw, keep_memory, material, order, place_of
 from equipoise.site import Store
+from equipoise.task import answer
 from equipoise.text import percent
 from equipoise.trackers import Tracker, Tracking, describe, make
 from equipoise.tree import Tree, digest
@@ -194,14 +196,27 @@ def prepare(config: Config, facts: Facts, dataset: Material | None = None) -> Pl
     blueprint, built = draw(config, facts, dataset)
     everyone = len(facts.census.sites)
     participants = drawn(config.train.participation, everyone)
+    comparable(config, participants)
     first = blueprint.first(built.net)
     ledger = probe(blueprint, built, everyone, participants, config.evaluate.exact, place_of(config))
+    ledger = replace(ledger, compared=config.exchange.compare is not None)
     return Plan(config, blueprint, facts, built, first, ledger)
+
+
+def comparable(config: Config, participants: int) -> None:
+    """Refuse to compare sites where they are too few to outvote the bad ones."""
+    compare = config.exchange.compare
+    if compare is not None and participants < compare.needed(participants):
+        raise ConfigError(
+            f'exchange.reduce = "{compare.rule}" with hostile = {compare.hostile:g} needs '
+            f"{compare.needed(participants)} of {participants} sites in a round: lower exchange.hostile, or "
+            f"let more sites take part"
+        )
 
 
 def watchable(config: Config, facts: Facts) -> None:
     """Refuse to end early by validation images that nobody has."""
-    if config.train.stop and not any(held["validation"].images for held in facts.census.sites.values()):
+    if config.train.stop and not facts.census.having("validation"):
         raise ConfigError(
             "train.stop watches the validation images, and no site has any: set data.split.validation above "
             "0, or leave train.stop out"
@@ -229,6 +244,10 @@ def train(
         check_same(begun, folder, blueprint.config, blueprint.data, journal)
     for text in departures(config):
         watch("note", {"text": text})
+
+    def at(site: str) -> dict[str, str]:
+        node = getattr(engine, "nodes", {}).get(site)
+        return {} if node is None else {"node": node}
 
     def tell(row: dict[str, Any]) -> None:
         tracking.row(row)
@@ -264,10 +283,11 @@ def train(
         participation=config.train.participation,
         config_hash=blueprint.config,
         observer=evaluation,
+        tested=tested(config, census),
         bounds=Bounds(blueprint.method.limits(len(blueprint.classes), config.train.epochs), census.images()),
         objection=evaluation.objection,
         on_rejected=lambda reason: watch("rejected", {"reason": reason}),
-        progress=lambda question, site: watch("answer", {"question": question, "site": site}),
+        progress=lambda question, site: watch("answer", {"question": question, "site": site} | at(site)),
         data=blueprint.data,
         stopped=evaluation.stopped,
     )
@@ -299,6 +319,18 @@ def train(
     folder.write(RESULT, result.summary() | marks)
     tracking.end(result.summary())
     return result
+
+
+def tested(config: Config, census: Census) -> tuple[str, ...]:
+    """The sites at which rounds are evaluated, the same in every round; none: at all of them.
+
+    Only sites that have images to be judged by are drawn.
+    """
+    count = config.evaluate.sites
+    judged = census.having("validation", "test")
+    if count is None or count >= len(judged):
+        return ()
+    return sample(judged, count, generator(config.train.seed, "tested sites"))
 
 
 def early_end(evaluation: Evaluation, rounds: int) -> dict[str, Any] | None:
@@ -365,15 +397,12 @@ def make_engine(plan: Plan, dataset: Material, folder: RunFolder) -> Engine:
     if config.engine.kind == "serial":
         sites = dataset.sites(place.device)
         return Serial(Host(plan.blueprint, sites, Store(private), place, plan.built))
-    setup = {
-        "config": config.table(),
-        "code": config.marks,
-        "blueprint": plan.blueprint.digest,
-        "data": plan.blueprint.data,
-        "private": str(private),
-    }
-    sizes = plan.facts.census.sizes
-    return Pool(frames.command("equipoise.worker"), json.dumps(setup).encode(), config.engine.workers, sizes)
+    if config.engine.kind == "ray" and config.engine.device == "auto" and not config.engine.gpus:
+        config = config.with_engine(device="cpu")  # no share of a GPU, on whichever node a site runs
+    setup, sizes = order(config, plan.blueprint, private.absolute()), plan.facts.census.sizes
+    if config.engine.kind == "ray":
+        return Ray(answer, setup, config.engine, sizes)
+    return Pool(frames.command("equipoise.worker"), setup, config.engine.workers, sizes)
 
 
 def claim(folder: RunFolder, config: Config) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,22 +16,25 @@ import torch
 
 from equipoise.blueprint import Blueprint, Built, Place
 from equipoise.blueprint import draw as draw_blueprint
-from equipoise.config import Config
+from equipoise.config import Config, resolve
 from equipoise.data import Progress, Samples, Task, load_samples
 from equipoise.engine import Host
-from equipoise.errors import ConfigError, MethodError
+from equipoise.errors import ConfigError, MethodError, StorageError
 from equipoise.evaluate import shot_groups
 from equipoise.initial import chosen
 from equipoise.losses import make_objective
 from equipoise.nets import Cosine, load
-from equipoise.partition import Facts, Holding, count, divide
+from equipoise.partition import ByName, Facts, Holding, Holdings, count, divide
 from equipoise.server import countable
 from equipoise.site import SiteData, Store
 from equipoise.site.views import Channels, channel_statistics, statistics
+from equipoise.trust import only
 from equipoise.version import __version__
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 """glibc's names for what `keep_memory` sets"""
+SITES_KEPT = 4096
+"""sites whose labels a host keeps in memory at most"""
 
 
 def cache_folder() -> Path:
@@ -58,7 +63,7 @@ class Material:
     """The data of a run: what there is and who holds it."""
 
     samples: Samples
-    holdings: tuple[Holding, ...]
+    holdings: Sequence[Holding]
 
     @cached_property
     def facts(self) -> Facts:
@@ -78,9 +83,13 @@ class Material:
         """Mean and standard deviation of the training images, per channel."""
         return channel_statistics(self.samples.images, np.concatenate([h.train for h in self.holdings]))
 
-    def sites(self, device: torch.device) -> dict[str, SiteData]:
-        """The data of every site, as a host takes it."""
-        return {holding.name: SiteData(self.samples, holding, device) for holding in self.holdings}
+    def sites(self, device: torch.device) -> Mapping[str, SiteData]:
+        """The data of every site, as a host takes it, made when a site is first asked."""
+        return ByName(
+            Holdings.of(self.holdings).places,
+            lambda place: SiteData(self.samples, self.holdings[place], device),
+            keep=SITES_KEPT,
+        )
 
 
 def material(config: Config, progress: Progress | None = None) -> Material:
@@ -169,8 +178,39 @@ def draw(config: Config, facts: Facts, dataset: Material | None = None) -> tuple
     return blueprint, built
 
 
-def make_host(config: Config, dataset: Material, private: Path) -> Host:
-    """A host that can play every site of the run; `private` is where sites keep their own state."""
+def make_host(config: Config, dataset: Material, private: Path, shared: bool = False) -> Host:
+    """A host that can play every site of the run; `private` is where sites keep their own state, which other
+    machines may write to as well (`shared`)."""
     blueprint, built = draw(config, dataset.facts, dataset)
     place = place_of(config)
-    return Host(blueprint, dataset.sites(place.device), Store(private), place, built)
+    store = Store(private, shared=shared)
+    return Host(blueprint, dataset.sites(place.device), store, place, built)
+
+
+def order(config: Config, blueprint: Blueprint, private: Path) -> bytes:
+    """What another process needs to make the same host: see `host_of`."""
+    table = {
+        "config": config.table(),
+        "code": config.marks,
+        "blueprint": blueprint.digest,
+        "data": blueprint.data,
+        "private": str(private),
+    }
+    return json.dumps(table).encode()
+
+
+def host_of(ordered: bytes, shared: bool = False) -> Host:
+    """The host of a run in another process than the run's own; refused where it would not be the same."""
+    setup = json.loads(ordered)
+    torch.set_num_threads(1)
+    keep_memory()
+    config = resolve(setup["config"], allow=only(setup["code"]))
+    dataset = material(config)
+    if dataset.samples.fingerprint != setup["data"]:
+        raise StorageError(
+            "the data changed while the run was starting: leave them as they are, then `equipoise resume`"
+        )
+    host = make_host(config, dataset, Path(setup["private"]), shared)
+    if host.blueprint.digest != setup["blueprint"]:
+        raise StorageError("a worker's blueprint is not the run's: install the same Equipoise everywhere")
+    return host

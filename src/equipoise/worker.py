@@ -11,25 +11,19 @@ import os
 import queue
 import sys
 import threading
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-import torch
-
-from equipoise.config import resolve
 from equipoise.engine import Call, Host, frames
-from equipoise.errors import EquipoiseError, StorageError
-from equipoise.setup import keep_memory, make_host, material
-from equipoise.trust import only
+from equipoise.errors import EquipoiseError
+from equipoise.setup import host_of
 
 
 def main() -> None:
     """Serve one pool."""
     inbox, pipe_out = pipes()
-    setup = json.loads(inbox.get())
     host: Host | EquipoiseError
     try:
-        host = _host(setup)
+        host = host_of(inbox.get())
     except EquipoiseError as error:
         host = error  # told to whoever asks first
     payload = b""
@@ -64,21 +58,6 @@ def _listen(pipe: BinaryIO, inbox: queue.SimpleQueue[bytes]) -> None:
             inbox.put(frames.read(pipe))
     except EOFError:
         os._exit(0)
-
-
-def _host(setup: dict[str, Any]) -> Host:
-    torch.set_num_threads(1)
-    keep_memory()
-    config = resolve(setup["config"], allow=only(setup["code"]))
-    dataset = material(config)
-    if dataset.samples.fingerprint != setup["data"]:
-        raise StorageError(
-            "the data changed while the run was starting: leave them as they are, then `equipoise resume`"
-        )
-    host = make_host(config, dataset, Path(setup["private"]))
-    if host.blueprint.digest != setup["blueprint"]:
-        raise StorageError("a worker's blueprint is not the run's: install the same Equipoise everywhere")
-    return host
 
 
 if __name__ == "__main__":

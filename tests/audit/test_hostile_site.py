@@ -30,7 +30,7 @@ from equipoise.errors import Rejected
 from equipoise.exchange import Bounds, check, decode_upload, encode_upload, unpack
 from equipoise.leaves import Mean
 from equipoise.methods import METHODS
-from equipoise.partition import Census, Held, Holding
+from equipoise.partition import Census, Holding
 from equipoise.running import Result, prepare, run
 from equipoise.setup import make_host, material
 from equipoise.tree import flatten, unflatten
@@ -447,10 +447,9 @@ def test_a_site_that_lies_about_its_images_cannot_end_the_run(
     round."""
     count = setup.count
 
-    def lied(samples: Samples, holdings: tuple[Holding, ...]) -> Census:
+    def lied(samples: Samples, holdings: Sequence[Holding]) -> Census:
         found = count(samples, holdings)
-        told = found.sites[HOSTILE]
-        told["train"] = Held(images=10**6, counts=told["train"].counts)
+        found.sites.images[list(found.sites).index(HOSTILE), 0] = 10**6
         return found
 
     monkeypatch.setattr(setup, "count", lied)

@@ -12,7 +12,19 @@ from hypothesis import strategies as st
 
 from equipoise.errors import SiteError
 from equipoise.exchange import Answers, Reduction
-from equipoise.exchange.reduction import LARGEST, MOST_SITES, SCALE, fixed
+from equipoise.exchange.reduction import (
+    FEW_SITES,
+    FINE,
+    LARGEST,
+    MOST_SITES,
+    SCALE,
+    add_fixed,
+    fine_of,
+    fixed,
+    fixed_fine,
+    largest_whole,
+    scale_of,
+)
 from equipoise.leaves import Each, Mean, Sum, Upload
 from equipoise.tree import digest
 
@@ -102,7 +114,7 @@ def test_small_weights_beside_large_ones_and_values_at_the_limit() -> None:
         [(3e-9 + 5000) / (1000 + 1e-9), LARGEST * 1e-9 / (1000 + 1e-9)], rel=1e-12
     )
     reduction = Reduction()
-    for i in range(MOST_SITES):
+    for i in range(1024):
         reduction.add(
             str(i), {"x": Mean(torch.tensor([LARGEST * 2, -0.75 / SCALE], dtype=torch.float64), 0.5)}
         )
@@ -170,20 +182,75 @@ def test_whole_numbers_are_summed_exactly() -> None:
     assert reduce({s: {"n": Sum(torch.tensor([odd]))} for s in SITES})["n"].tolist() == [7 * odd]
 
 
-def test_the_largest_allowed_values_of_the_most_sites_do_not_overflow() -> None:
+def test_the_largest_allowed_values_of_many_sites_do_not_overflow() -> None:
+    sites = FEW_SITES + 1
     for sign in (1.0, -1.0):
-        reduction = Reduction()
-        for i in range(MOST_SITES):
+        reduction = Reduction(sites=sites)
+        for i in range(sites):
             reduction.add(
                 str(i),
                 {
                     "x": Sum(torch.tensor([sign * LARGEST], dtype=torch.float64)),
-                    "n": Sum(torch.tensor([2**52])),
+                    "n": Sum(torch.tensor([largest_whole(sites)])),
+                    "m": Mean(torch.tensor([sign * LARGEST * 2, -0.75 / SCALE], dtype=torch.float64), 0.5),
                 },
             )
         answers = reduction.result(())
-        assert answers["x"].tolist() == [sign * LARGEST * MOST_SITES]
-        assert answers["n"].tolist() == [2**62]
+        assert answers["x"].tolist() == [sign * LARGEST * sites]
+        assert answers["n"].tolist() == [largest_whole(sites) * sites]
+        assert answers["m"].tolist() == [sign * LARGEST * 2, -0.75 / SCALE]
+
+
+EDGES = (1, 2, 1023, 1024, FEW_SITES, FEW_SITES + 1, 2**13, 2**13 + 1, 2**16, 2**16 + 1, MOST_SITES)
+
+
+@pytest.mark.parametrize("sites", EDGES)
+def test_no_sum_reaches_beyond_an_int64(sites: int) -> None:
+    scale, fine = scale_of(sites), fine_of(sites)
+    top = torch.tensor([LARGEST, -LARGEST], dtype=torch.float64)
+    total = torch.zeros(2, dtype=torch.int64)
+    add_fixed(total, top, 1.0, scale)
+    assert total.tolist() == fixed(top, None, scale).tolist() == [LARGEST * scale, -LARGEST * scale]
+    assert int(total[0]) * sites <= 2**62
+    assert largest_whole(sites) * sites <= 2**62
+    half = torch.tensor([0.5 / scale], dtype=torch.float64)  # rounding leaves nothing larger over
+    _, rest = fixed_fine(half, torch.ones(()), scale, fine)
+    assert abs(int(rest)) * sites <= 2**62
+
+
+def test_the_scale_is_the_same_for_all_runs_there_have_been_and_falls_by_a_bit_per_doubling() -> None:
+    assert {scale_of(n) for n in (1, 2, 1024, FEW_SITES)} == {SCALE} == {2.0**28}
+    assert {fine_of(n) for n in (1, 2, 1024, FEW_SITES)} == {FINE} == {2.0**50}
+    assert {largest_whole(n) for n in (1, 2, 1024)} == {2**52}
+    assert [scale_of(n) for n in (FEW_SITES + 1, 2**13, 2**13 + 1, MOST_SITES)] == [
+        2.0**27,
+        2.0**27,
+        2.0**26,
+        2.0**23,
+    ]
+
+
+def test_one_site_more_than_there_is_room_for_is_refused() -> None:
+    for room in (scale_of, fine_of, largest_whole):
+        with pytest.raises(SiteError, match="at most 100,000 sites, not 100,001"):
+            room(MOST_SITES + 1)
+    with pytest.raises(SiteError, match="at most 100,000 sites"):
+        Reduction(sites=MOST_SITES + 1)
+    reduction = Reduction()
+    for i in range(FEW_SITES):
+        reduction.add(str(i), {})
+    with pytest.raises(SiteError, match=r"more than 4,096 answers"):
+        reduction.add("one more", {})
+
+
+def test_a_mean_over_many_sites_is_that_of_float64_within_the_coarser_scale() -> None:
+    draw = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(50, 3, generator=draw), torch.rand(50, generator=draw) * 100 + 1
+    reduction = Reduction(sites=MOST_SITES)
+    for i in range(50):
+        reduction.add(str(i), {"x": Mean(x[i], float(weight[i]))})
+    expected = (x.double() * weight.double()[:, None]).sum(0) / weight.double().sum()
+    torch.testing.assert_close(reduction.result(())["x"].double(), expected, rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

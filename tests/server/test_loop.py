@@ -273,9 +273,9 @@ def test_sites_are_drawn_by_seed_and_round(share: float, count: int, tmp_path: P
 def test_more_sites_than_sums_have_room_for_are_refused(
     tiny: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    countable(1024)
-    with pytest.raises(ConfigError, match=r"at most 1,024 sites, .* this one has 1,025$"):
-        countable(1025)
+    countable(100_000)
+    with pytest.raises(ConfigError, match=r"at most 100,000 sites, .* this one has 100,001$"):
+        countable(100_001)
     monkeypatch.setattr(loop, "MOST_SITES", 2)
     with pytest.raises(ConfigError, match="at most 2 sites"):
         run(tiny(), tmp_path)

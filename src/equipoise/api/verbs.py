@@ -73,12 +73,13 @@ def compare(
     reference: str | None = None,
     out: str | Path | None = None,
     jobs: int | None = None,
+    on: str | None = None,
     early_stopping: Stop | None = None,
     watch: Watch | None = None,
     progress: bool | None = None,
 ) -> Comparison:
     """Compare methods over seeds or folds, `jobs` runs at a time, into the folder `out` (a temporary one if
-    none); finished runs are not repeated.
+    none); finished runs are not repeated. With `on="ray"` the runs go to the nodes of a Ray cluster.
 
     `methods` are NAME, NAME:preset or FILE.py:Class, or "all". `grid` has the values of dotted keys, as in
     `{"train.lr": [0.001, 0.01]}`, and `arms` further rows, as in `{"small steps": {"train.lr": 1e-4}}`.
@@ -95,7 +96,7 @@ def compare(
             reference=reference,
             progress=_reading(tell),
         )
-        facts = run_all(plan, folder, jobs, tell)
+        facts = run_all(plan, folder, jobs, tell, on)
     return _ended(folder, facts["failures"], len(plan.jobs))
 
 
@@ -110,6 +111,7 @@ def reproduce(
     from_scratch: bool = False,
     out: str | Path | None = None,
     jobs: int | None = None,
+    on: str | None = None,
     watch: Watch | None = None,
     progress: bool | None = None,
 ) -> Comparison:
@@ -133,7 +135,7 @@ def reproduce(
             from_scratch=from_scratch,
             progress=_reading(tell),
         )
-        facts = run_table(task, folder, jobs, tell)
+        facts = run_table(task, folder, jobs, tell, on)
     return _ended(folder, facts["failures"], len(task.plan.jobs))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,8 @@ Watch = Callable[[str, dict[str, Any]], None]
 
 LINES = 10
 """plain lines a whole run prints at most, besides the first and the last"""
+MANY = 50
+"""sites that are told one by one, at most"""
 
 
 class Clock:
@@ -158,7 +160,7 @@ def _plain(runs: int) -> Watch:
             clock.begin(facts["rounds"], len(facts["sites"]))
             if clock.run == 0:
                 clock.start()
-            sizes = ", ".join(f"{site} {count:,}" for site, count in facts["sites"].items())
+            sizes = _sizes(facts["sites"])
             say(f"{clock.rounds} rounds at {len(facts['sites'])} sites ({sizes})")
         elif event == "answer":
             clock.answer()
@@ -169,6 +171,13 @@ def _plain(runs: int) -> Watch:
                 say(f"{line(facts, clock.rounds)}  {duration(clock.left)} left")
 
     return watch
+
+
+def _sizes(sites: Mapping[str, int]) -> str:
+    """Training images by site, or of many sites how many there are at each."""
+    if len(sites) <= MANY:
+        return ", ".join(f"{site} {count:,}" for site, count in sites.items())
+    return f"{min(sites.values()):,} to {max(sites.values()):,} training images each"
 
 
 class Race:

@@ -12,12 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from equipoise.compare.job import letter
+from equipoise.compare.nodes import Nodes
 from equipoise.compare.plan import Job, Plan
 from equipoise.config import digest_in
 from equipoise.engine import frames
-from equipoise.errors import StorageError
+from equipoise.engine.ray import need_ray
+from equipoise.errors import ConfigError, StorageError
+from equipoise.names import unknown
 from equipoise.run_folder import CONFIG, RESULT
 from equipoise.running import Watch
+
+RAY = "ray"
 
 
 @dataclass(frozen=True)
@@ -34,14 +40,17 @@ def finished(folder: Path) -> bool:
     return (folder / RESULT).is_file()
 
 
-def race(plan: Plan, out: Path, processes: int | None = None, watch: Watch | None = None) -> list[Failure]:
+def race(
+    plan: Plan, out: Path, processes: int | None = None, watch: Watch | None = None, on: str | None = None
+) -> list[Failure]:
     """Run every job that has no result yet, `processes` at a time (default: one per core), and tell which
-    failed.
+    failed. `on` is "ray" where the runs go to the nodes of a cluster: as many at a time as it has room for.
 
     `watch` is told of ("begin", {rounds, runs, finished}), and of each run: ("round", {run, round, rounds}),
     ("done", {run}) and ("failed", {run, error}).
     """
     watch = watch or (lambda event, facts: None)
+    placed(on)
     for job in plan.jobs:
         folder = out / job.name
         if (folder / CONFIG).exists() and digest_in(folder) != job.config.digest:
@@ -63,7 +72,9 @@ def race(plan: Plan, out: Path, processes: int | None = None, watch: Watch | Non
     for job in todo:
         waiting.put(job)
     told: queue.SimpleQueue[tuple[Job, dict[str, Any]]] = queue.SimpleQueue()
-    runners = [_Runner(out) for _ in range(count)]
+    runners: list[_Runner] | list[Nodes] = (
+        [Nodes(out, processes)] if on and todo else [_Runner(out) for _ in range(count)]
+    )
     threads = [threading.Thread(target=runner.serve, args=(waiting, told), daemon=True) for runner in runners]
     failures: dict[str, Failure] = {}
     ended = 0
@@ -85,6 +96,14 @@ def race(plan: Plan, out: Path, processes: int | None = None, watch: Watch | Non
     return [
         failures[job.name] for job in plan.jobs if job.name in failures
     ]  # in the plan's order, not the clock's
+
+
+def placed(on: str | None) -> None:
+    """Refuse a place where runs cannot go."""
+    if on not in (None, RAY):
+        raise ConfigError("--on: " + unknown("place", str(on), [RAY]))
+    if on:
+        need_ray()
 
 
 class _Runner:
@@ -117,10 +136,7 @@ class _Runner:
         if self._halted:
             raise EOFError
         assert process.stdin is not None and process.stdout is not None
-        frames.write(
-            process.stdin,
-            json.dumps({"config": job.config.table(), "out": str(self.out / job.name)}).encode(),
-        )
+        frames.write(process.stdin, letter(job, self.out).encode())
         while True:
             facts = json.loads(frames.read(process.stdout))
             told.put((job, facts))

@@ -65,11 +65,11 @@ GUESSING = 0.005
 
 
 def compare(
-    plan: Plan, out: Path, processes: int | None = None, watch: Watch | None = None
+    plan: Plan, out: Path, processes: int | None = None, watch: Watch | None = None, on: str | None = None
 ) -> dict[str, Any]:
     """Run what is left to run, then write tables, comparison.json and the page into `out`; what
     comparison.json holds."""
-    return conclude(plan, out, race(plan, out, processes, watch))
+    return conclude(plan, out, race(plan, out, processes, watch, on))
 
 
 def conclude(plan: Plan, out: Path, failures: Sequence[Failure] = ()) -> dict[str, Any]:

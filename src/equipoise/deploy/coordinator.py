@@ -244,7 +244,7 @@ def facts_of(cards: Mapping[str, Card]) -> Facts:
         classes=first.classes,
         shape=first.shape,
         fingerprint=hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest(),
-        census=Census(sites=sites, small_cell={site: card.small_cell for site, card in cards.items()}),
+        census=Census.of(sites, {site: card.small_cell for site, card in cards.items()}),
         partial=any(card.partial for card in cards.values()),
         look=first.input.model_dump(include=LOOK),
     )

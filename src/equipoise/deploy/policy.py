@@ -5,7 +5,8 @@ always wins.
 that the coordinator can read for this site alone leaves only if it is named. `small_cell`: nothing is told of
 a class with fewer images than this (and any at all); it is left out of what is told class by class, and an
 answer that cannot be told without it is refused. Training has all images. `min_sites`: a sum over
-fewer sites says too much of one. `batch_size`, `optimizers`, `questions_per_round`, `questions_per_run`: what
+fewer sites says too much of one. `reduce`: a sum that compares sites shows the coordinator each of them.
+`batch_size`, `optimizers`, `questions_per_round`, `questions_per_run`: what
 a run may do to find out more than its sums are meant to say.
 """
 
@@ -26,6 +27,7 @@ from equipoise.deploy.card import COUNTS
 from equipoise.errors import ConfigError, EquipoiseError
 from equipoise.exchange import decode_upload, encode_upload
 from equipoise.exchange.ledger import Entry, entries
+from equipoise.exchange.robust import Rule
 from equipoise.exchange.withhold import by_class, class_dimension, withhold
 from equipoise.locate import Code, named
 from equipoise.methods import METHODS, fingerprint
@@ -57,6 +59,9 @@ class Policy(Options):
     min_sites: int = Field(default=MIN_SITES, ge=1)
     """a question is answered only if at least so many sites are asked, in a run that adds up no fewer
     answers"""
+    reduce: tuple[Rule, ...] = ("mean",)
+    """how our updates may be combined with the others'; all but the mean let the coordinator read ours
+    alone"""
     batch_size: int = Field(default=8, ge=1)
     """smallest train.batch_size a run may have"""
     optimizers: tuple[str, ...] = OPTIMIZERS
@@ -109,6 +114,11 @@ class Policy(Options):
                 f"policy rule 'min_sites': the run adds up as few as {config.exchange.min_sites} answers, "
                 f"this site takes part in sums of at least {self.min_sites}: set exchange.min_sites = "
                 f"{self.min_sites}"
+            )
+        if config.exchange.reduce not in self.reduce:
+            yield (
+                f"policy rule 'reduce': to combine updates by '{config.exchange.reduce}' the coordinator "
+                f"reads each site's own, and this site allows {_listed(self.reduce)} only"
             )
         if config.train.batch_size < self.batch_size:
             yield (
@@ -215,6 +225,10 @@ class Policy(Options):
 def _splits(entry: Entry, counts: Mapping[str, Tensor], read: Collection[str]) -> Collection[str]:
     """The splits that a tensor tells of: those in its name, or else all that were read."""
     return [split for split in counts if split in entry.tensor.split("/")] or read
+
+
+def _listed(rules: Collection[str]) -> str:
+    return ", ".join(f"'{rule}'" for rule in rules) or "no rule"
 
 
 def marks_of(config: Config) -> dict[str, str]:

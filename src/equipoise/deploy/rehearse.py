@@ -121,6 +121,7 @@ def rules_for(config: Config) -> dict[str, Any]:
     marks = marks_of(config)
     return {
         "min_sites": federated(config).exchange.min_sites,
+        "reduce": [config.exchange.reduce],
         "methods": {name: mark for name, mark in marks.items() if name == config.method_name},
         "parts": {name: mark for name, mark in marks.items() if name != config.method_name},
     }

@@ -59,6 +59,10 @@ small_cell = 5
 # a sum over one site is that site's value.
 min_sites = 3
 
+# How our updates may be combined with those of other sites: of a mean the coordinator keeps the sum only;
+# "median", "trimmed" and "krum" hold out against hostile sites, but the coordinator reads ours alone.
+reduce = ["mean"]
+
 # What a run may do here: images per training step at least; local optimisers; how many questions it may ask.
 batch_size = 8
 optimizers = ["sgd", "adam", "adamw"]

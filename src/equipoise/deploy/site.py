@@ -307,7 +307,8 @@ class Joined:
         """What the run would exchange, tried on made-up sites."""
         host = self.host
         built = Built(host.net, host.frozen)
-        return probe(host.blueprint, built, 1, 1, exact=False, place=Place(host.device))
+        found = probe(host.blueprint, built, 1, 1, exact=False, place=Place(host.device))
+        return replace(found, compared=self.config.exchange.compare is not None)
 
     def keep_results(self, round: int, answer: bytes) -> None:
         """Write down what an evaluation says of this site, whether it is told to anyone or not."""

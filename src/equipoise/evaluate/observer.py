@@ -22,7 +22,7 @@ from equipoise.evaluate.scores import Scores, keep_scores, write_scores
 from equipoise.keeping import FIRST
 from equipoise.leaves import Upload
 from equipoise.methods.base import SPLITS
-from equipoise.partition import Held, Holding, together
+from equipoise.partition import ByName, Held, Holding, Holdings, together
 from equipoise.run_folder import METRICS, SCORES, TIMING, RunFolder
 from equipoise.server import Exchange
 from equipoise.tree import Tree
@@ -51,7 +51,8 @@ class Evaluation:
     ) -> None:
         self.blueprint, self.options, self.folder, self.held = blueprint, options, folder, held
         self.method, self.rounds, self.task = blueprint.method, blueprint.train.rounds, blueprint.task
-        self._samples, self.holdings = samples, {holding.name: holding for holding in holdings}
+        self._samples = samples
+        self.holdings = ByName(Holdings.of(holdings).places, lambda place: holdings[place])
         self.tell = tell or (lambda row: None)
         self.shots = torch.tensor(blueprint.shots)
         self.history: list[dict[str, Any]] = []
@@ -216,7 +217,7 @@ class Evaluation:
         for split in SPLITS:
             if split not in pooled:
                 continue
-            if set(own) <= set(self.held):
+            if all(site in self.held for site in own):
                 held = together(self.held[site][split] for site in own)
                 for stats in pooled[split].values():
                     if problem := doubt(stats, held):

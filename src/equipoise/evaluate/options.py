@@ -18,6 +18,9 @@ class EvaluateOptions(Options):
 
     every: int = Field(default=1, ge=1)
     """evaluate after every so many rounds; the last round always is"""
+    sites: int | None = Field(default=None, ge=1)
+    """evaluate at so many sites, drawn once for the whole run from those with validation or test images; none
+    = at all"""
     select: Literal["last", "best_validation", "mean_last_5"] = "last"
     """which round is reported, with the method's ending if it has one; the test set is never used to
     choose"""

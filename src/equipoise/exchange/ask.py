@@ -12,7 +12,7 @@ from torch import Tensor
 
 from equipoise.exchange.codec import pack
 from equipoise.exchange.question import Question
-from equipoise.exchange.reduction import Answers, Reduction
+from equipoise.exchange.reduction import Answers, Compare, Reduction
 from equipoise.leaves import Upload
 from equipoise.seeds import generator
 from equipoise.tree import Tree, flatten
@@ -36,6 +36,7 @@ class Ask(ABC):
         writes: bool = True,
         tuned: bool = False,
         least: int = 1,
+        compare: Compare | None = None,
     ) -> None:
         self.sites, self.round, self.rounds = sites, round, rounds
         self._start = versions or {}
@@ -47,6 +48,7 @@ class Ask(ABC):
         """private versions of the newest checkpoint known to be on disk, if it is not the one this
         conversation starts from"""
         self._everyone, self._seed, self._least = everyone or sites, seed, least
+        self._compare = compare
         self._pinned, self._writes, self._tuned = pinned, writes, tuned
         # Private versions are named by it; the endings of several rounds are conversations of the same round.
         self._step, self._count = round if step is None else step, 0
@@ -78,7 +80,7 @@ class Ask(ABC):
             round=self.round,
             payload=pack({}, broadcast),
             each={site: pack({}, tensors) for site, tensors in own.items()},
-            read=dict(self.versions),
+            read={site: self.versions[site] for site in sites if site in self.versions},
             write=f"{self._step}.{self._count}" if writes else None,
             # The checkpoint of the round before may or may not have reached the disk: a crash resumes from it
             # or from the one before that. Pinned are the private versions of rounds that may be selected.
@@ -89,7 +91,7 @@ class Ask(ABC):
         self._count += 1
         sent = {**broadcast, **next(iter(own.values()), {})}
         received = {name.partition("/")[2]: x for name, x in sent.items() if "/" in name}
-        reduction = Reduction(self._least)
+        reduction = Reduction(self._least, len(sites), self._compare)
         for site, wrote, upload in self._answers(asked, received):
             reduction.add(site, upload)
             if wrote and asked.write is not None:

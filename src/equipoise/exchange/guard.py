@@ -7,18 +7,21 @@ sites.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from equipoise.errors import Rejected
 from equipoise.exchange.codec import CodecError, decode_upload, shown
 from equipoise.exchange.ledger import Entry, Line, Shape, entries
-from equipoise.exchange.reduction import LARGEST, spread, tensors_of
+from equipoise.exchange.reduction import LARGEST, largest_whole, spread, tensors_of
+from equipoise.exchange.robust import Robust, Rule
 from equipoise.leaves import SAMPLES, Limit, Mean, Upload
 from equipoise.options import Options
 
@@ -42,6 +45,27 @@ class ExchangeOptions(Options):
     """longest accepted length where the ledger leaves a length open"""
     min_sites: int = Field(1, ge=1)
     """a round with fewer usable answers stops the run"""
+    reduce: Rule = "mean"
+    """how updates are combined: by their mean, or against broken and hostile sites by `"median"`, `"trimmed"`
+    mean or `"krum"`, for which the coordinator reads each site's own and every site must allow it"""
+    hostile: float = Field(0.2, ge=0, lt=0.5)
+    """trimmed, krum: the share of sites that may be broken or hostile, rounded up to whole sites"""
+    picks: int | None = Field(None, ge=1)
+    """krum: how many updates are picked and averaged: 1 is Krum; left out, all but the hostile ones and two
+    more are (Multi-Krum)"""
+
+    @model_validator(mode="after")
+    def _hidden_or_compared(self) -> ExchangeOptions:
+        if self.compare is not None and getattr(self, "secure", False):
+            raise ValueError(
+                f'reduce = "{self.reduce}" compares the sites\' updates, and secure hides them: leave one out'
+            )
+        return self
+
+    @property
+    def compare(self) -> Robust | None:
+        """How means are combined by comparing the sites' values; None: they are only added up."""
+        return None if self.reduce == "mean" else Robust(self.reduce, self.hostile, self.picks)
 
 
 @dataclass(frozen=True)
@@ -53,13 +77,18 @@ class Bounds:
     images: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """by site and split, as told when it joined; a site that is not named is not bound"""
 
+    @cached_property
+    def totals(self) -> Mapping[str, int]:
+        """By split: the images of all sites."""
+        return sum((Counter(images) for images in self.images.values()), Counter())
+
     def problem(self, site: str, question: str, upload: Upload) -> str | None:
         """What is wrong with weights or values, in words."""
         for name, leaf in upload.items():
             limit = self.limits.get(f"{question}.{name}", SAMPLES if isinstance(leaf, Mean) else None)
             if limit is None or site not in self.images:
                 continue
-            total = sum(images.get(limit.split, 0) for images in self.images.values())
+            total = self.totals.get(limit.split, 0) if limit.total else 0
             most = limit.plain + limit.images * self.images[site].get(limit.split, 0) + limit.total * total
             what = f"the weight of '{name}'" if isinstance(leaf, Mean) else f"leaf '{name}'"
             for x in [torch.as_tensor(leaf.weight)] if isinstance(leaf, Mean) else tensors_of(leaf).values():
@@ -93,11 +122,12 @@ def check(
     bounds: Bounds = Bounds(),
     round: int | None = None,
     sent: Mapping[str, Tensor] | None = None,
+    sites: int = 1,
 ) -> tuple[dict[str, Any], Upload]:
     """The header and leaves of an answer that keeps every rule; `Rejected` otherwise.
 
     `sent` are the tensors the site received, by the names they have in its answer (none: not known, so a
-    change cannot be judged).
+    change cannot be judged). `sites` is how many were asked: all their answers must fit into one sum.
     """
 
     def reject(reason: str) -> Rejected:
@@ -132,7 +162,7 @@ def check(
         weight = torch.as_tensor(leaf.weight, dtype=torch.float64) if isinstance(leaf, Mean) else None
         if weight is not None and (problem := _bad_weight(weight, options)):
             raise reject(f"the weight of '{shown(name)}' {problem}")
-        if problem := _bad_values(tensors, weight, options, leaf.kind != "sum"):
+        if problem := _bad_values(tensors, weight, options, leaf.kind != "sum", sites):
             raise reject(f"leaf '{shown(name)}' {problem}")
     if problem := bounds.problem(site, line.question, upload) or _bad_variance(upload, sent):
         raise reject(problem)
@@ -192,14 +222,13 @@ def _bad_variance(upload: Upload, sent: Mapping[str, Tensor] | None) -> str | No
 
 
 def _bad_values(
-    tensors: list[Tensor], weight: Tensor | None, options: ExchangeOptions, bounded: bool
+    tensors: list[Tensor], weight: Tensor | None, options: ExchangeOptions, bounded: bool, sites: int
 ) -> str | None:
-    norm = 0.0
+    norm, most = 0.0, largest_whole(sites)
     for x in tensors:
         if not x.is_floating_point() and weight is None:
-            # Whole numbers are summed as they are: keep 1,024 sites from overflowing an int64.
-            if x.dtype == torch.int64 and bool(((x > 2**52) | (x < -(2**52))).any()):
-                return "has a whole number above 2^52"
+            if x.dtype == torch.int64 and bool(((x > most) | (x < -most)).any()):
+                return f"has a whole number above 2^{most.bit_length() - 1}"
             continue
         x = x if x.is_floating_point() else x.to(torch.float64)
         if not x.numel():

@@ -26,6 +26,8 @@ READERS: dict[str, str] = {
     "mean": "coordinator: keeps the weighted mean and the summed weight only",
     "each": "coordinator: this site's own value",
 }
+COMPARED = "coordinator: this site's own value, to compare it with the others' (exchange.reduce)"
+"""who reads a mean where sites are compared instead of added up"""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,8 @@ class Ledger:
     """What a run exchanges."""
 
     lines: tuple[Line, ...]
+    compared: bool = False
+    """whether means are combined by comparing the sites' values (`exchange.reduce`)"""
 
     def line(self, question: str, round: int) -> Line | None:
         """The line in force for a question in a round."""
@@ -99,10 +103,14 @@ class Ledger:
                         "dtype": entries[0].dtype,
                         "bytes": sum(entry.bytes() for entry in entries),
                         "varies": any(None in entry.shape for entry in entries),
-                        "read_by": READERS[entries[0].kind],
+                        "read_by": self.reader(entries[0].kind),
                     }
                 )
         return rows
+
+    def reader(self, kind: Kind) -> str:
+        """Who reads what of a leaf."""
+        return COMPARED if self.compared and kind == "mean" else READERS[kind]
 
     def __repr__(self) -> str:
         lines = [f"Ledger of {len(self.lines)} questions, per site and round"]

@@ -1,17 +1,18 @@
 """How answers are combined: exact sums in 64-bit fixed point, so that neither arrival order nor masking
 changes a bit.
 
-A float x with weight w contributes round(w · x · 2^28) as an int64. With at most 1,024 sites and |w · x| ≤
-2^22 each, a sum cannot overflow; the guard refuses anything larger. Answers are added as they arrive, so
-memory does not grow with sites. A mean does not depend on the unit of its weights, so weights below 1 keep
-what this rounding takes away: another int64, in units of 2^-78. A weight of 10^-15 counts as exactly as one
-of 1; below 2^-78 (3 · 10^-24) it is 0.
+A float x with weight w contributes round(w · x · 2^28) as an int64. With |w · x| ≤ 2^22 at each of up to
+4,096 sites a sum stays below 2^62; the guard refuses anything larger. For every doubling of the sites asked
+beyond that the scale has one bit less: 2^23 for 100,000. Answers are added as they arrive, so memory does not
+grow with sites. A mean does not depend on the unit of its weights, so weights below 1 keep what this rounding
+takes away: another int64, in units of 2^-78 (of 2^-69 for 100,000 sites). A weight of 10^-15 counts as
+exactly as one of 1; below that unit (3 · 10^-24) it is 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,37 +21,62 @@ from equipoise.errors import SiteError
 from equipoise.leaves import Each, Leaf, Mean, Upload
 from equipoise.tree import Tree, flatten, unflatten
 
-FRACTION_BITS = 28
+ROOM = 62
+"""bits of a sum: what is added up stays below 2^62, whatever the number of sites"""
+FRACTION_BITS, FINE_BITS, VALUE_BITS, WHOLE_BITS = 28, 50, 22, 52
 SCALE = float(2**FRACTION_BITS)
-FINE = float(2**50)
-"""the rest after rounding is at most half a unit, so 1,024 sites' rests stay below 2^59"""
-LARGEST = float(2**22)
-MOST_SITES = 1024
+FINE = float(2**FINE_BITS)
+LARGEST = float(2**VALUE_BITS)
+FEW_SITES = 2 ** (ROOM - VALUE_BITS - FRACTION_BITS)
+"""sites up to which the scale is the finest"""
+MOST_SITES = 100_000
 PIECE = 2**15
 ROUNDER = 1.5 * 2.0**52
 ROUNDER_BITS = int(torch.tensor(ROUNDER, dtype=torch.float64).view(torch.int64))
 
 
-def fixed(x: Tensor, weight: Tensor | None = None) -> Tensor:
-    """round(weight · x · 2^28) as int64; whole-number tensors without a weight are kept as they are."""
+def scale_of(sites: int) -> float:
+    """What floats are multiplied by, so that the sum over so many sites has room: 2^28 for up to 4,096."""
+    return float(2 ** min(FRACTION_BITS, ROOM - VALUE_BITS - _doublings(sites)))
+
+
+def fine_of(sites: int) -> float:
+    """What the rests of rounding are multiplied by: each is at most half a unit."""
+    return float(2 ** min(FINE_BITS, ROOM + 1 - _doublings(sites)))
+
+
+def largest_whole(sites: int) -> int:
+    """The largest whole number that each of so many sites may add: whole numbers are summed as they are."""
+    return int(2 ** min(WHOLE_BITS, ROOM - _doublings(sites)))
+
+
+def _doublings(sites: int) -> int:
+    """How many bits a sum over so many sites has more than one of them."""
+    if sites > MOST_SITES:
+        raise SiteError(f"sums are over at most {MOST_SITES:,} sites, not {sites:,}")
+    return max(0, sites - 1).bit_length()
+
+
+def fixed(x: Tensor, weight: Tensor | None = None, scale: float = SCALE) -> Tensor:
+    """round(weight · x · scale) as int64; whole-number tensors without a weight are kept as they are."""
     if weight is None and not x.is_floating_point():
         return x.to(torch.int64, copy=True)
-    y = x.to(torch.float64) * SCALE
+    y = x.to(torch.float64) * scale
     if weight is not None:
         y = y.mul_(spread(weight, x))
     return y.round_().to(torch.int64)
 
 
-def fixed_fine(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """round(weight · x · 2^28) and what that left over, times 2^50, both as int64."""
-    y = x.to(torch.float64) * SCALE * spread(weight, x)
+def fixed_fine(x: Tensor, weight: Tensor, scale: float = SCALE, fine: float = FINE) -> tuple[Tensor, Tensor]:
+    """round(weight · x · scale) and what that left over, times `fine`, both as int64."""
+    y = x.to(torch.float64) * scale * spread(weight, x)
     whole = y.round()
-    return whole.to(torch.int64), ((y - whole) * FINE).round_().to(torch.int64)
+    return whole.to(torch.int64), ((y - whole) * fine).round_().to(torch.int64)
 
 
-def add_fixed(total: Tensor, x: Tensor, weight: float) -> None:
-    """total += fixed(x, weight), a piece at a time: pieces stay in the processor's cache, where whole models
-    would not.
+def add_fixed(total: Tensor, x: Tensor, weight: float, scale: float = SCALE) -> None:
+    """total += fixed(x, weight, scale), a piece at a time: pieces stay in the processor's cache, where whole
+    models would not.
 
     Adding 1.5 · 2^52 to a float64 below 2^51 leaves it rounded to a whole number in its lowest bits, half to
     even as `round` does; read as an int64 and less the constant's own bits, that is the number. A conversion
@@ -58,7 +84,7 @@ def add_fixed(total: Tensor, x: Tensor, weight: float) -> None:
     """
     scaled = torch.empty(min(PIECE, x.numel()), dtype=torch.float64)
     for y, out in zip(x.reshape(-1).split(PIECE), total.view(-1).split(PIECE), strict=True):
-        part = scaled[: len(y)].copy_(y).mul_(weight * SCALE).add_(ROUNDER)
+        part = scaled[: len(y)].copy_(y).mul_(weight * scale).add_(ROUNDER)
         out.add_(part.view(torch.int64)).sub_(ROUNDER_BITS)
 
 
@@ -71,10 +97,10 @@ def quotient(total: Tensor, divisor: float, dtype: torch.dtype) -> Tensor:
     return result
 
 
-def with_rest(total: Tensor, rest: Tensor | None) -> Tensor:
-    """A sum in units of 2^-28 as float64, with the rests of its rounding where they were kept."""
+def with_rest(total: Tensor, rest: Tensor | None, fine: float = FINE) -> Tensor:
+    """A sum in fixed point as float64, with the rests of its rounding where they were kept."""
     value = total.to(torch.float64)
-    return value if rest is None else value + rest.to(torch.float64) / FINE
+    return value if rest is None else value + rest.to(torch.float64) / fine
 
 
 def spread(weight: Tensor, x: Tensor) -> Tensor:
@@ -85,6 +111,16 @@ def spread(weight: Tensor, x: Tensor) -> Tensor:
 def tensors_of(leaf: Leaf) -> dict[str, Tensor]:
     """The tensors of a leaf by name; a leaf that is one tensor has the name ""."""
     return flatten(leaf.value) if isinstance(leaf.value, Mapping) else {"": leaf.value}
+
+
+STATISTICS = "running_"
+"""how tensors are called that a network measures instead of training them: much larger, so judged by
+themselves"""
+
+
+def part_of(path: str) -> str:
+    """Which part of a leaf a tensor belongs to: the statistics that a network measures, or all others."""
+    return STATISTICS if path.rpartition(".")[2].startswith(STATISTICS) else ""
 
 
 def whole(tensors: Mapping[str, Tensor]) -> Any:
@@ -112,12 +148,24 @@ class Answers:
         return iter(self.leaves)
 
 
-class Reduction:
-    """Adds up answers in any order; gives no sum of fewer than `least`: a sum over one site is that site's
-    value."""
+class Compare(Protocol):
+    """Combines means by comparing the sites' values instead of adding them up, see `exchange.robust`."""
 
-    def __init__(self, least: int = 1) -> None:
-        self._least = least
+    def needed(self, asked: int) -> int: ...
+
+    def combine(
+        self, values: Sequence[dict[str, Tensor]], weights: Sequence[Tensor], asked: int
+    ) -> dict[str, Tensor]: ...
+
+
+class Reduction:
+    """Adds up answers in any order, of at most so many `sites`, which choose the scale; gives no sum of fewer
+    than `least`: a sum over one site is that site's value. `compare` is another way to combine means; it
+    keeps every site's until the last is there."""
+
+    def __init__(self, least: int = 1, sites: int = FEW_SITES, compare: Compare | None = None) -> None:
+        self._least, self._most, self._compare = least, max(sites, FEW_SITES), compare
+        self._scale, self._fine = scale_of(sites), fine_of(sites)
         self._kinds: dict[str, str] = {}
         self._dtypes: dict[tuple[str, str], torch.dtype] = {}
         self._sums: dict[tuple[str, str], Tensor] = {}
@@ -125,11 +173,16 @@ class Reduction:
         self._weights: dict[str, Tensor] = {}
         self._weight_rests: dict[str, Tensor] = {}
         self._each: dict[str, dict[str, Any]] = {}
-        self._sites: list[str] = []
+        self._singly: dict[str, dict[str, tuple[dict[str, Tensor], Tensor]]] = {}
+        self._sites: dict[str, None] = {}
+        self._added = 0
 
     def add(self, site: str, upload: Upload) -> None:
         """Count one site's answer in."""
-        self._sites.append(site)
+        self._added += 1
+        if self._added > self._most:
+            raise SiteError(f"more than {self._most:,} answers to one question: their sum has no room")
+        self._sites[site] = None
         for name, leaf in upload.items():
             self._kinds[name] = leaf.kind
             if isinstance(leaf, Each):
@@ -141,39 +194,55 @@ class Reduction:
             weight = torch.as_tensor(leaf.weight, dtype=torch.float64) if isinstance(leaf, Mean) else None
             small = weight is not None and bool(((weight > 0) & (weight < 1)).any())
             if weight is not None:
-                whole_weight, rest = fixed_fine(weight, torch.ones(()))
+                whole_weight, rest = self._fixed_fine(weight, torch.ones(()))
                 self._weights[name] = self._weights.get(name, 0) + whole_weight
                 if small:
                     self._weight_rests[name] = self._weight_rests.get(name, 0) + rest
+                if self._compare is not None:
+                    copies = {path: x.clone() for path, x in tensors_of(leaf).items()}
+                    self._singly.setdefault(name, {})[site] = copies, weight.clone()
+                    continue
             for path, x in tensors_of(leaf).items():
                 self._dtypes[name, path] = x.dtype
                 if (name, path) not in self._sums:
                     self._sums[name, path] = torch.zeros(x.shape, dtype=torch.int64)
                 total = self._sums[name, path]
                 if weight is not None and small:
-                    coarse, rest = fixed_fine(x, weight)
+                    coarse, rest = self._fixed_fine(x, weight)
                     total.add_(coarse)
                     self._rests[name, path] = self._rests.get((name, path), 0) + rest
                 elif x.is_floating_point() and (weight is None or weight.dim() == 0):
-                    add_fixed(total, x, 1.0 if weight is None else float(weight))
+                    add_fixed(total, x, 1.0 if weight is None else float(weight), self._scale)
                 else:
-                    total.add_(fixed(x, weight))
+                    total.add_(fixed(x, weight, self._scale))
+
+    def _fixed_fine(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return fixed_fine(x, weight, self._scale, self._fine)
 
     def result(self, order: tuple[str, ...]) -> Answers:
         """The reduced leaves; `order` is the federation's order of sites."""
-        if len(set(self._sites)) < self._least:
+        if len(self._sites) < self._least:
             raise SiteError(
-                f"only {len(set(self._sites))} sites answered, and no sum is given of fewer than "
-                f"{self._least}"
+                f"only {len(self._sites)} sites answered, and no sum is given of fewer than {self._least}"
+            )
+        if self._singly and self._compare and len(self._sites) < self._compare.needed(len(order)):
+            raise SiteError(
+                f"only {len(self._sites)} sites answered, and exchange.reduce needs "
+                f"{self._compare.needed(len(order))} of {len(order)} to outvote bad ones"
             )
         leaves: dict[str, Any] = {}
         weights = {
-            name: with_rest(total, self._weight_rests.get(name)) / SCALE
+            name: with_rest(total, self._weight_rests.get(name), self._fine) / self._scale
             for name, total in self._weights.items()
         }
         for name, kind in self._kinds.items():
             if kind == "each":
                 leaves[name] = {site: self._each[name][site] for site in order if site in self._each[name]}
+                continue
+            if self._compare is not None and name in self._singly:
+                told = [self._singly[name][site] for site in order if site in self._singly[name]]
+                values, each_weight = [one for one, _ in told], [weight for _, weight in told]
+                leaves[name] = whole(self._compare.combine(values, each_weight, len(order)))
                 continue
             parts: Tree = {}
             for (leaf, path), total in self._sums.items():
@@ -188,15 +257,14 @@ class Reduction:
                 rest = self._rests.get((leaf, path))
                 if weight.dim() == 0 and rest is None:
                     parts[path] = (
-                        quotient(total, SCALE * float(weight), dtype)
+                        quotient(total, self._scale * float(weight), dtype)
                         if weight > 0
                         else torch.zeros(total.shape, dtype=dtype)
                     )
                     continue
                 each = spread(weight, total)
-                floor = 1 / (SCALE * FINE)
-                parts[path] = torch.where(
-                    each > 0, with_rest(total, rest) / (SCALE * each.clamp_min(floor)), 0.0
-                ).to(dtype)
+                floor = 1 / (self._scale * self._fine)
+                value = with_rest(total, rest, self._fine) / (self._scale * each.clamp_min(floor))
+                parts[path] = torch.where(each > 0, value, 0.0).to(dtype)
             leaves[name] = whole(parts) if parts else {}
         return Answers(leaves, weights, tuple(site for site in order if site in self._sites))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from equipoise.exchange.guard import Bounds
 from equipoise.exchange.ledger import Line
-from equipoise.exchange.reduction import tensors_of, whole
+from equipoise.exchange.reduction import part_of, tensors_of, whole
 from equipoise.leaves import Upload
 
 HARMLESS = 0.1
@@ -24,9 +24,6 @@ LENIENT = 10.0
 """how much further than models other means, such as class prototypes, may lie apart at honest sites"""
 
 
-STATISTICS = "running_"
-"""how tensors are called that a network measures instead of training them: much larger, so judged by
-themselves"""
 Part = tuple[str, str]
 """a leaf, and which of its tensors: those whose last name begins so, or all others"""
 
@@ -56,7 +53,7 @@ class Sizes:
     def measure(self, site: str, upload: Upload) -> bool:
         """Take note of an answer; whether it passes without a look at the others."""
         self._found[site] = {
-            (leaf, kind): _length(x for path, x in tensors_of(upload[leaf]).items() if _kind(path) == kind)
+            (leaf, kind): _length(x for path, x in tensors_of(upload[leaf]).items() if part_of(path) == kind)
             for leaf, kind in self._rules
         }
         return not any(self._large(site))
@@ -112,14 +109,10 @@ def smaller(upload: Upload, factors: Mapping[Part, float]) -> Upload:
     made = dict(upload)
     for name in {leaf for leaf, _ in factors}:
         tensors = {
-            path: x * factors.get((name, _kind(path)), 1.0) for path, x in tensors_of(upload[name]).items()
+            path: x * factors.get((name, part_of(path)), 1.0) for path, x in tensors_of(upload[name]).items()
         }
         made[name] = replace(upload[name], value=whole(tensors))
     return made
-
-
-def _kind(path: str) -> str:
-    return STATISTICS if path.rpartition(".")[2].startswith(STATISTICS) else ""
 
 
 def _rules(
@@ -130,8 +123,8 @@ def _rules(
     Judged are real numbers, as many at every site, that no limit of their own bounds. A leaf with the names
     and shapes of tensors that were sent changes those.
     """
-    for part in dict.fromkeys((entry.leaf, _kind(entry.tensor)) for entry in line.up):
-        found = [entry for entry in line.up if (entry.leaf, _kind(entry.tensor)) == part]
+    for part in dict.fromkeys((entry.leaf, part_of(entry.tensor)) for entry in line.up):
+        found = [entry for entry in line.up if (entry.leaf, part_of(entry.tensor)) == part]
         bounded = found[0].kind == "sum" or (
             found[0].kind == "each" and f"{line.question}.{part[0]}" in bounds.limits
         )

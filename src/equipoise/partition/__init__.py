@@ -3,9 +3,10 @@ test."""
 
 from __future__ import annotations
 
+from equipoise.partition.by_name import ByName
 from equipoise.partition.cells import covered, small_cells, without_small_cells
 from equipoise.partition.census import Census, Facts, Held, count, together
-from equipoise.partition.divide import Holding, divide, table
+from equipoise.partition.divide import Holding, Holdings, divide, table
 from equipoise.partition.kinds import Column, Dirichlet, Iid, PartitionOptions
 from equipoise.partition.own import OwnDivision
 from equipoise.partition.sources import Attribute, Limited
@@ -22,12 +23,14 @@ KINDS: dict[str, type[PartitionOptions]] = {
 __all__ = [
     "KINDS",
     "Attribute",
+    "ByName",
     "Census",
     "Column",
     "Dirichlet",
     "Facts",
     "Held",
     "Holding",
+    "Holdings",
     "Iid",
     "Limited",
     "OwnDivision",

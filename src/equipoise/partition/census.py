@@ -8,13 +8,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import ConfigDict, field_serializer, field_validator
 from torch import Tensor
 
 from equipoise.data.samples import Samples, Task
 from equipoise.options import Options
-from equipoise.partition.divide import Holding
+from equipoise.partition.by_name import ByName
+from equipoise.partition.divide import Holding, Holdings
 
 SPLITS = ("train", "validation", "test")
+NOT_TOLD = -1
+TABLE = 1000
+"""sites that are written down as a table, at most"""
 
 
 class Held(Options):
@@ -29,10 +34,40 @@ class Held(Options):
     """numbers of the classes with fewer images than the site tells of; those are in no test"""
 
 
+class Counts(ByName[dict[str, Held]]):
+    """By site and split, what is held: two arrays, since there may be 100,000 sites."""
+
+    def __init__(
+        self,
+        names: Sequence[str] | Mapping[str, int],
+        images: np.ndarray,
+        counts: np.ndarray,
+        lacking: Mapping[str, Mapping[str, Mapping[str, Any]]] | None = None,
+    ) -> None:
+        """`images` is [sites, splits], `counts` [sites, splits, classes], `NOT_TOLD` where that is so;
+        `lacking` has, by site and split, `known` and `withheld` of the few that need them."""
+        super().__init__(names, self._held)
+        self.images, self.counts, self.lacking = images, counts, lacking or {}
+        self._names = tuple(self.places) if self.lacking else ()
+
+    def _held(self, place: int) -> dict[str, Held]:
+        more = self.lacking.get(self._names[place], {}) if self.lacking else {}
+        return {
+            split: Held(
+                images=int(images),
+                counts=tuple(None if n == NOT_TOLD else n for n in counts.tolist()),
+                **more.get(split, {}),
+            )
+            for split, images, counts in zip(SPLITS, self.images[place], self.counts[place], strict=True)
+        }
+
+
 class Census(Options):
     """Who holds what."""
 
-    sites: dict[str, dict[str, Held]]
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    sites: Counts
     """by site and split"""
     labelled: dict[str, tuple[bool, ...]] = {}
     """by site: the classes it labels; a site that is not named labels all"""
@@ -41,22 +76,65 @@ class Census(Options):
     small_cell: dict[str, int] = {}
     """by site: it tells nothing of a class with fewer images than this"""
 
+    @classmethod
+    def of(
+        cls, sites: Mapping[str, Mapping[str, Held]], small_cell: Mapping[str, int] | None = None
+    ) -> Census:
+        """The census of sites that told what they have, and from how many images of a class on."""
+        return cls.model_validate({"sites": sites, "small_cell": dict(small_cell or {})})
+
+    @field_validator("sites", mode="before")
+    @classmethod
+    def _in_arrays(cls, sites: Any) -> Any:
+        """A table by site and split, or the columns of one, become two arrays."""
+        if isinstance(sites, Counts) or not isinstance(sites, Mapping):
+            return sites
+        if isinstance(sites.get("names"), list):
+            columns = [sites[split] for split in SPLITS]
+            images = np.array([_numbers(one["images"]) for one in columns]).T
+            counts = np.array([[_numbers(told) for told in one["counts"]] for one in columns])
+            return Counts(sites["names"], images, counts.transpose(2, 0, 1), sites.get("lacking"))
+        held = [[Held.model_validate(splits[split]) for split in SPLITS] for splits in sites.values()]
+        told = [[[NOT_TOLD if n is None else n for n in one.counts] for one in row] for row in held]
+        images = np.array([[one.images for one in row] for row in held], dtype=np.int64)
+        return Counts(tuple(sites), images, np.array(told, dtype=np.int64), _lacking(tuple(sites), held))
+
+    @field_serializer("sites")
+    def _as_table(self, sites: Counts) -> dict[str, Any]:
+        """What each site has of each split; of many sites in columns, which take a tenth of the room."""
+        if len(sites) > TABLE:
+            return {"names": list(sites), "lacking": dict(sites.lacking)} | {
+                split: {
+                    "images": _text(sites.images[:, i]),
+                    "counts": [_text(column) for column in sites.counts[:, i].T],
+                }
+                for i, split in enumerate(SPLITS)
+            }
+        return {
+            site: {
+                split: held.model_dump(mode="json", exclude_defaults=True) for split, held in splits.items()
+            }
+            for site, splits in sites.items()
+        }
+
     @property
     def sizes(self) -> dict[str, int]:
         """Training images by site."""
-        return {site: held["train"].images for site, held in self.sites.items()}
+        return dict(zip(self.sites, self.sites.images[:, 0].tolist(), strict=True))
 
     def counts(self) -> Tensor:
         """Training images per class over all sites; what is not told counts as none."""
-        told = [[n or 0 for n in held["train"].counts] for held in self.sites.values()]
-        return torch.tensor(told, dtype=torch.int64).sum(0)
+        return torch.from_numpy(self.sites.counts[:, 0].clip(min=0).sum(0, dtype=np.int64))
 
-    def images(self) -> dict[str, dict[str, int]]:
+    def images(self) -> Mapping[str, dict[str, int]]:
         """How many images by site and split."""
-        return {
-            site: {split: held.images for split, held in splits.items()}
-            for site, splits in self.sites.items()
-        }
+        places, images = self.sites.places, self.sites.images
+        return ByName(places, lambda place: dict(zip(SPLITS, images[place].tolist(), strict=True)))
+
+    def having(self, *splits: str) -> tuple[str, ...]:
+        """The sites that have images of one of these splits."""
+        found = self.sites.images[:, [SPLITS.index(split) for split in splits]].sum(1).tolist()
+        return tuple(site for site, images in zip(self.sites, found, strict=True) if images)
 
 
 @dataclass(frozen=True)
@@ -81,19 +159,16 @@ class Facts:
         """
         census, train = self.census, self.census.counts().tolist()
         height, width, channels = self.shape
+        images, counts = census.sites.images.tolist(), census.sites.counts.clip(min=0).tolist()
         sites: dict[str, dict[str, Any]] = {
             site: {
-                split: {"images": held.images, "counts": [n or 0 for n in held.counts]}
-                | ({} if held.known is None else {"known": [n or 0 for n in held.known]})
-                | ({"withheld": list(held.withheld)} if held.withheld else {})
-                | (
-                    {"untold": untold}
-                    if (untold := [i for i, n in enumerate(held.counts) if n is None])
-                    else {}
+                split: {"images": n, "counts": told, **census.sites.lacking.get(site, {}).get(split, {})}
+                | ({"untold": untold} if (untold := _untold(there)) else {})
+                for split, n, told, there in zip(
+                    SPLITS, images[place], counts[place], census.sites.counts[place], strict=True
                 )
-                for split, held in splits.items()
             }
-            for site, splits in census.sites.items()
+            for place, site in enumerate(census.sites)
         }
         for site, mask in census.labelled.items():
             sites[site]["labelled"] = list(mask)
@@ -101,7 +176,7 @@ class Facts:
             "task": self.task,
             "classes": list(self.classes),
             "splits": list(SPLITS),
-            "images": sum(held.images for splits in census.sites.values() for held in splits.values()),
+            "images": int(census.sites.images.sum()),
             **{"height": height, "width": width, "channels": channels},
             "train": train,
             "imbalance": max(train) / min(train) if min(train) else None,
@@ -128,23 +203,61 @@ def _sums(rows: Sequence[Sequence[int | None]]) -> tuple[int | None, ...]:
     return tuple(None if None in column else sum(n for n in column if n is not None) for column in columns)
 
 
-def count(samples: Samples, holdings: Iterable[Holding]) -> Census:
+def count(samples: Samples, holdings: Sequence[Holding]) -> Census:
     """The census of data that is at hand."""
-    width = len(samples.classes)
-
-    def held(rows: np.ndarray, hidden: np.ndarray | None) -> Held:
-        labels = samples.labels[rows]
-        counts = np.bincount(labels, minlength=width) if samples.task == "single" else labels.sum(0)
-        counts = counts if hidden is None else np.where(hidden, 0, counts)
-        known = None if hidden is None else tuple(0 if gone else len(rows) for gone in hidden)
-        return Held(images=len(rows), counts=tuple(int(n) for n in counts), known=known)
-
-    found = list(holdings)
+    packed = Holdings.of(holdings)
+    images, width = packed.sizes, len(samples.classes)
+    labels = samples.labels[packed.rows]
+    cells = np.repeat(np.arange(images.size), images.reshape(-1))
+    if samples.task == "single":
+        found = np.bincount(cells * width + labels, minlength=images.size * width)
+        counts = found.astype(np.int32).reshape(*images.shape, width)
+    else:
+        columns = [np.bincount(cells, labels[:, i], minlength=images.size) for i in range(width)]
+        counts = np.stack(columns, axis=1).astype(np.int32).reshape(*images.shape, width)
     return Census(
-        sites={
-            one.name: {split: held(getattr(one, split), one.hidden.get(split)) for split in SPLITS}
-            for one in found
-        },
-        labelled={one.name: tuple(one.labelled.tolist()) for one in found if one.labelled is not None},
+        sites=Counts(packed.places, images, counts, _hidden(holdings, images, counts)),
+        labelled={one.name: tuple(one.labelled.tolist()) for one in holdings if one.labelled is not None}
+        if packed.labelled is not None
+        else {},
         groups=None if samples.group is None else len(np.unique(samples.group)),
     )
+
+
+def _lacking(names: Sequence[str], held: Sequence[Sequence[Held]]) -> dict[str, dict[str, dict[str, Any]]]:
+    """By site and split: what is to be said beside numbers, where there is anything."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for site, row in zip(names, held, strict=True):
+        for split, one in zip(SPLITS, row, strict=True):
+            more = one.model_dump(mode="json", include={"known", "withheld"}, exclude_defaults=True)
+            if more:
+                found.setdefault(site, {})[split] = more
+    return found
+
+
+def _hidden(
+    holdings: Sequence[Holding], images: np.ndarray, counts: np.ndarray
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """By site and split: how many images are known of each class, where some are hidden, whose counts become
+    0 in place."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for place, one in enumerate(() if isinstance(holdings, Holdings) else holdings):
+        for split, mask in one.hidden.items():
+            number = SPLITS.index(split)
+            counts[place, number][mask] = 0
+            known = [0 if gone else int(images[place, number]) for gone in mask]
+            found.setdefault(one.name, {})[split] = {"known": known}
+    return found
+
+
+def _untold(counts: np.ndarray) -> list[int]:
+    result: list[int] = np.flatnonzero(counts == NOT_TOLD).tolist()
+    return result
+
+
+def _text(column: np.ndarray) -> str:
+    return " ".join(map(str, column.tolist()))
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(word) for word in text.split()]

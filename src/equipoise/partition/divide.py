@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, Protocol, overload
 
 import numpy as np
 
@@ -57,9 +59,55 @@ class Holding:
     """by split: bool [C], the classes that no test may count (multi-label tasks)"""
 
 
-def divide(
-    samples: Samples, options: PartitionOptions, split: SplitOptions, seed: int
-) -> tuple[Holding, ...]:
+class Holdings(Sequence[Holding]):
+    """The holdings of all sites, in order of name: one array of rows, cut where a holding is asked for."""
+
+    def __init__(
+        self, names: Sequence[str], rows: np.ndarray, edges: np.ndarray, labelled: np.ndarray | None
+    ) -> None:
+        """`edges` has, by site and split, where its part of `rows` begins, and at last where all end."""
+        self.names, self.rows, self._edges, self.labelled = tuple(names), rows, edges, labelled
+
+    @classmethod
+    def of(cls, holdings: Sequence[Holding]) -> Holdings:
+        """The same holdings in arrays."""
+        if isinstance(holdings, Holdings):
+            return holdings
+        parts = [getattr(one, split) for one in holdings for split in SPLITS]
+        rows = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+        edges = np.cumsum([0, *map(len, parts)])
+        known = [one.labelled for one in holdings]
+        mask = None if any(one is None for one in known) else np.array(known)
+        return cls([one.name for one in holdings], rows, edges, mask)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """int64 [sites, splits]: how many rows each has."""
+        return np.diff(self._edges).reshape(len(self), len(SPLITS))
+
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """By name: the place of a site."""
+        return {name: place for place, name in enumerate(self.names)}
+
+    @overload
+    def __getitem__(self, place: int) -> Holding: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[Holding, ...]: ...
+    def __getitem__(self, place: int | slice) -> Holding | tuple[Holding, ...]:
+        if isinstance(place, slice):
+            return tuple(self[i] for i in range(*place.indices(len(self))))
+        name, first = self.names[place], place % len(self) * len(SPLITS)
+        edges = self._edges[first : first + len(SPLITS) + 1].tolist()
+        train, validation, test = (self.rows[start:end] for start, end in pairwise(edges))
+        labelled = None if self.labelled is None else self.labelled[place]
+        return Holding(name, train, validation, test, labelled)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def divide(samples: Samples, options: PartitionOptions, split: SplitOptions, seed: int) -> Holdings:
     """One holding per site, in order of name; every row is in exactly one split of one site, or left out
     (`long_tail`, `train_size`, a partition of one's own).
 
@@ -133,11 +181,13 @@ def divide(
     if options.train_size is not None:
         for name, rows in sites:
             train = rows[chosen[rows] == TRAIN]
+            if len(train) <= options.train_size:
+                continue
             chosen[beyond(samples, train, options.train_size, numpy_generator(seed, "train size", name))] = (
                 LEFT_OUT
             )
     known = _labelled(samples, options, len(sites), seed)
-    return tuple(_holding(name, rows, chosen[rows], known[i]) for i, (name, rows) in enumerate(sites))
+    return _holdings(sites, chosen, known)
 
 
 def _cut(samples: Samples, split: SplitOptions, seed: int, given: np.ndarray | None) -> np.ndarray:
@@ -157,7 +207,7 @@ def _cut(samples: Samples, split: SplitOptions, seed: int, given: np.ndarray | N
     return chosen
 
 
-def table(samples: Samples, holdings: tuple[Holding, ...]) -> dict[str, Any]:
+def table(samples: Samples, holdings: Sequence[Holding]) -> dict[str, Any]:
     """Rows and class counts per site and split, and in total, in plain JSON types."""
     sites = {
         holding.name: {split: _tally(samples, getattr(holding, split)) for split in SPLITS}
@@ -211,22 +261,24 @@ def _stratified(
     """
     movable = units(samples, rows)
     group = group_names(samples, rows[movable.first])
-    placed = np.array([decided.get(name, -1) if name else -1 for name in group], dtype=np.int64)
+    placed = [decided.get(name, -1) if name else -1 for name in group]
     preferred = [TRAIN, *(part for part in (TEST, VALIDATION) if fractions[part] > 0)]
+    # In plain lists: sites are many and small, and an array costs more than what is in it.
+    size, shares = movable.size.tolist(), fractions.tolist()
     for stratum in np.unique(movable.stratum):
-        members = rng.permutation(np.flatnonzero(movable.stratum == stratum))
-        missing = fractions * float(movable.size[members].sum())
-        settled = members[placed[members] >= 0]
-        missing -= np.bincount(placed[settled], weights=movable.size[settled], minlength=3)
-        free = members[placed[members] < 0]
-        free = free[np.argsort(-movable.size[free], kind="stable")]
-        wanted = [part for part in preferred[: 2 if len(members) <= 2 else 1] if part not in placed[settled]]
+        members = rng.permutation(np.flatnonzero(movable.stratum == stratum)).tolist()
+        rows_of_class = float(sum(size[unit] for unit in members))
+        there = [sum(size[unit] for unit in members if placed[unit] == part) for part in range(3)]
+        missing = [share * rows_of_class - held for share, held in zip(shares, there, strict=True)]
+        taken = {placed[unit] for unit in members}
+        wanted = [part for part in preferred[: 2 if len(members) <= 2 else 1] if part not in taken]
+        free = sorted((unit for unit in members if placed[unit] < 0), key=lambda unit: -size[unit])
         for unit in free:
-            part = wanted.pop(0) if wanted else int(missing.argmax())
+            part = wanted.pop(0) if wanted else missing.index(max(missing))
             placed[unit] = part
-            missing[part] -= movable.size[unit]
-    decided.update({name: int(part) for name, part in zip(group, placed, strict=True) if name})
-    result: np.ndarray = placed[movable.of]
+            missing[part] -= size[unit]
+    decided.update({name: part for name, part in zip(group, placed, strict=True) if name})
+    result: np.ndarray = np.array(placed, dtype=np.int64)[movable.of]
     return result
 
 
@@ -254,23 +306,30 @@ def beyond(samples: Samples, rows: np.ndarray, most: int, rng: np.random.Generat
     return rows[~np.isin(movable.of, stay)]
 
 
-def _labelled(
-    samples: Samples, options: PartitionOptions, sites: int, seed: int
-) -> Sequence[np.ndarray | None]:
-    """Which classes each site labels; None for all of them."""
+def _labelled(samples: Samples, options: PartitionOptions, sites: int, seed: int) -> np.ndarray | None:
+    """bool [sites, classes]: which classes each site labels; None for all of them."""
     if options.missing and samples.task == "single":
         raise PartitionError(
             "partition.missing is for multi-label data: a single label cannot be partly missing; remove it"
         )
-    known = labelled(sites, len(samples.classes), options, seed)
-    return [None] * sites if known is None else list(known)
+    return labelled(sites, len(samples.classes), options, seed)
 
 
-def _holding(name: str, rows: np.ndarray, chosen: np.ndarray, known: np.ndarray | None) -> Holding:
-    """The holding of one site; a site with nothing to train on is refused."""
-    train, validation, test = (np.sort(rows[chosen == part]).astype(np.int64) for part in range(3))
-    if not len(train):
+def _holdings(
+    sites: Sequence[tuple[str, np.ndarray]], chosen: np.ndarray, known: np.ndarray | None
+) -> Holdings:
+    """What every site does with its rows; a site with nothing to train on is refused."""
+    names, parts = [name for name, _ in sites], [rows for _, rows in sites]
+    rows = np.concatenate(parts).astype(np.int64) if parts else np.empty(0, dtype=np.int64)
+    owner = np.repeat(np.arange(len(sites)), [len(part) for part in parts])
+    used = chosen[rows] != LEFT_OUT
+    rows, cell = rows[used], owner[used] * len(SPLITS) + chosen[rows][used]
+    sizes = np.bincount(cell, minlength=len(sites) * len(SPLITS))
+    empty = np.flatnonzero(sizes[TRAIN :: len(SPLITS)] == 0)
+    if len(empty):
         raise PartitionError(
-            f"site '{name}' has no training rows; use fewer sites, a larger min_size or another seed"
+            f"site '{names[empty[0]]}' has no training rows; use fewer sites, a larger min_size or another "
+            f"seed"
         )
-    return Holding(name=name, train=train, validation=validation, test=test, labelled=known)
+    edges = np.concatenate([[0], np.cumsum(sizes)])
+    return Holdings(names, rows[np.lexsort((rows, cell))], edges, known)

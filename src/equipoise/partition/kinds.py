@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import heapq
 import math
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -79,7 +81,8 @@ class Column(PartitionOptions):
             site[outside] = others[
                 deal(movable.size, len(others), numpy_generator(seed, "partition"))[movable.of]
             ]
-        found = {str(name): np.flatnonzero(site == name) for name in np.unique(site)}
+        names, code = np.unique(site, return_inverse=True)
+        found = dict(zip(names.tolist(), rows_of(code, len(names)), strict=True))
         small = [f"{name} ({len(rows)})" for name, rows in found.items() if len(rows) < self.min_size]
         if small:
             raise PartitionError(
@@ -277,17 +280,25 @@ class Dirichlet(PartitionOptions):
 def deal(size: np.ndarray, hands: int, rng: np.random.Generator) -> np.ndarray:
     """An owner for each unit, of `size` rows: shuffled, each to the hand that holds the fewest rows."""
     owner = np.empty(len(size), dtype=np.int64)
-    held = np.zeros(hands, dtype=np.int64)
-    for unit in rng.permutation(len(size)):
-        owner[unit] = held.argmin()
-        held[owner[unit]] += size[unit]
+    fewest = [(0, hand) for hand in range(hands)]  # of equal hands the first
+    rows = size.tolist()
+    for unit in rng.permutation(len(size)).tolist():
+        held, owner[unit] = fewest[0]
+        heapq.heapreplace(fewest, (held + rows[unit], int(owner[unit])))
     return owner
 
 
 def named(owner: np.ndarray, sites: int, prefix: str = "site") -> dict[str, np.ndarray]:
     """Rows by site, with names that sort in order: site-00, site-01, …"""
     width = max(2, len(str(sites - 1)))
-    return {f"{prefix}-{site:0{width}d}": np.flatnonzero(owner == site) for site in range(sites)}
+    return {f"{prefix}-{site:0{width}d}": rows for site, rows in enumerate(rows_of(owner, sites))}
+
+
+def rows_of(owner: np.ndarray, hands: int) -> list[np.ndarray]:
+    """By hand: the rows it owns, in order; a row whose owner is below 0 is nobody's."""
+    order = np.argsort(owner, kind="stable")
+    ends = np.searchsorted(owner[order], np.arange(hands + 1))
+    return [order[start:end] for start, end in pairwise(ends.tolist())]
 
 
 def filled(samples: Samples, column: np.ndarray, name: str, kind: str) -> np.ndarray:

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from equipoise.data.samples import Samples
 from equipoise.errors import PartitionError
-from equipoise.partition.kinds import PartitionOptions, deal, filled, filling, named
+from equipoise.partition.kinds import PartitionOptions, deal, filled, filling, named, rows_of
 from equipoise.partition.units import Units, majority, units
 from equipoise.seeds import numpy_generator
 
@@ -81,7 +81,7 @@ class Limited(PartitionOptions):
     def sites_of(self, samples: Samples, seed: int) -> dict[str, np.ndarray]:
         movable, names, trains, tests = self._drawn(samples, seed)
         owner = np.maximum(trains, tests)[movable.of]
-        return {name: np.flatnonzero(owner == site) for site, name in enumerate(names)}
+        return dict(zip(names, rows_of(owner, len(names)), strict=True))
 
     def reserved(self, samples: Samples, seed: int) -> np.ndarray | None:
         movable, _, trains, _ = self._drawn(samples, seed)

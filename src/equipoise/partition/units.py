@@ -31,13 +31,13 @@ def units(samples: Samples, rows: np.ndarray) -> Units:
     """The units among `rows`, in order of first appearance. Reads nothing but these rows, so a site can do it
     alone."""
     if samples.group is None:
-        names = np.arange(len(rows))
-    else:
-        group = np.asarray(samples.group)[rows].astype(str)
-        # A blank group means "not known": such rows are not one patient. The prefixes keep both kinds of
-        # names apart.
-        alone = np.char.add("r", np.arange(len(rows)).astype(str))
-        names = np.where(group == "", alone, np.char.add("g", group))
+        every = np.arange(len(rows))
+        return Units(of=every, size=np.ones_like(every), stratum=row_classes(samples, rows), first=every)
+    group = np.asarray(samples.group)[rows].astype(str)
+    # A blank group means "not known": such rows are not one patient. The prefixes keep both kinds of names
+    # apart.
+    alone = np.char.add("r", np.arange(len(rows)).astype(str))
+    names = np.where(group == "", alone, np.char.add("g", group))
     _, first, inverse = np.unique(names, return_index=True, return_inverse=True)
     rank = np.empty(len(first), dtype=np.int64)
     rank[np.argsort(first)] = np.arange(

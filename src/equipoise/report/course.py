@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from equipoise.evaluate import blend
+from equipoise.exchange.ledger import COMPARED
 from equipoise.report import table
 from equipoise.report.chart import Series, Show
 from equipoise.report.figure import Arms, Cell, Figure, digits, json_lines, left_out, lined
@@ -133,13 +134,18 @@ def exchanged(run: Run) -> Iterator[Figure]:
             "bytes that leave a site, by leaf",
             rows,
             size,
-            kinds=[(f"{kind}: {READERS[kind]}", look) for kind, look in KINDS.items()],
+            kinds=[(f"{kind}: {_reader(run, kind)}", look) for kind, look in KINDS.items()],
         ),
         "Bytes of each answer, leaf by leaf, and who can read them."
         + (" n: a length that differs from site to site, such as its test images." if several else ""),
         ("way", "leaf", "kind", "bytes"),
         tuple(cells),
     )
+
+
+def _reader(run: Run, kind: str) -> str:
+    compared = kind == "mean" and any(row["read_by"] == COMPARED for row in run.ledger)
+    return "read per site, to compare sites" if compared else READERS[kind]
 
 
 def timing(run: Run) -> Iterator[Figure]:

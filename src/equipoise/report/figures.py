@@ -10,6 +10,7 @@ from equipoise.report.course import convergence, costs, exchanged, progress, tim
 from equipoise.report.decisions import decisions
 from equipoise.report.figure import Arms, Figure
 from equipoise.report.folder import Run
+from equipoise.report.odd import different
 from equipoise.report.quality import calibration, decided, feature_map, recalls, recalls_of_arms
 from equipoise.report.sites import contribution, distribution, gains, site_gains
 
@@ -30,6 +31,7 @@ def run_figures(run: Run) -> list[Figure]:
             decided(run, found),
             calibration(found),
             contribution(run),
+            different(run),
             feature_map(run),
             exchanged(run),
             timing(run),

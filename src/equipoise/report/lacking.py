@@ -19,8 +19,12 @@ def untested(run: Run) -> list[str]:
     """The sites that have test images, and whose answer is in no figure."""
     if run.test is None:
         return []
-    there = tested(run)
-    return [site for site, held in run.data["sites"].items() if held["test"]["images"] and site not in there]
+    there, sites = set(tested(run)), run.data["sites"]
+    absent = [site for site, held in sites.items() if held["test"]["images"] and site not in there]
+    if run.config.get("evaluate", {}).get("sites"):  # only some were asked: the journal names who is missing
+        lost = {site for line in run.journal if line["event"] == "missing" for site in line["sites"]}
+        absent = [site for site in absent if site in lost]
+    return absent
 
 
 def missing(run: Run) -> str:

@@ -20,6 +20,14 @@ from equipoise.evaluate.significance import wilson
 from equipoise.methods import METHODS
 from equipoise.report import words
 from equipoise.report.card import blocks, model_card
+from equipoise.report.crowd import (
+    QUANTILES,
+    TOGETHER,
+    crowded,
+    held_by_groups,
+    quantile_rows,
+    quantiles,
+)
 from equipoise.report.figures import Figure as Drawing
 from equipoise.report.figures import comparison_figures, run_figures
 from equipoise.report.folder import SMALL, Run, by_size, figures, objective_name, percent, read_run, size
@@ -40,7 +48,7 @@ VIEWS = {
 RUN = {
     "convergence": ("convergence", "loss"),
     "classes": ("recall", "confusion", "reliability", "features"),
-    "sites": ("contribution", "rescue"),
+    "sites": ("different", "contribution", "rescue"),
     "data": ("distribution",),
     "privacy": ("ledger", "bytes"),
     "more": (),
@@ -83,6 +91,7 @@ def write_report(folder: Path, live: bool = False) -> Path:
         card=list(blocks(card)),
         places=placed(run_figures(run), RUN),
         classes=_classes(run),
+        told_sites=_told_sites(run),
         absences=absences(run.journal),
         traffic={key: sum(row[key] for row in run.history) for key in ("bytes_up", "bytes_down")},
         untested=untested(run),
@@ -153,6 +162,9 @@ def _write(folder: Path, template: str, **facts: Any) -> Path:
     pages.filters |= {"percent": percent, "size": size, "share": _share, "cell": _cell, "prose": _prose}
     facts |= {
         "by_size": by_size,
+        "crowded": crowded,
+        "held_by_groups": held_by_groups,
+        "together": TOGETHER,
         "views": VIEWS,
         "version": __version__,
         "refresh": REFRESH,
@@ -254,6 +266,21 @@ def _classes(run: Run) -> list[dict[str, Any]]:
     return rows
 
 
+def _told_sites(run: Run) -> list[dict[str, Any]]:
+    """What each site's own predictor reaches; of many sites the quantiles."""
+    if run.test is None:
+        return []
+    keys = ("balanced_accuracy", "accuracy", "macro_auc", "tail")
+    found = run.test["sites"]
+    if crowded(found):
+        return [{"name": name, **row} for name, row in quantile_rows(found, keys).items()]
+    tested = {name: run.data["sites"][name]["test"]["images"] for name in found}
+    return [
+        {"name": name, "images": tested[name], **{key: one.get(key) for key in keys}}
+        for name, one in found.items()
+    ]
+
+
 def absences(journal: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Who gave no usable answer to what, why, and in which rounds (counted from 1)."""
     found: dict[tuple[str, str, str], list[int]] = {}
@@ -266,9 +293,27 @@ def absences(journal: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             for site in line["sites"]:
                 if (site, line["question"], line["round"]) not in refused:  # a rejected answer is missing too
                     found.setdefault((site, line["question"], "no answer"), []).append(line["round"] + 1)
+    if crowded(found):
+        return _absent_crowd(found)
     return [
         {"site": site, "question": question, "reason": reason, "rounds": _spans(rounds)}
         for (site, question, reason), rounds in sorted(found.items())
+    ]
+
+
+def _absent_crowd(found: Mapping[tuple[str, str, str], Sequence[int]]) -> list[dict[str, Any]]:
+    """The same with all sites in one row that gave no answer to a question for the same reason."""
+    rows: dict[tuple[str, str], list[tuple[str, Sequence[int]]]] = {}
+    for (site, question, reason), rounds in sorted(found.items()):
+        rows.setdefault((question, reason.replace(f"'{site}'", "…")), []).append((site, rounds))
+    return [
+        {
+            "site": words.several([site for site, _ in members]),
+            "question": question,
+            "reason": reason,
+            "rounds": _spans([n for _, rounds in members for n in rounds]),
+        }
+        for (question, reason), members in rows.items()
     ]
 
 
@@ -304,6 +349,8 @@ def _recalls(first: Run, every: Sequence[tuple[str, Sequence[Mapping[str, Any]]]
 def _sites(first: Run, arms: words.Arms) -> Sheet:
     """What each site's own predictor reaches on its own test set."""
     sites = list(first.data["sites"])
+    if crowded(sites):
+        return _crowd(arms)
     rows = []
     for label, runs in arms:
         tests = [run.test["sites"] if run.test else {} for run in runs]
@@ -318,3 +365,20 @@ def _sites(first: Run, arms: words.Arms) -> Sheet:
         Table(heads, tuple(rows)),
         f"{note} {words.DRAWN}" if words.drawn(arms) else note,
     )
+
+
+def _crowd(arms: words.Arms) -> Sheet:
+    """How the own predictors of many sites are spread."""
+    rows = []
+    for label, runs in arms:
+        found = [
+            quantiles(one.get("balanced_accuracy") for one in run.test["sites"].values() if one)
+            for run in runs
+            if run.test
+        ]
+        rows.append(Row(label, tuple(Figure.of([one[name] for one in found]) for name in QUANTILES)))
+    note = (
+        "Balanced accuracy of each site's own predictor on its own test set: its quantiles over the sites, "
+        "mean over runs."
+    )
+    return Sheet("What each site gets", Table(tuple(QUANTILES), tuple(rows)), note)

@@ -9,6 +9,7 @@ from typing import Any
 
 from equipoise.report import table
 from equipoise.report.chart import Series
+from equipoise.report.crowd import TOGETHER, crowded, groups, held_by_groups
 from equipoise.report.figure import Arms, Cell, Figure, json_lines, left_out, lined, rate
 from equipoise.report.folder import Run, by_size
 from equipoise.report.plots import RIGHT, WRONG, Bar, Part, bars, bubbles
@@ -19,6 +20,8 @@ LINES = 6
 
 def distribution(data: dict[str, Any]) -> Iterator[Figure]:
     """Class by site, area by training images."""
+    many = crowded(data["sites"])
+    data = held_by_groups(data)
     order, sites = by_size(data["train"]), data["sites"]
     if not sites or not order:
         return
@@ -53,7 +56,8 @@ def distribution(data: dict[str, Any]) -> Iterator[Figure]:
         ),
         "Training images of each class (the number under its name, all sites together) at each site; the "
         "area of a circle is the count, and there is none where the site has none."
-        + (f" A cross: the class is {why}." if partial else ""),
+        + (f" A cross: the class is {why}." if partial else "")
+        + (f" {TOGETHER}" if many else ""),
         ("class", *sites),
         tuple((data["classes"][i], *row) for i, row in zip(order, counts, strict=True)),
     )
@@ -115,15 +119,18 @@ def gains(arms: Arms, shown: Arms) -> Iterator[Figure]:
         standard = [run for title, runs in arms if title in titles for run in runs]
         named = titles[0] if len(titles) == 1 else f"{method} on the same sites"
         text = "training alone" if method == "local" else named
-        rows, cells = [], list[tuple[Cell, ...]]()
+        rows, cells, many = [], list[tuple[Cell, ...]](), False
         for title, runs in shown:
             gained = site_gains(runs, standard)
+            many = many or crowded(gained)
+            over = "sites" if crowded(gained) else "runs"
+            gained = gains_by_groups(gained) if crowded(gained) else gained
             rows += [Bar(title, heading=True)] if gained else []
             for site, (images, values) in gained.items():
                 gain = table.Figure.of(values)
                 assert gain is not None
                 hover = f"{title} at {site} ({images:,} training images): {_signed(gain.mean)} points" + (
-                    "" if gain.std is None else f" ± {100 * gain.std:.1f} over {len(values)} runs"
+                    "" if gain.std is None else f" ± {100 * gain.std:.1f} over {len(values)} {over}"
                 )
                 rows.append(
                     Bar(
@@ -144,7 +151,9 @@ def gains(arms: Arms, shown: Arms) -> Iterator[Figure]:
                 ),
                 "Balanced accuracy of each site's own predictor on its own "
                 f"test set, less that of {named}, in points; mean over runs; "
-                "sites from the largest to the smallest." + left_out(shown, len(arms)),
+                "sites from the largest to the smallest."
+                + (f" {TOGETHER}" if many else "")
+                + left_out(shown, len(arms)),
                 ("method", "site", "training images", "gain, points", "±"),
                 tuple(cells),
             )
@@ -172,6 +181,14 @@ def site_gains(runs: Sequence[Run], standard: Sequence[Run]) -> dict[str, tuple[
                 images.setdefault(site, []).append(run.data["sites"][site]["train"]["images"])
     order = sorted(found, key=lambda site: -mean(images[site]))
     return {site: (round(mean(images[site])), found[site]) for site in order}
+
+
+def gains_by_groups(gained: dict[str, tuple[int, list[float]]]) -> dict[str, tuple[int, list[float]]]:
+    """The same by groups of sites of like size: their images together, and the mean gain of each."""
+    return {
+        name: (sum(gained[site][0] for site in members), [mean(gained[site][1]) for site in members])
+        for name, members in groups(list(gained)).items()
+    }
 
 
 def _draw(run: Run) -> str:

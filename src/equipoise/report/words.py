@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from statistics import mean
 from typing import Any
 
+import numpy as np
+
+from equipoise.report.crowd import crowded
 from equipoise.report.figures import site_gains
 from equipoise.report.folder import SMALL, Run, percent, start_of
 from equipoise.report.lacking import missing, not_told, tested, untested
@@ -20,6 +23,8 @@ ALONE = "local"
 FEW = 100
 """test images in all, below which a figure is said to rest on few"""
 CHANCE = 0.05
+NAMED = 10
+"""sites that a sentence names, at most"""
 SIMULATED = "simulated on one machine"
 """what is said of a run in which no hospital took part"""
 REHEARSED = "rehearsed on one machine, each site a process of its own"
@@ -110,7 +115,11 @@ def whose(run: Run) -> str:
 
 def _good(run: Run, test: Mapping[str, Any]) -> str:
     everyone, classes = test["generalisation"], len(run.data["classes"])
-    images = held_out(run)
+    images = sum(held_out(run, site) for site in test["sites"]) if _drawn(run) else held_out(run)
+    absent = untested(run)
+    where = f"{len(test['sites']):,} drawn sites" if _drawn(run) else "all sites"
+    if absent:
+        where = f"the sites that answered ({several(tested(run))}; not {several(absent)})"
     who = "the sites' models reach on average" if run.method == ALONE else "the global model reaches"
     far = (
         "" if run.reach is None else f" (95 % interval {100 * run.reach[0]:.1f} to {100 * run.reach[1]:.1f})"
@@ -119,12 +128,8 @@ def _good(run: Run, test: Mapping[str, Any]) -> str:
         meaning, chance = "the share of images it names rightly, every class counting the same", 1 / classes
     else:
         meaning, chance = "the mean of sensitivity and specificity, every finding counting the same", 0.5
-    absent = untested(run)
-    which = (
-        f"the sites that answered ({listed(tested(run))}; not {listed(absent)})" if absent else "all sites"
-    )
     text = (
-        f"On the {images:,} test images of {which} together {who} a balanced accuracy of "
+        f"On the {images:,} test images of {where} together {who} a balanced accuracy of "
         f"{percent(everyone['balanced_accuracy'])}{far}: {meaning}. Guessing would reach {percent(chance)}."
     )
     if run.reach is not None and run.reach[0] <= chance:
@@ -186,8 +191,11 @@ def _sites(run: Run, test: Mapping[str, Any]) -> str:
             else f"the own predictor of {best} reaches {percent(top)} ({n_top:,} images)"
         )
         text = f"Judged by its own test images, {reached}."
+    if crowded(judged):
+        half, most = (percent(float(np.quantile([one[0] for one in judged], q))) for q in (0.5, 0.1))
+        text += f" Half of {many(len(judged), 'site')} reach {half} or more, nine of ten {most}."
     if few:
-        text += f" With fewer than {SMALL} test images nothing can be said of {listed(few)}."
+        text += f" With fewer than {SMALL} test images nothing can be said of {several(few)}."
     return text
 
 
@@ -338,8 +346,8 @@ def _gains(arms: Arms) -> str:
         )
         text += f", {top} most of all ({_points(found[top])})." if winners else "."
         losers = [f"{site} ({_points(gain)})" for site, gain in found.items() if gain <= 0]
-        text += f" No gain for {listed(losers)}." if losers else ""
-        text += f" With fewer than {SMALL} test images nothing can be said of {listed(few)}." if few else ""
+        text += f" No gain for {several(losers)}." if losers else ""
+        text += f" With fewer than {SMALL} test images nothing can be said of {several(few)}." if few else ""
     return text + (f" {DRAWN}" if drawn(arms) else "")
 
 
@@ -362,6 +370,12 @@ def held_out(run: Run, site: str | None = None) -> int:
     return sum(held["test"]["images"] for name, held in sites if site in (None, name) and name not in absent)
 
 
+def _drawn(run: Run) -> bool:
+    """Whether only some of the sites were asked for their test images (`evaluate.sites`)."""
+    tested = run.test["sites"] if run.test else {}
+    return bool(run.config["evaluate"].get("sites")) and len(tested) < len(run.data["sites"])
+
+
 def many(count: int, noun: str) -> str:
     """1 site, 3 sites."""
     return f"{count:,} {noun}{'s' * (count != 1)}"
@@ -369,6 +383,11 @@ def many(count: int, noun: str) -> str:
 
 def times(count: int) -> str:
     return {1: "once", 2: "twice"}.get(count, f"{count} times")
+
+
+def several(names: Sequence[str]) -> str:
+    """Sites by name, or of many their number."""
+    return listed(names) if len(names) <= NAMED else many(len(names), "site")
 
 
 def _points(gain: float) -> str:

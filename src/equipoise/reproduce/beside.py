@@ -28,14 +28,14 @@ p: ours, Student's paired t test against {reference} over runs, two-sided, uncor
 
 
 def reproduce(
-    task: Task, out: Path, processes: int | None = None, watch: Watch | None = None
+    task: Task, out: Path, processes: int | None = None, watch: Watch | None = None, on: str | None = None
 ) -> dict[str, Any]:
     """Run the table into `out`, which then also holds reproduction.md, .csv, .tex and .json; what the last
     holds.
 
     The other files are those of a comparison: every run's folder, and table.* with p-values between the rows.
     """
-    compared = compare(task.plan, out, processes, watch)
+    compared = compare(task.plan, out, processes, watch, on)
     facts = summarise(task, out, compared["versus"]) | {"failures": compared["failures"]}
     shown = sheet(facts)
     text = f"# {facts['table']}: {facts['title']}\n\n" + markdown(shown) + "\n"

@@ -3,7 +3,7 @@
 from equipoise.server.ask import Exchange
 from equipoise.server.checkpoint import Checkpoints, Header, check_same
 from equipoise.server.journal import Journal
-from equipoise.server.loop import Federation, Observer, countable, drawn
+from equipoise.server.loop import Federation, Observer, countable, drawn, sample
 
 __all__ = [
     "Checkpoints",
@@ -15,4 +15,5 @@ __all__ = [
     "check_same",
     "countable",
     "drawn",
+    "sample",
 ]

@@ -50,7 +50,7 @@ class Exchange(Ask):
         on_rejected: Callable[[str], None] | None = None,
         **conversation: Any,
     ) -> None:
-        super().__init__(**conversation, least=limits.min_sites)
+        super().__init__(**conversation, least=limits.min_sites, compare=limits.compare)
         self.bytes_up = self.bytes_down = 0
         self.norms = dict(norms or {})
         """by question.leaf: how large answers usually are, as far as earlier rounds have shown"""
@@ -95,7 +95,9 @@ class Exchange(Ask):
         with tempfile.SpooledTemporaryFile(IN_MEMORY) as large:
             for site, data in self._arriving(asked):
                 try:
-                    header, upload = check(site, data, line, self._limits, self._bounds, self.round, sent)
+                    header, upload = check(
+                        site, data, line, self._limits, self._bounds, self.round, sent, len(asked.asked)
+                    )
                     if self._objection and (problem := self._objection(asked.name, site, upload)):
                         raise rejected(site, asked.name, problem)
                 except Rejected as error:
@@ -126,11 +128,11 @@ class Exchange(Ask):
 
     def _arriving(self, asked: Question) -> Iterator[tuple[str, bytes]]:
         """What the engine brings, once from every site that was asked."""
-        seen = set[str]()
+        wanted, seen = set(asked.asked), set[str]()
         for site, data in self._engine.ask(asked, asked.asked):
             self.bytes_down += len(asked.payload) + len(asked.each.get(site, b""))
             self.bytes_up += len(data)
-            if site in asked.asked and site not in seen:
+            if site in wanted and site not in seen:
                 seen.add(site)
                 yield site, data
                 continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -23,6 +23,12 @@ from equipoise.tree import Tree, digest
 def drawn(participation: float, sites: int) -> int:
     """How many sites take part in a round: ⌊share · sites⌋, at least one."""
     return max(1, int(participation * sites + 1e-9))
+
+
+def sample(sites: Sequence[str], count: int, draw: torch.Generator) -> tuple[str, ...]:
+    """So many of the sites, in their order."""
+    order = torch.randperm(len(sites), generator=draw)
+    return tuple(sites[i] for i in sorted(order[:count].tolist()))
 
 
 def countable(sites: int) -> None:
@@ -68,6 +74,8 @@ class Federation:
     participation: float
     config_hash: str
     observer: Observer
+    tested: tuple[str, ...] = ()
+    """the sites at which rounds are evaluated; none: at all"""
     bounds: Bounds = field(default_factory=Bounds)
     objection: Objection | None = None
     progress: Callable[[str, str], None] | None = None
@@ -113,8 +121,7 @@ class Federation:
     def participants(self, round: int) -> tuple[str, ...]:
         """The sites drawn for a round, in the federation's order."""
         count = drawn(self.participation, len(self.sites))
-        order = torch.randperm(len(self.sites), generator=generator(self.seed, round, "participants"))
-        return tuple(self.sites[i] for i in sorted(order[:count].tolist()))
+        return sample(self.sites, count, generator(self.seed, round, "participants"))
 
     def run(self, first: Callable[[], Tree]) -> Tree:
         """Train to the end, from the newest checkpoint if there is one. Returns the final server tree."""
@@ -230,7 +237,8 @@ class Federation:
             "bytes_up": ask.bytes_up,
             "bytes_down": ask.bytes_down,
         }
-        listen = self.exchange(ask.round, ask.versions, self.sites, ask.durable, writes=False)
+        tested = self.tested or self.sites
+        listen = self.exchange(ask.round, ask.versions, tested, ask.durable, writes=False)
         self.observer.observe(done, server, listen, facts)
 
     def _marks(self) -> tuple[str, str]:

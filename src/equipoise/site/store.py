@@ -8,6 +8,8 @@ is read.
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,10 +24,12 @@ from equipoise.tree import flat_digest
 
 
 class Store:
-    """One folder per site under `root`; `durable` waits for the disk at every write."""
+    """One folder per site under `root`; `durable` waits for the disk at every write; `shared` expects that
+    another machine may write the same version at the same time, with the same bytes."""
 
-    def __init__(self, root: Path, durable: bool = False) -> None:
+    def __init__(self, root: Path, durable: bool = False, shared: bool = False) -> None:
         self.root, self.durable = root, durable
+        self._writer = f".{socket.gethostname()}.{os.getpid()}" if shared else ""
 
     def _path(self, site: str, version: str) -> Path:
         return self.root / site / f"{version}.safetensors"
@@ -64,15 +68,16 @@ class Store:
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             data = save(plain, {DIGEST: _digest(site, version, plain)})
-            put(path, data, sync=self.durable)
+            put(path, data, sync=self.durable, writer=self._writer)
         except (OSError, SafetensorError) as error:
             raise StorageError(
                 f"private state of site '{site}' cannot be written to {path}: free disk space, then "
                 f"continue the run"
             ) from error
         oldest = int(version.split(".")[0]) - 1
-        for old in path.parent.glob("*.safetensors"):
-            if int(old.stem.split(".")[0]) < oldest and old.stem not in keep:
+        for old in path.parent.glob("*.safetensors*"):
+            kept, _, rest = old.name.partition(".safetensors")
+            if int(kept.split(".")[0]) < oldest and (rest or kept not in keep):
                 old.unlink(missing_ok=True)
 
 

@@ -44,6 +44,9 @@ def compare(
         Path | None, typer.Option(help="Folder for runs and tables. [default: `runs/<file>-compare`]")
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time. [default: one per core]")] = None,
+    on: Annotated[
+        str | None, typer.Option(help="ray: runs on the nodes of the cluster at engine.address.")
+    ] = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -71,7 +74,7 @@ def compare(
             by_hand=[setting(text)[0] for text in overrides or ()],
             progress=lambda text, done, total: watch("data", {"text": text, "done": done, "total": total}),
         )
-        facts = work(plan, folder, jobs, watch)
+        facts = work(plan, folder, jobs, watch, on)
     print_json(facts) if json else show.compared(facts, folder)
     _some_failed(facts["failures"], len(plan.jobs), json)
 
@@ -108,6 +111,9 @@ def reproduce(
         Path | None, typer.Option(help="Folder for runs and tables. [default: `runs/<table>[-small]`]")
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time. [default: one per core]")] = None,
+    on: Annotated[
+        str | None, typer.Option(help="ray: runs on the nodes of the cluster at engine.address.")
+    ] = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -139,7 +145,7 @@ def reproduce(
             from_scratch=from_scratch,
             progress=lambda text, done, total: watch("data", {"text": text, "done": done, "total": total}),
         )
-        facts = work(task, folder, jobs, watch)
+        facts = work(task, folder, jobs, watch, on)
     print_json(facts) if json else show.reproduced(facts, folder)
     _some_failed(facts["failures"], len(task.plan.jobs), json)
 

@@ -1,0 +1,55 @@
+"""One run of a comparison, as a process of the pool or a task of a cluster is told of it and carries it
+out."""
+
+from __future__ import annotations
+
+import json
+import os
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from equipoise.compare.plan import Job
+from equipoise.config import resolve
+from equipoise.engine.ray import framed, node
+from equipoise.errors import EquipoiseError
+from equipoise.report import write_report
+from equipoise.running import run
+from equipoise.trust import only
+
+
+def letter(job: Job, out: Path) -> str:
+    """A job as another process is told of it."""
+    table = {"config": job.config.table(), "code": job.config.marks, "out": str((out / job.name).absolute())}
+    return json.dumps(table)
+
+
+def perform(told: str) -> bytes:
+    """One run as a task of a cluster: how it ended, and at which node."""
+    return framed({"node": node(), **carry_out(told, lambda facts: None)})
+
+
+def carry_out(told: str | bytes, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """One run from where it was left, with its page; how it ended. `tell` is told of every round."""
+    job = json.loads(told)
+
+    def watch(event: str, facts: dict[str, Any]) -> None:
+        if event == "round":
+            tell({"event": "round", "round": facts["round"]})
+
+    try:
+        run(resolve(job["config"], allow=only(job["code"])), job["out"], watch=watch)
+        write_report(Path(job["out"]))
+    except EquipoiseError as error:
+        return {"event": "failed", "error": str(error), "exit_code": error.exit_code}
+    except Exception as error:
+        if os.environ.get("EQUIPOISE_DEBUG"):
+            traceback.print_exc()
+        text = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(": ")
+        return {
+            "event": "failed",
+            "error": f"unexpected {text} (set EQUIPOISE_DEBUG=1 to see the traceback)",
+            "exit_code": 1,
+        }
+    return {"event": "done"}
