@@ -373,7 +373,7 @@ def held_out(run: Run, site: str | None = None) -> int:
 def _drawn(run: Run) -> bool:
     """Whether only some of the sites were asked for their test images (`evaluate.sites`)."""
     tested = run.test["sites"] if run.test else {}
-    return bool(run.config["evaluate"].get("sites")) and len(tested) < len(run.data["sites"])
+    return bool(run.config.get("evaluate", {}).get("sites")) and len(tested) < len(run.data["sites"])
 
 
 def many(count: int, noun: str) -> str:
