@@ -181,16 +181,17 @@ def test_who_was_missing_in_the_last_test_is_said_first(lost: Any) -> None:
     assert missing in gaps(found)[0]
 
 
-def test_the_console_names_who_is_missing_and_which_rule(
-    lost: Any, tiny: MakeConfig, town: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    follow.follow(lost.run, 2, quiet=False)()
-    assert "round 2: no usable answer to 'evaluate' from site-01" in capsys.readouterr().err
+def console(folder: Path) -> list[str]:
+    """What somebody who waits for a run is told of its journal."""
+    told = follow.Told()
+    return [text for line in read_run(folder).journal for text in told.sentences(line)]
+
+
+def test_the_console_names_who_is_missing_and_which_rule(lost: Any, tiny: MakeConfig, town: Any) -> None:
+    assert "round 2: no usable answer to 'evaluate' from site-01" in console(lost.run)
     there = town(tiny("fca"), {"site-01": {"each": []}, "site-02": {"small_cell": 5}})
     there.go()
-    look = follow.follow(there.run, 2, quiet=False)
-    look()
-    told = capsys.readouterr().err
+    told = "\n".join(console(there.run))
     assert told.count("site 'site-01' does not answer 'evaluate': policy rule 'each'") == 1
     assert (
         "policy rule 'small_cell': site 'site-02' tells nothing of classes with fewer than 5 images" in told
