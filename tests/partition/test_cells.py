@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from equipoise.data.samples import Samples, Task
-from equipoise.partition import Holding, count, covered, small_cells, without_small_cells
+from equipoise.partition import Census, Held, Holding, count, covered, small_cells, without_small_cells
+from equipoise.partition.census import TABLE
+from equipoise.site import SiteData
 
 
 def samples(labels: np.ndarray, task: Task = "single") -> Samples:
@@ -52,6 +54,34 @@ def test_with_several_labels_the_class_is_hidden_and_its_images_stay() -> None:
     census = count(data, [held]).sites["north"]
     assert census["train"].counts == (6, 2, 5) and census["train"].known is None
     assert census["validation"].counts == (6, 0, 5) and census["validation"].known == (8, 0, 8)
+
+
+def test_a_hidden_class_is_one_without_labels() -> None:
+    """Beside labels that are missing: tests count neither."""
+    labels = np.zeros((8, 3), np.float32)
+    labels[:6, 0] = labels[:2, 1] = labels[2:7, 2] = 1
+    labels[7] = np.nan
+    data, rows = samples(labels, "multi"), np.arange(8)
+    held = without_small_cells(data, Holding("north", rows, rows[:0], rows), 5)
+    census = count(data, [held]).sites["north"]
+    assert census["train"].counts == (6, 2, 5) and census["train"].known == (7, 7, 7)
+    assert census["test"].counts == (6, 0, 5) and census["test"].known == (7, 0, 7)
+    site = SiteData(data, held, torch.device("cpu"))
+    assert site.splits["test"].known.sum(0).tolist() == [7, 0, 7]
+    assert site.splits["train"].known.sum(0).tolist() == [7, 7, 7] and site.counts.tolist() == [6, 2, 5]
+
+
+@pytest.mark.parametrize("sites", [2, TABLE + 1])
+def test_what_is_withheld_is_read_back_from_a_census(sites: int) -> None:
+    told = Held(images=9, counts=(9, None, 0), withheld=(1,))
+    plain = Held(images=9, counts=(6, 3, 0))
+    held = {
+        f"site-{i:04}": {"train": told if i == 1 else plain, "validation": plain, "test": plain}
+        for i in range(sites)
+    }
+    census = Census.model_validate_json(Census.of(held, {"site-0001": 5}).model_dump_json())
+    assert {site: dict(splits) for site, splits in census.sites.items()} == held
+    assert census.small_cell == {"site-0001": 5}
 
 
 def test_nothing_changes_where_nothing_is_small() -> None:

@@ -12,19 +12,29 @@ from equipoise.text import listed
 
 def tested(run: Run) -> list[str]:
     """The sites whose answer to the test counted."""
-    return [site for site in run.data["sites"] if site in (run.test or {}).get("sites", {})]
+    absent = untested(run)
+    there = run.data["sites"] if mean_only(run) else (run.test or {}).get("sites", {})
+    return [site for site in run.data["sites"] if site in there and site not in absent]
 
 
 def untested(run: Run) -> list[str]:
     """The sites that have test images, and whose answer is in no figure."""
     if run.test is None:
         return []
-    there, sites = set(tested(run)), run.data["sites"]
+    sites, there = run.data["sites"], run.test["sites"]
     absent = [site for site, held in sites.items() if held["test"]["images"] and site not in there]
-    if run.config.get("evaluate", {}).get("sites"):  # only some were asked: the journal names who is missing
-        lost = {site for line in run.journal if line["event"] == "missing" for site in line["sites"]}
+    if mean_only(run) or run.config.get("evaluate", {}).get("sites"):
+        # The figures name none of the sites, or only some were asked: the journal names who is missing.
+        lines = [line for line in run.journal if line["event"] == "missing"]
+        reported = run.result["selected_rounds"]
+        lost = {site for line in lines if line["round"] in reported for site in line["sites"]}
         absent = [site for site in absent if site in lost]
     return absent
+
+
+def mean_only(run: Run) -> bool:
+    """Whether of the sites' own predictors only the mean over sites is known (`evaluate.per_site`)."""
+    return run.config.get("evaluate", {}).get("per_site") is False
 
 
 def missing(run: Run) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from equipoise.report.crowd import crowded
 from equipoise.report.figures import site_gains
 from equipoise.report.folder import SMALL, Run, percent, standard, start_of
-from equipoise.report.lacking import missing, not_told, tested, untested
+from equipoise.report.lacking import mean_only, missing, not_told, tested, untested
 from equipoise.report.table import Figure
 from equipoise.text import listed
 
@@ -172,6 +172,12 @@ def _classes(run: Run, test: Mapping[str, Any]) -> str:
 
 
 def _sites(run: Run, test: Mapping[str, Any]) -> str:
+    if mean_only(run):
+        reached = percent(test["specialisation"]["balanced_accuracy"])
+        return (
+            "Not told for each site. Judged by their own test images, the sites' own predictors reach "
+            f"{reached} on average."
+        )
     found = sorted(
         (one["balanced_accuracy"], site, held_out(run, site))
         for site, one in test["sites"].items()
