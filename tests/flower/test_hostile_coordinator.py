@@ -24,7 +24,7 @@ from equipoise.deploy.coordinator import federated
 from equipoise.deploy.keys import new_keys, new_pair
 from equipoise.deploy.policy import Policy, approved, read_policy
 from equipoise.deploy.rehearse import stage
-from equipoise.deploy.setting import check_site
+from equipoise.deploy.setting import check_site, with_fix
 from equipoise.deploy.site import OURS, SiteClient, read_site
 from equipoise.errors import ConfigError, SiteError
 from equipoise.exchange import decode_upload, pack
@@ -146,10 +146,11 @@ def test_check_does_not_run_code_that_is_not_approved(home: Any, tmp_path: Path)
     (tmp_path / "run.toml").write_text(tomli_w.dumps({"method": {"name": name}}))
     found = check_site(folder, tmp_path / "run.toml")
     assert not (tmp_path / "ran").exists() and found.ledger is None
-    assert found.refused == [
+    refusal = (
         f"policy rule 'methods': '{name}' is not approved at this site; its fingerprint is "
         f"{Code(name, tmp_path, 'x').approval}"
-    ]
+    )
+    assert found.refused == [with_fix(refusal)]
 
 
 def authority(folder: Path) -> None:
@@ -311,7 +312,7 @@ def test_an_optimiser_is_not_looked_up_before_the_policy_is_asked(
     new_pair(desk.folder / "keys" / "site")
     authority(desk.folder)
     (tmp_path / "run.toml").write_text(tomli_w.dumps({"train": {"optimizer": name}}))
-    assert check_site(desk.folder, tmp_path / "run.toml").refused == [sentence]
+    assert check_site(desk.folder, tmp_path / "run.toml").refused == [with_fix(sentence)]
     assert not tried
 
 
