@@ -70,8 +70,8 @@ class Masked(Exchange):
         if problem := layout.implausible(total, len(found), self._limits.max_weight):
             raise SiteError(
                 f"round {self.round + 1}: the sum of the answers to '{asked.name}' cannot be right "
-                f"({problem}): a site was sent other tensors than the others, or has sent other words than it "
-                "should have"
+                f"({problem}): a site was sent other tensors than the others, or has sent other words than "
+                "it should have"
             )
         self._sums = layout, total
         for site, (header, rest) in found.items():
