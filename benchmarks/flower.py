@@ -31,6 +31,9 @@ from equipoise.methods import METHODS
 from equipoise.running import run
 from equipoise.seeds import numpy_generator
 
+OPEN = {"small_cell": 0, "batch_size": 1}
+"""rules of sites that tell all, as a simulation does"""
+
 
 def tiny(method: str, sites: int, rounds: int, every: int = 1) -> Config:
     """A run whose rounds take next to no time by themselves."""
@@ -78,7 +81,7 @@ def overhead(sites: int, rounds: int) -> int:
         ).state_hash
         flower = Rounds(folder / "run" / "metrics.jsonl")
         begin = time.perf_counter()
-        with stage(config, folder / "town", {"each": allowed(config)}) as made:
+        with stage(config, folder / "town", {"each": allowed(config), **OPEN}) as made:
             made.open()
             made.join_all()
             found = made.perform(config, folder / "run", flower.look, pause=0.2)
@@ -108,7 +111,7 @@ def methods(names: list[str]) -> int:
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place)
             with stage(
-                next(iter(plays.values())), folder / "town", {"each": each, "methods": approved()}
+                next(iter(plays.values())), folder / "town", {"each": each, "methods": approved(), **OPEN}
             ) as made:
                 made.open()
                 made.join_all()
@@ -133,7 +136,7 @@ def kills(times: int, seed: int) -> int:
         folder = Path(place)
         expected = run(config, folder / "here").state_hash
         out = folder / "run"
-        with stage(config, folder / "town", {"each": allowed(config)}) as made:
+        with stage(config, folder / "town", {"each": allowed(config), **OPEN}) as made:
             made.open()
             made.join_all()
             number = link.submit(made.coordinator, config, out)

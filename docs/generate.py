@@ -174,7 +174,9 @@ def kinds(base: type[BaseModel], found: Mapping[str, type[BaseModel]], name: str
     ]
     parts = [table(KEYS, shared)]
     for kind, cls in found.items():
-        parts += [f'**`kind = "{kind}"`**: {first_line(cls)}.', table(KEYS, options(cls, but=base))]
+        parts.append(f'**`kind = "{kind}"`**: {first_line(cls)}.')
+        if own := options(cls, but=base):
+            parts.append(table(KEYS, own))
     return "\n\n".join(parts)
 
 

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from pydantic import SerializeAsAny, ValidationInfo, field_validator
+from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator
 from torch import Tensor, nn
 
 from equipoise.data.grey import Window
@@ -37,6 +37,8 @@ from equipoise.site.privacy import check_net
 from equipoise.site.views import VIEWS, Eval, View, ViewOptions
 from equipoise.tree import Tree
 
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
 
 class Input(Options):
     """How an image file becomes what the network sees: decoded, evened out, made a square, scaled to 0…1,
@@ -48,19 +50,19 @@ class Input(Options):
     """1 for grey, 3 for colour"""
     resize: Resize
     """how the image becomes a square"""
-    crop_keep: float
+    crop_keep: float = Field(gt=0, le=1)
     """`crop`: share of the short side that the centre keeps"""
-    colour_constancy: float | None
+    colour_constancy: float | None = Field(ge=1, le=100)
     """exponent of the Minkowski mean that stands for the colour of the light"""
-    brightness: float | None
+    brightness: float | None = Field(gt=0, lt=1)
     """mean brightness that every image gets"""
-    window: tuple[Window, ...] | None = None
+    window: tuple[Window, ...] | None = Field(default=None, max_length=3)
     """centre and width of the grey values that are shown; none: those the file names"""
     bits: int | None = None
     """depth of grey values in files of 16 bits; none: what the file says or shows"""
-    mean: tuple[float, ...]
+    mean: tuple[Finite, ...] = Field(min_length=1, max_length=3)
     """per channel, taken off after scaling to 0…1"""
-    std: tuple[float, ...]
+    std: tuple[Finite, ...] = Field(min_length=1, max_length=3)
     """per channel, divided by"""
 
     @property
@@ -197,6 +199,21 @@ class Blueprint(Options):
         table = self.model_dump(mode="json", exclude=APART)
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 
+    @property
+    def marks(self) -> dict[str, str]:
+        """The digest by parts: a short one of every field, and of every key of a field that is a table."""
+        table = self.model_dump(mode="json", exclude=APART)
+        parts: dict[str, Any] = {}
+        for name, value in table.items():
+            below = value if isinstance(value, dict) else {}
+            parts |= {f"{name}.{key}": one for key, one in below.items()} or {name: value}
+        return {name: _mark(value) for name, value in parts.items()}
+
+    def difference(self, marks: Mapping[str, str]) -> str | None:
+        """The first part in which another blueprint, known by its `marks`, is not as this one."""
+        own = self.marks
+        return next((name for name in (*own, *marks) if own.get(name) != marks.get(name)), None)
+
     def make_net(self, place: Place = HERE, start: bool = True) -> Net:
         """The network with the method's heads and projector; without `start`, no file of weights is read."""
         options = place.located(self.net) if start else self.net.model_copy(update={"weights": None})
@@ -244,6 +261,10 @@ class Blueprint(Options):
 def frozen_tensors(net: Net) -> dict[str, Tensor]:
     """The tensors of a network that never change, by name."""
     return {name: tensor.cpu().clone() for name, tensor in sorted(state(net).items()) if name in net.still}
+
+
+def _mark(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def nobody(code: Any) -> None:

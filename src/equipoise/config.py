@@ -191,7 +191,7 @@ def _toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"there is no config file {path}") from None
     except IsADirectoryError:
         raise ConfigError(
-            f"{path} is a folder, not a config file; to resume a run use `equipoise resume {path}`"
+            f"{path} is a folder, not a config file; to resume a run use {RunFolder(path).again}"
         ) from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
@@ -250,7 +250,8 @@ def resolve(
     train = {**wanted, **sections["train"], **{key: wanted[key] for key in yields if key in wanted}}
     options = settled(validate(TrainOptions, train, "train", parts), base)
     _check_views(options, name, method)
-    options.try_views(given.channels, given.image_size)
+    if given.here:
+        options.try_views(given.channels, given.image_size)
     net = validate(NetOptions, sections["net"], "net", parts)
     if net.weights is not None and options.init is not None:
         raise ConfigError(

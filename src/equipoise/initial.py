@@ -68,7 +68,7 @@ def read_frozen(run: RunFolder, blueprint: Blueprint) -> dict[str, Tensor]:
 def read_result(run: RunFolder) -> dict[str, Any]:
     """What a finished run came to."""
     if not run.has(RESULT):
-        raise StorageError(f"{run} has no {RESULT}: finish the run with `equipoise resume {run}`")
+        raise StorageError(f"{run} has no {RESULT}: finish the run with {run.again}")
     return run.read(RESULT)
 
 
@@ -77,7 +77,7 @@ def read_selected(run: RunFolder, rounds: list[int]) -> tuple[Tree, Header]:
     checkpoints = Checkpoints(run / CHECKPOINTS, make=False)
     found = checkpoints.load(rounds[-1]) if rounds else checkpoints.newest()
     if found is None:
-        raise StorageError(f"{run} has no checkpoint: finish the run with `equipoise resume {run}`")
+        raise StorageError(f"{run} has no checkpoint: finish the run with {run.again}")
     return found
 
 

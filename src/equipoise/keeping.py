@@ -60,9 +60,7 @@ def put(path: Path, data: bytes, recycle: Path | None = None, sync: bool = True,
 
 
 def _unwritable(path: Path, error: OSError) -> StorageError:
-    return StorageError(
-        f"{path} cannot be written: {error.strerror}; free disk space, then `equipoise resume`"
-    )
+    return StorageError(f"{path} cannot be written: {error.strerror}; free disk space, then continue the run")
 
 
 def write_atomic(path: Path, data: bytes, recycle: Path | None = None) -> None:

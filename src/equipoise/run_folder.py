@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise import keeping
-from equipoise.errors import StorageError
+from equipoise.errors import ConfigError, StorageError
 
 CONFIG, CODE, BLUEPRINT, CENSUS = "config.toml", "code.json", "blueprint.json", "data.json"
 FROZEN = "frozen.safetensors"
@@ -41,13 +41,14 @@ LEDGER, JOURNAL, METRICS, TIMING = "ledger.json", "journal.jsonl", "metrics.json
 SCORES, CHECKPOINTS, PRIVATE = "scores", "checkpoints", "sites"
 FEATURES, RESULT, PAGE, CARD = "features.json", "result.json", "report.html", "model-card.md"
 PLAN, ROSTER, TICKETS, LOCK = "federation.json", "roster.json", "tickets.json", "lock"
+SUBMITTED = "flower.json"
 
 AGAIN = "submit the run again into a new folder"
 FIX = {
     CONFIG: "undo the change, or start a new run in another folder; "
     "`equipoise run FILE.toml --out` takes another [engine] or base",
     CODE: "restore it, or start the run anew",
-    LEDGER: "`equipoise resume {folder}` writes it again",
+    LEDGER: "{again} writes it again",
     PLAN: f"restore it, or {AGAIN}",
     ROSTER: f"restore it, or {AGAIN}",
 }
@@ -96,11 +97,27 @@ class RunFolder(os.PathLike[str]):
                 f"the run folder {self} cannot be made: {error.strerror}; choose another --out"
             ) from error
 
+    @property
+    def again(self) -> str:
+        """The command that continues the run."""
+        if not self.has(PLAN):
+            return f"`equipoise resume {self}`"
+        try:
+            where = keeping.read_json(self / SUBMITTED, "")["coordinator"]
+        except (OSError, StorageError, KeyError):
+            where = "COORDINATOR"
+        return f"`equipoise submit {self / CONFIG} --to {where} --out {self}`"
+
+    def refuse_federation(self) -> None:
+        """Refuse to train here what the sites of a federation train."""
+        if self.has(PLAN):
+            raise ConfigError(f"{self} is a federation's run: go on with {self.again}")
+
     # JSON and text ------------------------------------------------------------------------------------------
 
     def fix(self, name: str) -> str:
         """What to do where a file is not as it was written."""
-        return FIX.get(name, "delete it, then `equipoise resume {folder}`").format(folder=self)
+        return FIX.get(name, "delete it, then {again}").format(again=self.again)
 
     def read(self, name: str) -> dict[str, Any]:
         """The table in a JSON file."""
@@ -127,7 +144,7 @@ class RunFolder(os.PathLike[str]):
     def _missing(self, name: str) -> StorageError:
         if name == CONFIG:
             return StorageError(f"{self} is not a run folder: it has no {CONFIG}")
-        again = FIX[name].format(folder=self) if name in FIX else f"`equipoise resume {self}` writes it"
+        again = self.fix(name) if name in FIX else f"{self.again} writes it"
         return StorageError(f"{self} has no {name}: {again}")
 
     # JSON lines ---------------------------------------------------------------------------------------------

@@ -140,18 +140,20 @@ def run(
     *,
     watch: Watch | None = None,
     wrap: Callable[[Engine], Engine] | None = None,
+    change: Callable[[Material], Material] | None = None,
 ) -> Result:
     """Train as the config says, into the folder `out` (a temporary one if none), from where it was left if it
     was begun.
 
     `config` is a path to a TOML file, a table, or a resolved config. `wrap` puts something around the engine
-    (tests use it to lose or spoil answers).
+    (tests use it to lose or spoil answers), `change` is made to the data first.
     """
     if isinstance(config, str | Path):
         config = read(Path(config))
     elif not isinstance(config, Config):
         config = resolve(config)
     folder = RunFolder(out if out is not None else tempfile.mkdtemp(prefix="equipoise-"))
+    folder.refuse_federation()
     claim(folder, config)
     watch = watch or (lambda event, facts: None)
     steps: dict[str, None] = {}
@@ -162,6 +164,7 @@ def run(
 
     with one_thread():
         dataset = material(config, read_data)
+        dataset = change(dataset) if change else dataset
         plan = prepare(config, dataset.facts, dataset)
         with (
             closing(Journal(folder / JOURNAL)) as journal,
@@ -175,6 +178,7 @@ def run(
 def resume(folder: str | Path, *, watch: Watch | None = None, trust: bool = False) -> Result:
     """Continue the run in a folder; `trust` lets it run a method's file or module that you have not run
     before."""
+    RunFolder(folder).refuse_federation()
     return run(read_folder(Path(folder), trust), folder, watch=watch)
 
 
@@ -478,7 +482,7 @@ def claim(folder: RunFolder, config: Config) -> None:
         return
     if digest_in(folder) != config.digest:
         raise StorageError(
-            f"{folder} holds a run with another config: choose another --out, or `equipoise resume {folder}`"
+            f"{folder} holds a run with another config: choose another --out, or go on with {folder.again}"
         )
     changed = [name for name, mark in recorded(folder).items() if config.marks.get(name) != mark]
     if changed:

@@ -178,7 +178,7 @@ def draw(config: Config, facts: Facts, dataset: Material | None = None) -> tuple
         train=config.train,
         objective=config.objective,
         privacy=config.privacy,
-        look=config.data.model_dump(include=LOOK),
+        look=config.data.model_dump(include=LOOK) if facts.look is None else facts.look,
         normalisation=statistics(augment, facts.shape[2], measured),
         shots=tuple(shots.tolist()),
         config=config.digest,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 import unicodedata
+from collections.abc import Sequence
 from typing import Any
 
 FORMULA = ("=", "+", "-", "@")
@@ -46,3 +47,8 @@ def parse_toml(text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except RecursionError:
         raise tomllib.TOMLDecodeError("brackets or keys are nested too deep") from None
+
+
+def listed(names: Sequence[str]) -> str:
+    """a, b and c"""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

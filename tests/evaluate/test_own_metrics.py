@@ -139,7 +139,11 @@ def test_draws_are_the_same_every_time_and_leave_the_global_generators(folder: P
         (("mine.py:nowhere",), {}, "'mine.py' has no 'nowhere'"),
         (("macro_auc",), {}, "'macro_auc' is always computed: remove it"),
         (("kappa",), {}, "'kappa' is not of the form FILE.py:name"),
-        (("mine.py:kappa",), {"exact": False}, "need the scores of every image: set evaluate.exact = true"),
+        (
+            ("mine.py:kappa",),
+            {"exact": False},
+            "need the scores of every image: set evaluate.exact and evaluate.per_site = true",
+        ),
     ],
 )
 def test_what_cannot_be_a_metric_is_refused_before_the_run(

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from tests import doctored
 
+from equipoise.deploy.policy import Policy
 from equipoise.deploy.site import own_config, own_material, read_site
 from equipoise.testing import raw, write_federation
 from equipoise.trust import nothing
@@ -41,7 +42,7 @@ def at_home(site: Path) -> dict[str, bytes]:
     is longer."""
     options = read_site(site)
     config = next(site.glob("runs/*/config.json"))
-    dataset = own_material(options, own_config(options, site, doctored.table(config), nothing))
+    dataset = own_material(options, own_config(options, site, doctored.table(config), Policy(), nothing))
     held = dataset.samples.labels[dataset.holdings[0].train]
     labels = torch.as_tensor(held)
     found = {"word": WORD.encode(), "labels as text": json.dumps(labels.tolist())[1:-1].encode()}

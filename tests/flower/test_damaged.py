@@ -11,6 +11,7 @@ import pytest
 
 from equipoise.config import Config
 from equipoise.deploy import link
+from equipoise.deploy.card import LONGEST
 from equipoise.deploy.coordinator import coordinate, federated, plan, read_roster
 from equipoise.errors import StorageError
 from equipoise.keeping import write_json
@@ -55,7 +56,7 @@ class Nobody:
 
 def test_a_roster_that_is_whole_is_read(tmp_path: Path) -> None:
     splits = ("train", "validation", "test")
-    card = {"classes": ["a", "b"], "task": "single", "shape": [8, 8, 3], "partial": False}
+    card = {"classes": ["a", "b"], "task": "single", "shape": [8, 8, 3], "partial": False, "input": LONGEST}
     card |= {"images": dict.fromkeys(splits, 3), "counts": {split: [1, 2] for split in splits}}
     write_json(tmp_path / "roster.json", {"sites": {"north": card}})
     assert read_roster(RunFolder(tmp_path)) == {"north": card}

@@ -22,7 +22,7 @@ from equipoise import __version__
 from equipoise.config import Config
 from equipoise.deploy.coordinator import federated
 from equipoise.deploy.keys import new_keys, new_pair
-from equipoise.deploy.policy import approved, read_policy
+from equipoise.deploy.policy import Policy, approved, read_policy
 from equipoise.deploy.rehearse import stage
 from equipoise.deploy.setting import check_site
 from equipoise.deploy.site import OURS, SiteClient, read_site
@@ -33,6 +33,7 @@ from equipoise.nets import state
 from equipoise.running import prepare
 from equipoise.server.journal import read as read_journal
 from equipoise.setup import make_host, material
+from equipoise.site import options
 from equipoise.tree import Tree, flatten
 
 MakeConfig = Callable[..., Config]
@@ -289,6 +290,31 @@ def test_one_step_of_plain_sgd_tells_the_class_counts(home: Any, tiny: MakeConfi
     assert told["refused"] == "policy rule 'optimizers': this site does not train with 'sgd'"
 
 
+@pytest.mark.parametrize("name", ["torch.optim:RMSprop", "torch.optim:Nothing"])
+def test_an_optimiser_is_not_looked_up_before_the_policy_is_asked(
+    name: str, home: Any, tiny: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither when a coordinator invites, nor when a site checks what it sent, nor after a change of
+    rules."""
+    desk = home(optimizers=["adam", "torch.optim:RMSprop"])
+    if name.endswith("RMSprop"):
+        assert "card" in invite(desk, tiny(), train={"optimizer": name})
+    tried = list[str]()
+    monkeypatch.setattr(options, "find_optimizer", lambda one, parts: tried.append(one))
+    sentence = f"policy rule 'optimizers': this site does not train with '{name}'"
+    assert invite(home(), tiny(), train={"optimizer": name})["refused"] == sentence
+    (desk.folder / "policy.toml").write_text(tomli_w.dumps({"small_cell": 0, "methods": approved()}))
+    desk._joined = None
+    if name.endswith("RMSprop"):
+        assert ask(desk, "train", {"model": model_of(tiny())})[0]["refused"] == sentence
+    (desk.folder / "keys").mkdir()
+    new_pair(desk.folder / "keys" / "site")
+    authority(desk.folder)
+    (tmp_path / "run.toml").write_text(tomli_w.dumps({"train": {"optimizer": name}}))
+    assert check_site(desk.folder, tmp_path / "run.toml").refused == [sentence]
+    assert not tried
+
+
 def test_small_batches_are_refused(home: Any, tiny: MakeConfig) -> None:
     told = invite(home(), tiny(train={"batch_size": 4}))
     assert (
@@ -460,5 +486,7 @@ def test_a_stage_sets_what_its_sites_allow(tiny: MakeConfig, tmp_path: Path) -> 
     )
     with stage(config, tmp_path / "town") as made:
         policy, site = read_policy(made.site(SITE) / "policy.toml"), read_site(made.site(SITE))
-    assert (policy.min_sites, policy.batch_size, list(policy.methods)) == (2, 1, ["fedavg"])
+    assert (policy.min_sites, list(policy.methods)) == (2, ["fedavg"])
+    new = Policy()  # all else is what a new site has
+    assert (policy.small_cell, policy.batch_size, policy.each) == (new.small_cell, new.batch_size, new.each)
     assert site.weights == {"start.safetensors": str(tmp_path / "start.safetensors")}

@@ -49,7 +49,7 @@ def test_a_site_opens_no_path_of_the_coordinators(tiny: MakeConfig, town: Any, t
     folder = next(iter(there.sites.values()))
     table = there.config.table()
     table["train"] |= {"init": str(tmp_path), "init_parts": "body"}
-    made = own_config(read_site(folder), folder, table, read_policy(folder / "policy.toml").allow)
+    made = own_config(read_site(folder), folder, table, read_policy(folder / "policy.toml"))
     assert (made.train.init, made.train.init_parts, made.train.init_sha256) == (None, None, None)
 
 

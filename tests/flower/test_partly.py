@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from equipoise.config import Config, resolve
-from equipoise.deploy.card import Card
+from equipoise.deploy.card import LONGEST, Card
+from equipoise.deploy.policy import Policy
 from equipoise.deploy.site import SiteOptions, own_config, own_material
 from equipoise.errors import ConfigError
 from equipoise.running import run
@@ -56,7 +57,7 @@ def test_a_federation_is_what_the_simulation_is(partly: Config, town: Any, rows:
 def site(config: Config, **more: Any) -> Any:
     options = SiteOptions(name="south", data=config.table()["data"], device="cpu", **more)
     theirs = {key: value for key, value in config.table().items() if key != "data"}
-    return own_material(options, own_config(options, Path.cwd(), theirs, lambda *_: None))
+    return own_material(options, own_config(options, Path.cwd(), theirs, Policy()))
 
 
 def test_findings_that_a_site_does_not_label_count_in_its_tests_neither(partly: Config) -> None:
@@ -70,7 +71,7 @@ def test_findings_that_a_site_does_not_label_count_in_its_tests_neither(partly: 
 def test_one_label_per_image_cannot_be_partly_missing(tiny: Any) -> None:
     config = tiny()
     options = SiteOptions(name="north", data=config.table()["data"], device="cpu", labelled=("MEL",))
-    own = own_config(options, Path.cwd(), {}, lambda *_: None)
+    own = own_config(options, Path.cwd(), {}, Policy())
     with pytest.raises(ConfigError, match="'labelled' is for several labels per image: remove it"):
         own_material(options, own)
 
@@ -86,7 +87,7 @@ def test_one_label_per_image_cannot_be_partly_missing(tiny: Any) -> None:
     ],
 )
 def test_a_card_that_cannot_be_true(known: Any, problem: str) -> None:
-    told = {"images": {"train": 10, "validation": 0, "test": 0}, "known": known}
+    told = {"images": {"train": 10, "validation": 0, "test": 0}, "known": known, "input": LONGEST}
     counts = {"train": (1, 1), "validation": (0, 0), "test": (0, 0)}
     with pytest.raises(ValueError, match=problem):
         Card(classes=("a", "b"), task="multi", shape=(16, 16, 3), partial=True, counts=counts, **told)

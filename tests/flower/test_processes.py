@@ -34,6 +34,7 @@ from equipoise.deploy.keys import new_keys, new_pair
 from equipoise.deploy.policy import approved
 from equipoise.deploy.rehearse import Stage, allowed, rehearse, stage
 from equipoise.deploy.standing import standing
+from equipoise.report import write_report
 from equipoise.running import run
 from equipoise.server import Checkpoints
 from equipoise.server.journal import read as read_journal
@@ -43,6 +44,8 @@ pytestmark = pytest.mark.slow
 MakeConfig = Callable[..., Config]
 Rows = Callable[[Path], list[dict[str, Any]]]
 MARK = "EQUIPOISE_TEST_OF"
+OPEN: dict[str, Any] = {"small_cell": 0, "batch_size": 1}
+"""rules of a site that tells all, as a simulation does"""
 PATIENT: dict[str, Any] = {"deadline": 900.0, "patience": 900.0}
 """on a busy machine Flower may take minutes for what takes seconds: nothing here shall depend on it but what
 is about deadlines"""
@@ -90,7 +93,7 @@ def test_methods_give_the_bits_of_the_simulation(
     }
     plays = {method: federated(tiny(method, **small)).with_engine(**PATIENT) for method in methods}
     each = sorted({leaf for config in plays.values() for leaf in allowed(config)})
-    with stage(plays[methods[0]], tmp_path / "town", {"each": each, "methods": approved()}) as made:
+    with stage(plays[methods[0]], tmp_path / "town", {"each": each, "methods": approved(), **OPEN}) as made:
         made.open()
         made.join_all()
         for method, config in plays.items():
@@ -107,18 +110,22 @@ def test_methods_give_the_bits_of_the_simulation(
 
 
 @pytest.mark.hospitals
-def test_a_rehearsal_gives_the_bits_of_the_simulation(tiny: MakeConfig, rows: Rows, tmp_path: Path) -> None:
+def test_a_rehearsal_gives_the_bits_of_the_simulation(tiny: MakeConfig, tmp_path: Path) -> None:
     config = tiny("fca").with_engine(**PATIENT)
     found = rehearse(config, tmp_path / "run")
     assert found["same"] and found["state_hash"] == found["simulation_hash"]
-    run(federated(config), tmp_path / "here")
-    assert rows(tmp_path / "run") == rows(tmp_path / "here")
+    assert found["state_hash"] == run(federated(config), tmp_path / "here").state_hash
+    assert "each site a process of its own" in write_report(tmp_path / "run").read_text()
+    told = [
+        line for line in read_journal(tmp_path / "run" / "journal.jsonl")[0] if line["event"] == "withheld"
+    ]
+    assert {line["site"] for line in told} == set(NAMES)  # the policy of a new site, as few images as here
 
 
 @contextmanager
 def playing(config: Config, folder: Path, out: Path) -> Iterator[tuple[Stage, int]]:
     """A federation that has begun."""
-    with stage(config, folder, {"each": allowed(config)}) as made:
+    with stage(config, folder, {"each": allowed(config), **OPEN}) as made:
         made.open()
         for name in NAMES:
             made.join(name)
@@ -164,7 +171,7 @@ def test_a_site_that_is_killed_and_comes_back_and_a_coordinator_that_is(
 def test_a_server_begins_no_run_by_itself(tiny: MakeConfig, tmp_path: Path) -> None:
     """A run that a killed server had taken is not begun by the next: it waits to be handed in again."""
     config = federated(tiny("fca")).with_engine(**PATIENT)
-    with stage(config, tmp_path / "town") as made:
+    with stage(config, tmp_path / "town", OPEN) as made:
         made.open()
         number = link.submit(made.coordinator, config, tmp_path / "run")
         assert made.server is not None
@@ -199,7 +206,7 @@ def test_strangers_stay_outside_and_the_coordinator_has_nothing_of_the_data(tmp_
     wanted = {"method": {"name": "fca", "own_init": "draw"}, "train": {"rounds": 1, "batch_size": 4}}
     wanted |= {"engine": {"device": "cpu", **PATIENT, "patience": 90.0}, "exchange": {"min_sites": 1}}
     config, out = federated(resolve(write_hospitals(tmp_path, NAMES) | wanted)), tmp_path / "run"
-    with stage(config, tmp_path / "town", {"each": allowed(config)}) as made:
+    with stage(config, tmp_path / "town", {"each": allowed(config), **OPEN}) as made:
         new_keys(tmp_path / "other", [], [])
         shutil.copy(tmp_path / "other" / "keys" / "ca.crt", made.site("site-00") / "keys" / "ca.crt")
         for name in ("site", "site.pub"):
@@ -260,7 +267,7 @@ def test_a_rogue_site_is_turned_away_whatever_it_sends(
         tmp_path / "here",
         wrap=lambda engine: Spoil(engine, "site-01", lambda data: None, range(len(PARTS))),
     )
-    with stage(config, tmp_path / "town", {"each": allowed(config)}) as made:
+    with stage(config, tmp_path / "town", {"each": allowed(config), **OPEN}) as made:
         made.open()
         made.join("site-00")
         act(made, "site-01", "rogue")
@@ -282,7 +289,7 @@ def test_sites_that_are_cut_off_before_during_and_after_their_answer(
         tmp_path / "run",
     )
     expected = run(config, tmp_path / "here").state_hash
-    with stage(config, tmp_path / "town", {"each": allowed(config)}) as made:
+    with stage(config, tmp_path / "town", {"each": allowed(config), **OPEN}) as made:
         made.open()
         for name, part in zip(NAMES, ("before", "during", "after"), strict=True):
             act(made, name, part)

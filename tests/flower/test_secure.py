@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from flwr.app import Message
 from tests.flower.conftest import Town
 
 from equipoise.config import Config
+from equipoise.deploy.coordinator import federated
 from equipoise.deploy.keys import new_keys
-from equipoise.deploy.rehearse import rehearse
+from equipoise.deploy.policy import Policy
+from equipoise.deploy.rehearse import allowed, rehearse, simulate
 from equipoise.deploy.roster import fingerprint, read_roster, write_roster
 from equipoise.engine.flower.wire import unwrap
 from equipoise.errors import ConfigError, SiteError
@@ -62,6 +65,23 @@ def test_a_masked_run_ends_as_a_plain_one(method: str, tiny: MakeConfig, town: M
     made = with_keys(town(masked(tiny, method)))
     assert made.go().state_hash == plain_hash(tiny, method)
     assert not journal(made, "refused", "failed", "rejected", "missing")
+
+
+def test_small_cells_are_withheld_before_an_answer_is_masked(
+    tiny: MakeConfig, town: MakeTown, tmp_path: Path
+) -> None:
+    """The same model as where every site leaves them out and nothing is masked."""
+    rare = {"data": {"scale": 0.02, "split": {"test": 0.3}}, "train": {"rounds": 1}}
+    config = masked(tiny, "fedproc", **rare)
+    config = replace(config, evaluate=config.evaluate.model_copy(update={"per_site": False}))
+    made = with_keys(town(config, {f"site-0{i}": {"small_cell": 5} for i in range(3)}))
+    found = made.go()
+    policy = Policy(each=tuple(allowed(federated(config))), min_sites=1, batch_size=1)
+    assert found.state_hash == simulate(federated(config), tmp_path / "here", policy)
+    assert not journal(made, "refused", "failed", "rejected", "missing") and journal(made, "withheld")
+    assert found.metrics["test"]["withheld"]
+    answered = read_journal(made.sites["site-00"] / "journal.jsonl")[0]
+    assert any(line.get("rule") == "small_cell" for line in answered)
 
 
 def test_only_masked_words_cross_the_wire(tiny: MakeConfig, town: MakeTown) -> None:
@@ -220,4 +240,4 @@ def test_a_site_that_requires_masks_takes_part_where_only_means_are_told(
 @pytest.mark.parametrize("method", ["fedavg", "fediic", "fca"])
 def test_over_real_processes_with_tls(method: str, tiny: MakeConfig, tmp_path: Path) -> None:
     found = rehearse(masked(tiny, method), tmp_path / "run")
-    assert found["same"] and found["state_hash"] == plain_hash(tiny, method)
+    assert found["same"]  # as a simulation that masks nothing, with the policy of a new site

@@ -208,13 +208,28 @@ def test_two_coordinators_do_not_share_a_folder(tmp_path: Path) -> None:
         pass
 
 
+INPUT: dict[str, Any] = {
+    "image_size": 16,
+    "channels": 3,
+    "resize": "squash",
+    "crop_keep": 1.0,
+    "colour_constancy": None,
+    "brightness": None,
+    "window": None,
+    "bits": None,
+    "mean": [0.5, 0.5, 0.5],
+    "std": [0.5, 0.5, 0.5],
+}
 CARD: dict[str, Any] = {
     "classes": ["a", "b", "c"],
     "task": "single",
     "shape": [16, 16, 3],
+    "input": INPUT,
     "partial": False,
     "images": dict.fromkeys(SPLITS, 3),
     "counts": {split: [1, None, 1] for split in SPLITS},
+    "small_cell": 5,
+    "withheld": {},
 }
 
 
@@ -241,6 +256,8 @@ DIFFERENT: list[tuple[dict[str, Any], str]] = [
     ({"classes": ["x", "y", "z"]}, "do not agree on their classes"),
     ({"shape": [32, 32, 3]}, "do not agree on their shape"),
     ({"task": "multi"}, "do not agree on their task"),
+    ({"input": INPUT | {"colour_constancy": 6.0}}, "data.colour_constancy is None and 6.0: set the same"),
+    ({"input": INPUT | {"window": [[40, 80]]}}, "do not prepare their images alike: data.window is None and"),
 ]
 BAD_CARDS: list[tuple[Any, str]] = [
     ({"task": "other"}, "'task'"),
@@ -267,6 +284,14 @@ BAD_CARDS: list[tuple[Any, str]] = [
     ({"shape": [10**9, 10**9, 3]}, "'shape.0'"),
     ({"shape": [16, 16, 10**6]}, "'shape.2'"),
     ({"shape": [16, 16]}, "'shape"),
+    ({"input": INPUT | {"window": [[40, 80]] * 4}}, "'input.window'"),
+    ({"input": INPUT | {"crop_keep": 0}}, "'input.crop_keep'"),
+    ({"input": {}}, "'input.image_size'"),
+    ({"withheld": {"test": [3]}}, "'withheld' names classes that there are not"),
+    ({"withheld": {"test": [0]}}, "'withheld' names classes that there are not, or that it counts"),
+    ({"withheld": {"later": [1]}}, "'withheld'"),
+    ({"withheld": {"test": [1] * 1000}}, "'withheld'"),
+    ({"known": {"test": [3, 3, 3]}}, "'known' is not by split"),
     ({"shape": [0, 16, 3]}, "'shape.0'"),
     ({"partial": True}, "'partial'"),
     ({"more": 1}, "'more'"),

@@ -116,6 +116,28 @@ def test_several_labels_and_training_alone_have_words_of_their_own() -> None:
     assert alone["Who gains by joining"].startswith("Nobody joined")
 
 
+def test_a_mean_over_sites_alone_does_not_make_them_missing() -> None:
+    """With `evaluate.per_site = false` only the journal knows who gave no answer."""
+    run = make()
+    run.config["evaluate"] = {"per_site": False}
+    assert run.test is not None
+    run.test.update(sites={}, specialisation={"balanced_accuracy": 0.75})
+    answers = dict(in_short(run))
+    assert "Who was missing" not in answers
+    assert answers["How good"].startswith("On the 124 test images of all sites together")
+    assert answers["At which sites"] == (
+        "Not told for each site. Judged by their own test images, the sites' own predictors reach 75.0 % on "
+        "average."
+    )
+    lines = [
+        {"event": "missing", "round": round, "question": "evaluate", "sites": [site]}
+        for round, site in ((6, "north"), (7, "south"))
+    ]
+    lost = dict(in_short(replace(run, journal=lines)))
+    assert lost["Who was missing"].startswith("south gave no usable answer")
+    assert "On the 104 test images of the sites that answered (north and tiny; not south)" in lost["How good"]
+
+
 def test_only_hospitals_have_images_that_stay_where_they_are(tmp_path: Path) -> None:
     here = dict(in_short(make()))["What was trained"]
     assert "simulated on one machine" in here and "stay" not in here

@@ -118,7 +118,8 @@ def test_half_a_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(
-        StorageError, match=r"x cannot be written: No space left on device; free disk space.*resume"
+        StorageError,
+        match=r"x cannot be written: No space left on device; free disk space, then continue the run",
     ):
         write_atomic(tmp_path / "x", b"new and longer")
     assert (tmp_path / "x").read_bytes() == b"old"
@@ -132,7 +133,7 @@ def test_a_damaged_head_is_told(text: bytes, checkpoints: Checkpoints) -> None:
     save(checkpoints, 0)
     (checkpoints.folder / HEAD).write_bytes(text)
     with pytest.raises(
-        StorageError, match=r"HEAD\.json is damaged or was changed.*: delete it, then `equipoise resume`"
+        StorageError, match=r"HEAD\.json is damaged or was changed.*: delete it; the run then continues"
     ):
         checkpoints.newest()
 

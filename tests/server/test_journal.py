@@ -123,7 +123,7 @@ def test_a_disk_that_fills_up_in_a_line_is_told_and_recovered_from(path: Path) -
     journal = Journal(path)
     with file_size_limit(path.stat().st_size + 50):
         with pytest.raises(
-            StorageError, match=r"cannot be written: .*; free disk space, then `equipoise resume`"
+            StorageError, match=r"cannot be written: .*; free disk space, then continue the run"
         ):
             journal.write("committed", round=4)
         journal.close()  # what the disk does not take must not hide the first error

@@ -84,7 +84,7 @@ def test_a_full_disk_is_told_and_the_old_version_stays(
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", full)
         with pytest.raises(
-            StorageError, match=r"site 'a' cannot be written .*: free disk space, then `equipoise resume`"
+            StorageError, match=r"site 'a' cannot be written .*: free disk space, then continue the run"
         ):
             store.write("a", "1.0", {"mine/n": torch.tensor(4)})
     assert store.read("a", "1.0")["mine/n"].item() == 3

@@ -16,7 +16,7 @@ from equipoise.api.comparison import Comparison
 from equipoise.api.progress import showing
 from equipoise.compare import Arm, arm_from, make_plan
 from equipoise.compare import compare as run_all
-from equipoise.config import Config, load, read_folder, resolve
+from equipoise.config import Config, load, resolve
 from equipoise.data import Progress
 from equipoise.errors import ConfigError, RunsFailed
 from equipoise.exchange import Ledger
@@ -59,7 +59,7 @@ def resume(
     """Continue the run in a folder; `trust` lets it run a method's file or module that you have not run
     before."""
     with showing(progress, watch) as tell:
-        return running.run(read_folder(Path(folder), trust), folder, watch=tell)
+        return running.resume(folder, watch=tell, trust=trust)
 
 
 def compare(

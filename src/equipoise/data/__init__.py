@@ -12,9 +12,10 @@ from equipoise.data.own import load_samples
 from equipoise.data.phantom import PhantomData
 from equipoise.data.samples import Samples, Task
 from equipoise.data.sets import SETS
+from equipoise.data.sites import SitesData
 from equipoise.data.stored import StoredData
 
-KINDS: dict[str, type[DataOptions]] = {**READERS, "joined": JoinedData}
+KINDS: dict[str, type[DataOptions]] = {**READERS, "joined": JoinedData, "sites": SitesData}
 """`data.kind` → its options, which know how to load."""
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "PhantomData",
     "Progress",
     "Samples",
+    "SitesData",
     "Split",
     "StoredData",
     "Task",

@@ -71,7 +71,8 @@ class DataOptions(Options):
     """What every kind of data set can be told."""
 
     kind: str
-    """Which reader: csv, folder, npz, stored, phantom, or a data set by name (`equipoise data list`)."""
+    """Which reader: csv, folder, npz, stored, phantom, or a data set by name (`equipoise data list`); `sites`
+    for a federation's, which stay where they are."""
     name: str | None = None
     """What tables and reports call this data set."""
     image_size: int = Field(default=64, ge=8, le=2048)
@@ -143,6 +144,11 @@ class DataOptions(Options):
     def look(self) -> Look:
         """How images are prepared before they enter the cache."""
         return Look(self.crop_keep, self.colour_constancy, self.brightness, self.window, self.bits)
+
+    @property
+    def here(self) -> bool:
+        """Whether the images are where the config is read."""
+        return True
 
     @property
     def declared(self) -> bool:

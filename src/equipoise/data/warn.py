@@ -27,10 +27,10 @@ another word"""
 
 
 def warnings_of(
-    samples: Samples, splits: Mapping[str, np.ndarray], survey: Survey, declared: bool
+    samples: Samples, splits: Mapping[str, np.ndarray], survey: Survey, declared: bool, agreed: bool = False
 ) -> list[str]:
     """Everything doubtful about a data set; `splits` are its rows by use, `declared` says that the config
-    lists the classes."""
+    lists the classes, `agreed` that they are those of a federation, of which a site may lack some."""
     found = []
     if not declared:
         keep = ", or list all in data.classes if they are right"
@@ -38,7 +38,7 @@ def warnings_of(
     if samples.site is not None:
         found += doubtful_names("site", _by_value(samples.site), samples.ids)
     found += doubtful_groups(samples.group, samples.site, samples.ids)
-    found += absent(samples, splits)
+    found += absent(samples, splits, agreed)
     found += same_picture(samples, survey)
     found += hardly_visible(samples, survey)
     return found
@@ -113,13 +113,13 @@ def doubtful_groups(group: np.ndarray | None, site: np.ndarray | None, ids: np.n
     ]
 
 
-def absent(samples: Samples, splits: Mapping[str, np.ndarray]) -> list[str]:
-    """Classes that have no image, or none in a split that has others."""
+def absent(samples: Samples, splits: Mapping[str, np.ndarray], agreed: bool = False) -> list[str]:
+    """Classes that have no image (unless `agreed`), or none in a split that has others."""
     rows = _by_class(samples)
     found = [
         f"class '{name}' has no image at all: add some, or remove it from data.classes"
         for name, held in rows.items()
-        if not len(held)
+        if not len(held) and not agreed
     ]
     effects = {"train": ", so they cannot be learnt", "test": ", so nothing will be known of them"}
     for split, used in splits.items():

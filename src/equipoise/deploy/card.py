@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints, model_validator
 
+from equipoise.blueprint import Input
 from equipoise.data.samples import Task
 from equipoise.exchange.ledger import READERS
 from equipoise.exchange.reduction import LARGEST
@@ -25,6 +26,20 @@ Side = Annotated[int, Field(strict=True, ge=8, le=2048)]
 Channels = Annotated[int, Field(strict=True, ge=1, le=4)]
 Name = Annotated[str, StringConstraints(strict=True, min_length=1, max_length=200)]
 
+LONGEST = Input(
+    image_size=2048,
+    channels=3,
+    resize="squash",
+    crop_keep=0.123456789012345678,
+    colour_constancy=99.123456789012345,
+    brightness=0.123456789012345678,
+    window=((-12345.12345678901, 12345.12345678901),) * 3,
+    bits=16,
+    mean=(0.123456789,) * 3,
+    std=(0.123456789,) * 3,
+).model_dump(mode="json")
+"""a pre-processing that takes as many letters as any"""
+
 
 class Card(Options):
     """A site's data in a few numbers."""
@@ -33,6 +48,8 @@ class Card(Options):
     task: Task
     shape: tuple[Side, Side, Channels]
     """height, width, channels of its images"""
+    input: Input
+    """how it prepares an image for the network"""
     partial: bool
     """whether it labels only some of the classes, or some of its images"""
     images: dict[str, Count]
@@ -43,6 +60,10 @@ class Card(Options):
     """digest of the network's frozen tensors, where the run freezes any"""
     known: dict[str, tuple[Count | None, ...]] | None = None
     """by split, where labels are missing: how many images are labelled for each class"""
+    small_cell: Count = 0
+    """it tells nothing of a class of which it has fewer images than this"""
+    withheld: dict[str, tuple[Count, ...]] = {}
+    """by split: the numbers of those classes, where it tells counts; their images are in no test"""
 
     @model_validator(mode="after")
     def _adds_up(self) -> Card:
@@ -62,6 +83,14 @@ class Card(Options):
             or any(len(told) != len(self.classes) for told in self.known.values())
         ):
             raise ValueError("'known' is not by split and class of several labels per image")
+        if not set(self.withheld) <= set(SPLITS) or any(
+            len(set(numbers)) < len(numbers)
+            or not all(
+                number < len(self.classes) and self.counts[split][number] is None for number in numbers
+            )
+            for split, numbers in self.withheld.items()
+        ):
+            raise ValueError("'withheld' names classes that there are not, or that it counts")
         for split in SPLITS:
             for known in () if self.known is None else self.known[split]:
                 if known is not None and known > self.images[split]:
@@ -85,13 +114,17 @@ def rows(
     whether labels are missing, `frozen` whether the run freezes tensors. Bytes are those of the longest
     card."""
     count, wide = (MOST, f"{len(SPLITS)}×{len(classes)}") if COUNTS in told else (None, "not told")
+    numbers = list(range(len(classes))) if COUNTS in told else []
     longest: dict[str, tuple[str, Any]] = {
         "classes": (str(len(classes)), classes),
         "task": ("1", "single"),
         "shape": (str(len(shape)), shape),
+        "input": (str(len(LONGEST)), LONGEST),
         "partial": ("1", False),
         "images": (str(len(SPLITS)), dict.fromkeys(SPLITS, MOST)),
         "counts": (wide, dict.fromkeys(SPLITS, [count] * len(classes))),
+        "small_cell": ("1", MOST),
+        "withheld": (wide, dict.fromkeys(SPLITS, numbers)),
     }
     if frozen:
         longest["frozen"] = ("1", "0" * 64)

@@ -1,8 +1,8 @@
 """The coordinator's run: the same loop as a simulation, with the sites behind Flower and no image in sight.
 
-What it must know of the data (classes, image size, how many images) the sites say when they accept the
-invitation. The answer is kept in `roster.json`, so that a run that is resumed has the same sites in the
-same order.
+What it must know of the data (classes, how images are prepared, how many there are) the sites say when they
+accept the invitation. The answer is kept in `roster.json`, so that a run that is resumed has the same sites
+in the same order. Its config says `data.kind = "sites"`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from equipoise.config import Config, resolve
+from equipoise.blueprint import Input
+from equipoise.config import DEFAULTS, Config, resolve
+from equipoise.data import SitesData
 from equipoise.deploy.card import SPLITS, Card, rows
 from equipoise.deploy.late import Late
 from equipoise.deploy.policy import MIN_SITES
@@ -28,21 +30,25 @@ from equipoise.engine.flower.fleet import FlowerEngine, Grid, Tell, Tickets
 from equipoise.errors import ConfigError, EquipoiseError, SiteError, StorageError
 from equipoise.exchange.codec import shown
 from equipoise.initial import chosen
-from equipoise.partition import Census, Facts, Held
+from equipoise.partition import Census, Column, Facts, Held
 from equipoise.run_folder import AGAIN, CONFIG, JOURNAL, PLAN, ROSTER, TICKETS, RunFolder
 from equipoise.running import Plan, Result, Watch, claim, one_thread, prepare, train
 from equipoise.server import Journal, countable, drawn
-from equipoise.setup import fits
+from equipoise.setup import LOOK, fits
 from equipoise.site import START
 from equipoise.text import parse_toml
 from equipoise.trust import of_folder, only, recorded
 from equipoise.version import __version__
 
 
-def plan(config: Config, folder: Path, keys: Mapping[str, bytes]) -> Config:
-    """Make a run folder for these sites; the config as it is run there. A folder that was begun is gone on
-    with."""
-    config = federated(config)
+def plan(
+    config: Config, folder: Path, keys: Mapping[str, bytes], rehearsal: Mapping[str, Any] | None = None
+) -> Config:
+    """Make a run folder for these sites; the config as it is run there. A folder that was begun is resumed.
+
+    `rehearsal` is the kind and name of the data that one machine divides among the sites of a rehearsal.
+    """
+    config = at_sites(federated(config))
     countable(len(keys))
     run = RunFolder(folder)
     claim(run, config)
@@ -50,7 +56,7 @@ def plan(config: Config, folder: Path, keys: Mapping[str, bytes]) -> Config:
         table = {
             "run": secrets.token_hex(8),
             "keys": {site: base64.b64encode(key).decode() for site, key in keys.items()},
-        }
+        } | ({} if rehearsal is None else {"rehearsal": dict(rehearsal)})
         run.write(PLAN, table)
     read_plan(run)
     if run.has(ROSTER):
@@ -74,6 +80,24 @@ def federated(config: Config) -> Config:
         exchange = exchange.model_copy(update={"min_sites": MIN_SITES})
     evaluate = config.evaluate.model_copy(update={"exact": False, "attributes": False})
     return replace(config, evaluate=evaluate, exchange=exchange)
+
+
+def at_sites(config: Config) -> Config:
+    """The config without data of its own: the sites have theirs, and say what a run must know of them."""
+    name = config.data.name
+    data = SitesData(kind="sites", name=name) if name else SitesData(kind="sites")
+    return replace(config, data=data, partition=Column())
+
+
+def unused(config: Config) -> list[str]:
+    """A sentence for each section of a config that a federation does not use, if it says anything."""
+    data, partition = config.data, config.partition
+    usual = {"data": (DEFAULTS["data"]["kind"], "sites"), "partition": (DEFAULTS["partition"]["kind"],)}
+    return [
+        f"[{name}] of the config is not used: the sites' own images are, as their site.toml describes them"
+        for name, section in (("data", data), ("partition", partition))
+        if section.kind not in usual[name] or section.model_fields_set - {"kind", "name"}
+    ]
 
 
 def coordinate(grid: Grid, folder: Path, watch: Watch | None = None) -> Result:
@@ -106,11 +130,13 @@ def _coordinate(grid: Grid, folder: RunFolder, journal: Journal, watch: Watch) -
         cards = roster(config, folder, fleet, tuple(sorted(keys)))
         facts = facts_of(cards)
         fits(config, facts.task)
+        config.train.try_views(facts.shape[2], facts.shape[0])
         partly, frozen = any(card.known for card in cards.values()), config.net.freeze is not None
         joining = rows(facts.classes, facts.shape, partly=partly, frozen=frozen)
         begun = prepare(config, facts)
         startable(begun)
         same_frozen(begun, cards)
+        fleet.marks = begun.blueprint.marks
         return train(begun, fleet, journal, folder, watch, joining=joining)
 
 
@@ -187,8 +213,26 @@ def roster(config: Config, folder: RunFolder, fleet: FlowerEngine, sites: tuple[
             f"other"
         )
     if not begun:
+        for site, card in cards.items():
+            if sentence := withholding(site, card):
+                fleet.tell("withheld", site=site, rule="small_cell", reason=sentence)
         folder.write(ROSTER, {"sites": {site: given[site] for site in cards}})
     return cards
+
+
+def withholding(site: str, card: Card) -> str:
+    """What a site does not tell as it has too few images, in words; nothing where it tells all."""
+    parts = [
+        f"of its {split} images {', '.join(shown(card.classes[number]) for number in numbers)}"
+        for split, numbers in card.withheld.items()
+        if numbers
+    ]
+    if not parts:
+        return ""
+    return (
+        f"policy rule 'small_cell': site '{site}' tells nothing of classes with fewer than {card.small_cell} "
+        f"images ({'; '.join(parts)}); it trains on them, and tests of them lack its images"
+    )
 
 
 def facts_of(cards: Mapping[str, Card]) -> Facts:
@@ -201,6 +245,7 @@ def facts_of(cards: Mapping[str, Card]) -> Facts:
                 images=card.images[split],
                 counts=card.counts[split],
                 known=None if card.known is None else card.known[split],
+                withheld=card.withheld.get(split, ()),
             )
             for split in SPLITS
         }
@@ -211,8 +256,9 @@ def facts_of(cards: Mapping[str, Card]) -> Facts:
         classes=first.classes,
         shape=first.shape,
         fingerprint=hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest(),
-        census=Census.of(sites),
+        census=Census.of(sites, {site: card.small_cell for site, card in cards.items()}),
         partial=any(card.partial for card in cards.values()),
+        look=first.input.model_dump(include=LOOK),
     )
 
 
@@ -234,10 +280,10 @@ def _usable(given: Mapping[str, Any], tell: Tell) -> dict[str, Card]:
 
 
 def _agreed(cards: Mapping[str, Card], tell: Tell) -> dict[str, Card]:
-    """The cards of the most sites that mean the same by class 3 and have images of one size."""
+    """The cards of the most sites that mean the same by class 3 and prepare images alike."""
     alike: dict[tuple[Any, ...], list[str]] = {}
     for site, card in cards.items():
-        alike.setdefault((card.task, card.classes, card.shape), []).append(site)
+        alike.setdefault((card.task, card.classes, card.shape, card.input), []).append(site)
     groups = sorted(alike.values(), key=len, reverse=True)
     for others in groups[1:]:
         first = groups[0][0]
@@ -250,7 +296,16 @@ def _agreed(cards: Mapping[str, Card], tell: Tell) -> dict[str, Card]:
 
 
 def _difference(first: str, one: Card, site: str, card: Card) -> str:
-    what = next(what for what in ("task", "classes", "shape") if getattr(one, what) != getattr(card, what))
+    what = next(
+        what for what in ("task", "classes", "shape", "input") if getattr(one, what) != getattr(card, what)
+    )
+    if what == "input":
+        key = next(key for key in Input.model_fields if getattr(one.input, key) != getattr(card.input, key))
+        return (
+            f"sites '{first}' and '{site}' do not prepare their images alike: data.{key} is "
+            f"{_short(getattr(one.input, key))} and {_short(getattr(card.input, key))}: set the same in "
+            f"every site.toml"
+        )
     return (
         f"sites '{first}' and '{site}' do not agree on their {what} ({_short(getattr(one, what))} and "
         f"{_short(getattr(card, what))}): name the same classes in data.classes in the same order, and the "

@@ -2,12 +2,12 @@
 always wins.
 
 `methods`: a method runs here only if the files that define it are the ones that were approved. `each`: a leaf
-that the coordinator can read for this site alone leaves only if it is named. `small_cell`: nothing that is
-told class by class leaves while a class has fewer images than this (and any at all). `min_sites`: a sum over
-fewer sites says too much of one. `secure`: whether answers must be masked. `reduce`: a sum that compares
-sites shows the coordinator each of them. `privacy`: what training may spend here in all. `batch_size`,
-`optimizers`, `questions_per_round`, `questions_per_run`: what a run may do to find out more than its sums are
-meant to say.
+that the coordinator can read for this site alone leaves only if it is named. `small_cell`: nothing is told of
+a class with fewer images than this (and any at all); it is left out of what is told class by class, and an
+answer that cannot be told without it is refused. Training has all images. `min_sites`: a sum over fewer sites
+says too much of one. `secure`: whether answers must be masked. `reduce`: a sum that compares sites shows the
+coordinator each of them. `privacy`: what training may spend here in all. `batch_size`, `optimizers`,
+`questions_per_round`, `questions_per_run`: what a run may do to find out more than its sums are meant to say.
 """
 
 from __future__ import annotations
@@ -17,21 +17,25 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from pydantic import Field, ValidationError, field_validator
 from torch import Tensor
 
 from equipoise.config import Config
+from equipoise.data.samples import Task
 from equipoise.deploy.budget import Account, Budget
 from equipoise.deploy.card import COUNTS
 from equipoise.errors import ConfigError, EquipoiseError
-from equipoise.exchange import decode_upload
+from equipoise.exchange import decode_upload, encode_upload
 from equipoise.exchange.ledger import Entry, entries
 from equipoise.exchange.robust import Rule
+from equipoise.exchange.withhold import by_class, class_dimension, withhold
 from equipoise.locate import Code, named
 from equipoise.methods import METHODS, fingerprint
 from equipoise.names import nearest, unknown
 from equipoise.opening import read_text
 from equipoise.options import Options
+from equipoise.partition import covered, small_cells
 from equipoise.site.accounting import Spent
 from equipoise.site.options import OPTIMIZERS
 from equipoise.site.privacy import TRAIN
@@ -51,8 +55,7 @@ class Policy(Options):
     """What a site allows."""
 
     small_cell: int = Field(default=SMALL_CELL, ge=0)
-    """no answer is given class by class while a class has fewer images than this, unless it has none; 0 turns
-    the rule off"""
+    """nothing is told of a class with fewer images than this, unless it has none; 0 turns the rule off"""
     each: tuple[str, ...] = ("evaluate.own", COUNTS)
     """leaves (question.leaf) the coordinator may read for this site alone; join.counts: our images per class,
     told when we join"""
@@ -102,6 +105,11 @@ class Policy(Options):
         if approved[name] != mark:
             raise Refused(f"policy rule '{rule}': the files of '{name}' are not the ones this site approved")
 
+    def trains_with(self, optimizer: object) -> None:
+        """Refuse a local optimiser that is not listed; asked before one is looked up and tried."""
+        if isinstance(optimizer, str) and optimizer not in self.optimizers:
+            raise Refused(f"policy rule 'optimizers': this site does not train with '{optimizer[:100]}'")
+
     def terms(self, config: Config) -> Iterator[str]:
         """The rules that a run breaks by its config, a sentence each."""
         for name, mark in marks_of(config).items():
@@ -130,8 +138,10 @@ class Policy(Options):
                 f"policy rule 'batch_size': the run trains on {config.train.batch_size} images at a time, "
                 f"this site on no fewer than {self.batch_size}"
             )
-        if config.train.optimizer not in self.optimizers:
-            yield f"policy rule 'optimizers': this site does not train with '{config.train.optimizer}'"
+        try:
+            self.trains_with(config.train.optimizer)
+        except Refused as error:
+            yield str(error)
         if self.privacy is not None and config.privacy is None:
             yield (
                 "policy rule 'privacy': this site trains with differential privacy only: give the run a "
@@ -187,23 +197,26 @@ class Policy(Options):
         `parameters` the names of the network's tensors: those are as wide as there are classes without being
         told class by class.
         """
-        seen = set[str]()
+        told, seen = list(told), set[str]()
         for entry in told:
             name = f"{question}.{entry.leaf}"
             rule = self._unmasked(entry, name)
             if rule and name not in seen:
                 seen.add(name)
                 yield f"policy rule '{rule}': this site does not tell '{name}' to be read for itself alone"
-            if not by_class(entry, len(classes), parameters):
+            leaf = [one for one in told if one.leaf == entry.leaf]
+            if (
+                not by_class(entry, len(classes), parameters)
+                or class_dimension(leaf, entry, len(classes)) is not None
+            ):
                 continue
-            own = [split for split in counts if split in entry.tensor.split("/")]
-            for split in own or read:
-                small = ((counts[split] > 0) & (counts[split] < self.small_cell)).any()
+            for split in _splits(entry, counts, read):
+                small = small_cells(counts[split], self.small_cell).any()
                 if small and f"{name} {split}" not in seen:
                     seen.add(f"{name} {split}")
                     yield (
-                        f"policy rule 'small_cell': '{name}' is told class by class, "
-                        f"and a class has fewer than {self.small_cell} {split} images here"
+                        f"policy rule 'small_cell': '{name}' cannot be told without the classes that have "
+                        f"fewer than {self.small_cell} {split} images here"
                     )
 
     def _unmasked(self, entry: Entry, name: str) -> str | None:
@@ -212,24 +225,48 @@ class Policy(Options):
             return "secure"
         return "each" if entry.kind == "each" and name not in self.each else None
 
-    def release(self, question: str, data: bytes, **facts: Any) -> None:
-        """Refuse an answer that breaks a rule; `facts` as for `objections`."""
-        for sentence in self.objections(question, entries(decode_upload(data)[1]), **facts):
+    def release(
+        self,
+        question: str,
+        data: bytes,
+        classes: tuple[str, ...],
+        parameters: Collection[str],
+        counts: Mapping[str, Tensor],
+        read: Collection[str],
+        task: Task = "single",
+    ) -> tuple[bytes, list[str]]:
+        """An answer as it may leave, without its small cells, and its leaves that lack some; one that breaks
+        a rule is refused. All else is as for `objections`."""
+        header, upload = decode_upload(data)
+        found = entries(upload)
+        for sentence in self.objections(question, found, classes, parameters, counts, read):
             raise Refused(sentence)
 
-    def cells(self, counts: Tensor) -> list[int | None]:
-        """Images per class as they may be told: None for a small cell, and everywhere if they may not be told
-        at all."""
+        def cells(entry: Entry) -> Tensor:
+            gone = [self.untold(counts[split], task) for split in _splits(entry, counts, read)]
+            return torch.stack(gone).any(0) if gone else torch.zeros(len(classes), dtype=torch.bool)
+
+        made, changed = withhold(upload, cells, len(classes), parameters)
+        return (encode_upload(made, header) if changed else data), changed
+
+    def untold(self, counts: Tensor, task: Task) -> Tensor:
+        """bool [C]: the classes that are left out of what is told of training images.
+
+        Classes that exclude each other add up to the number of training images, which is known.
+        """
+        return (covered if task == "single" else small_cells)(counts, self.small_cell)
+
+    def cells(self, counts: Tensor, gone: Tensor | None = None) -> list[int | None]:
+        """Images per class as they may be told: None for the classes that are `gone`, by default the small
+        cells, and everywhere if they may not be told at all."""
+        gone = small_cells(counts, self.small_cell) if gone is None else gone
         told = COUNTS in self.each
-        return [int(n) if told and not 0 < int(n) < self.small_cell else None for n in counts]
+        return [int(n) if told and not out else None for n, out in zip(counts, gone, strict=True)]
 
 
-def by_class(entry: Entry, classes: int, parameters: Collection[str]) -> bool:
-    """Whether a tensor has one value or row per class without being a part of the network, or a weight per
-    class."""
-    last = entry.tensor.rpartition("/")[2]
-    network = bool(last) and any(name == last or name.endswith(f".{last}") for name in parameters)
-    return classes in (entry.weight or ()) or (classes in entry.shape and not network)
+def _splits(entry: Entry, counts: Mapping[str, Tensor], read: Collection[str]) -> Collection[str]:
+    """The splits that a tensor tells of: those in its name, or else all that were read."""
+    return [split for split in counts if split in entry.tensor.split("/")] or read
 
 
 def _listed(rules: Collection[str]) -> str:

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.config import load, override
-from equipoise.deploy.card import rows
+from equipoise.data.pixels import survey
+from equipoise.data.warn import warnings_of
+from equipoise.deploy.card import SPLITS, rows
 from equipoise.deploy.coordinator import federated
 from equipoise.deploy.keys import NEW_AUTHORITY, check_dates, new_pair, own_key, read_public
 from equipoise.deploy.policy import Refused, approved, marks_of, read_policy
@@ -51,7 +53,8 @@ image_size = 64
 POLICY = """\
 # What this site allows. It is read before every answer: a change counts at once.
 
-# Nothing is told class by class while a class has fewer images than this (0: no such rule).
+# Nothing is told of a class that has fewer images than this: it is left out of counts, sums and tests, and
+# trained on like all others (0: no such rule).
 small_cell = 5
 
 # A question is answered only if at least so many sites are asked, in a run that adds up no fewer answers:
@@ -168,6 +171,8 @@ class Checked:
     """the ledger's rows for joining, before any question"""
     ledger: Ledger | None
     refused: list[str]
+    warnings: list[str]
+    """what may be wrong with the data"""
 
 
 def check_site(folder: Path, file: Path | None = None, overrides: Sequence[str] = ()) -> Checked:
@@ -186,17 +191,17 @@ def check_site(folder: Path, file: Path | None = None, overrides: Sequence[str] 
         policy.allow(code)
 
     try:
-        config = own_config(options, folder, {} if file is None else override(load(file), overrides), allow)
+        table = {} if file is None else override(load(file), overrides)
+        config = own_config(options, folder, table, policy, allow)
     except (
         Refused,
         WeightsError,
-    ) as error:  # code that is not approved is not run: what it would send cannot be tried
-        refused.append(
-            f"{error}; its fingerprint is {seen[-1].approval}" if isinstance(error, Refused) else str(error)
-        )
-        config, file = own_config(options, folder, {}, allow), None
+    ) as error:  # what is not approved is not run: what it would send cannot be tried
+        code = next((one for one in reversed(seen) if f"'{one.name}'" in str(error)), None)
+        refused.append(str(error) + (f"; its fingerprint is {code.approval}" if code else ""))
+        config, file = own_config(options, folder, {}, policy, allow), None
     with one_thread(), tempfile.TemporaryDirectory() as place:
-        joined = take_part(options, config, Path(place))
+        joined = take_part(options, config, Path(place), policy.small_cell)
         ledger = None if file is None else joined.ledger()
     samples = joined.dataset.samples
     train = ", ".join(
@@ -217,6 +222,11 @@ def check_site(folder: Path, file: Path | None = None, overrides: Sequence[str] 
         refused = [_with_print(sentence, prints) for sentence in refused]
         for line in ledger.lines:
             refused += policy.objections(line.question, line.up, **joined.facts, read=("train",))
+    if text := joined.withholding(policy):
+        facts["withheld"] = text
     partly, frozen = joined.known is not None, ledger is not None and config.net.freeze is not None
     joining = rows(samples.classes, samples.images.shape[1:], policy.each, partly, frozen)
-    return Checked(facts, joining, ledger, [with_fix(sentence) for sentence in dict.fromkeys(refused)])
+    splits = {split: getattr(joined.held, split) for split in SPLITS}
+    doubts = warnings_of(samples, splits, survey(samples), config.data.declared, agreed=True)
+    refused = [with_fix(sentence) for sentence in dict.fromkeys(refused)]
+    return Checked(facts, joining, ledger, refused, doubts)

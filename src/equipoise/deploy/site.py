@@ -39,6 +39,7 @@ from equipoise.data import Progress
 from equipoise.data.samples import Samples
 from equipoise.deploy import settings
 from equipoise.deploy.budget import Account
+from equipoise.deploy.card import COUNTS
 from equipoise.deploy.masking import bind, make_member, masked, masks_of, step
 from equipoise.deploy.policy import Policy, Refused, read_policy
 from equipoise.engine import Host, probe
@@ -49,12 +50,13 @@ from equipoise.evaluate.observer import scalars
 from equipoise.exchange import Ledger, decode_upload
 from equipoise.exchange.secure.member import Member
 from equipoise.keeping import FIRST, append_line, as_hash, read_json, write_json
-from equipoise.locate import Allow
+from equipoise.locate import Allow, named
 from equipoise.methods.base import OWN, POOLED
 from equipoise.names import unknown
 from equipoise.opening import read_text
 from equipoise.options import Options
-from equipoise.partition import PartitionOptions, divide
+from equipoise.partition import Holding, PartitionOptions, divide, small_cells, without_small_cells
+from equipoise.partition.cells import counts_of
 from equipoise.server import Journal, planned_passes
 from equipoise.server.journal import read as read_journal
 from equipoise.setup import Material, cache_folder, fits, keep_memory, make_host, place_of
@@ -138,19 +140,27 @@ class Whole(PartitionOptions):
         return {self.name: rows}
 
 
-def own_config(options: SiteOptions, folder: Path, table: Mapping[str, Any], allow: Allow) -> Config:
+def own_config(
+    options: SiteOptions,
+    folder: Path,
+    table: Mapping[str, Any],
+    policy: Policy,
+    allow: Allow | None = None,
+) -> Config:
     """A run's config with the site's own data, device and files of weights in it.
 
-    Code that it names is run only if `allow` lets it pass.
+    Code that it names is run, and an optimiser tried, only if the policy (or `allow`) lets it pass.
     """
     own: dict[str, Any] = {"data": options.data, "engine": {"device": options.device}}
     if options.partition is not None:
         own["partition"] = options.partition
     theirs = {key: value for key, value in table.items() if key not in OURS}
     if isinstance(train := theirs.get("train"), dict):
+        if named(optimizer := train.get("optimizer")):
+            policy.trains_with(optimizer)
         # The first model comes with the first question: no path of the coordinator's is opened here.
         theirs["train"] = {key: value for key, value in train.items() if key not in START}
-    made = resolve(theirs | own, folder, allow=allow)
+    made = resolve(theirs | own, folder, allow=allow or policy.allow)
     made = replace(
         made,
         evaluate=made.evaluate.model_copy(update={"trackers": ()}),  # the coordinator's, and not for here
@@ -179,7 +189,7 @@ def apart(config: Config) -> None:
 
 
 def own_material(options: SiteOptions, config: Config, progress: Progress | None = None) -> Material:
-    """The site's data and nothing else."""
+    """The site's data and nothing else, small cells and all."""
     samples = config.data.load(cache=cache_folder(), base=config.base, progress=progress)
     fits(config, samples.task)
     apart(config)
@@ -202,7 +212,7 @@ def own_material(options: SiteOptions, config: Config, progress: Progress | None
 
 
 class Watched(dict[str, Any]):
-    """The splits of a site, remembering which were looked at."""
+    """The splits of a site, remembering which a method looked at."""
 
     def __init__(self, splits: Mapping[str, Any]) -> None:
         super().__init__(splits)
@@ -222,31 +232,92 @@ class Joined:
     dataset: Material
     host: Host
     splits: Watched
+    held: Holding
+    """all rows of the site, with those that no test counts"""
+    small_cell: int
+    """the policy's rule when we joined: what is tested stays the same in all rounds"""
     journal: Journal | None = None
     """the site's; a ticket is kept together with its head"""
 
     @cached_property
     def counts(self) -> dict[str, Tensor]:
-        """Images per class of each split (positives, for multi-label)."""
+        """Images per class of each split (positives, for multi-label), without those that no test counts."""
         wide = len(self.dataset.samples.classes)
-        labels = {split: dict.__getitem__(self.splits, split).labels for split in self.splits}
+        rows = {split: dict.__getitem__(self.splits, split) for split in self.splits}
         if self.dataset.samples.task == "single":
-            return {split: torch.bincount(y, minlength=wide) for split, y in labels.items()}
-        return {split: (y > 0).sum(0) for split, y in labels.items()}
+            return {split: torch.bincount(one.labels, minlength=wide) for split, one in rows.items()}
+        return {split: (one.labels > 0).sum(0) for split, one in rows.items()}
+
+    @cached_property
+    def small(self) -> dict[str, Tensor]:
+        """By split: bool [C], the classes of which there are too few images to tell anything."""
+        samples = self.dataset.samples
+        return {
+            split: small_cells(counts_of(samples, getattr(self.held, split)), self.small_cell)
+            for split in self.splits
+        }
 
     @cached_property
     def known(self) -> dict[str, Tensor] | None:
-        """Images of each split that are labelled for each class; None where all of them are."""
+        """Images of each split that are labelled for each class and may be told; None where all of them
+        are."""
         rows = {split: dict.__getitem__(self.splits, split) for split in self.splits}
         if all(one.complete for one in rows.values()):
             return None
         return {split: one.known.sum(0) for split, one in rows.items()}
+
+    def withholding(self, policy: Policy) -> str:
+        """What is not told of our data as there are too few images of a class, in words."""
+        classes = self.dataset.samples.classes
+        names = {
+            split: [classes[i] for i in mask.nonzero().flatten().tolist()]
+            for split, mask in self.small.items()
+        }
+        parts = [f"of {split} images {', '.join(small)}" for split, small in names.items() if small]
+        if not parts:
+            return ""
+        gone = policy.untold(self.counts["train"], self.dataset.samples.task) & ~self.small["train"]
+        other = [classes[i] for i in gone.nonzero().flatten().tolist()]
+        more = f"; with them {other[0]} of train, so that sums do not tell them" if other else ""
+        return f"fewer than {self.small_cell} {'; '.join(parts)}: not told, and not tested{more}"
+
+    def card(self, policy: Policy) -> dict[str, Any]:
+        """What the site tells of its data when it joins."""
+        samples, told = self.dataset.samples, COUNTS in policy.each
+        gone = self.small | {"train": policy.untold(self.counts["train"], samples.task)}
+        rows = {split: dict.__getitem__(self.splits, split) for split in self.counts}
+        labelled = {split: policy.cells(images) for split, images in (self.known or {}).items()}
+        frozen = self.host.blueprint.frozen_sha256
+        return {
+            "classes": list(samples.classes),
+            "task": samples.task,
+            "shape": list(samples.images.shape[1:]),
+            "input": self.host.blueprint.input.model_dump(mode="json"),
+            "partial": self.dataset.facts.partial,
+            "images": {split: len(one) for split, one in rows.items()},
+            "counts": {split: policy.cells(counts, gone[split]) for split, counts in self.counts.items()},
+            **({"known": labelled} if labelled else {}),
+            **({} if frozen is None else {"frozen": frozen}),
+            "small_cell": policy.small_cell,
+            "withheld": {
+                split: mask.nonzero().flatten().tolist()
+                for split, mask in self.small.items()
+                if told and bool(mask.any())
+            },
+        }
 
     @property
     def facts(self) -> dict[str, Any]:
         """What a policy must know of this site."""
         names = (*self.host.shared, *self.host.private)
         return {"classes": self.dataset.samples.classes, "parameters": names, "counts": self.counts}
+
+    def release(self, policy: Policy, question: str, answer: bytes) -> tuple[bytes, list[str]]:
+        """An answer as the policy lets it leave, and its leaves that lack small cells."""
+        read = sorted(self.splits.read)
+        return policy.release(
+            question, answer, **self.facts, read=read or ["train"], task=self.dataset.samples.task
+        )
 
     def ledger(self) -> Ledger:
         """What the run would exchange, tried on made-up sites."""
@@ -287,8 +358,8 @@ class Joined:
         """Refuse a run that we joined with other data."""
         path, now = self.folder / DATA, {"fingerprint": self.dataset.samples.fingerprint}
         if not path.exists():
-            write_json(path, now)
-        if read_json(path, LEAVE) != now:
+            write_json(path, now | {"small_cell": self.small_cell})
+        if read_json(path, LEAVE)["fingerprint"] != now["fingerprint"]:
             raise Refused(
                 "this site's data are not those it joined the run with: it takes part in a new run only"
             )
@@ -303,14 +374,20 @@ class Joined:
         write_json(path, {str(key): n for key, n in rounds.items()})
 
 
-def take_part(options: SiteOptions, config: Config, folder: Path, progress: Progress | None = None) -> Joined:
-    """Data, network and method of a run, ready to answer; `folder` is where the run is kept."""
-    dataset = own_material(options, config, progress)
+def take_part(
+    options: SiteOptions, config: Config, folder: Path, small_cell: int, progress: Progress | None = None
+) -> Joined:
+    """Data, network and method of a run, ready to answer; `folder` is where the run is kept, `small_cell` the
+    rule of the policy."""
+    whole = own_material(options, config, progress)
+    held = whole.holdings[0]
+    dataset = Material(whole.samples, (without_small_cells(whole.samples, held, small_cell),))
     host = make_host(config, dataset, folder / "private")
     host.store = Store(folder / "private", durable=True)
     site = host.sites[options.name]
     site.splits = splits = Watched(site.splits)
-    joined = Joined(folder, config, dataset, host, splits)
+    host.begin = splits.read.clear
+    joined = Joined(folder, config, dataset, host, splits, held, small_cell)
     if config.privacy is not None:
         host.source = Secret
         host.noise = {options.name: own_noise(joined, options.name)}
@@ -401,9 +478,9 @@ class SiteClient:
                 self.journal.write("joined", **facts, method=self._run(str(echo["run"])).config.method_name)
                 return {**echo, "card": card}, None
             if kind == MASKS and "step" in table:
-                answer = self._step(table, data)
+                answer, withheld = self._step(table, data), list[str]()
             else:
-                answer = self._answer(kind, table, data)
+                answer, withheld = self._answer(kind, table, data)
         except Refused as error:
             why = {"why": str(error.__cause__)} if error.__cause__ else {}
             self.journal.write("refused", **facts, reason=str(error), **why)
@@ -411,7 +488,8 @@ class SiteClient:
         except Exception as error:
             self.journal.write("failed", **facts, reason=f"{type(error).__name__}: {error}")
             return {**echo, "failed": f"{type(error).__name__}; the site's journal says more"}, None
-        self.journal.write("answered", **facts, bytes=len(answer))
+        less = {"rule": "small_cell", "withheld": withheld} if withheld else {}
+        self.journal.write("answered", **facts, bytes=len(answer), **less)
         return echo, answer
 
     # Joining ------------------------------------------------------------------------------------------------
@@ -429,7 +507,7 @@ class SiteClient:
         if path.exists() and read_json(path, LEAVE) != json.loads(json.dumps(config)):
             raise Refused("this run was accepted with another config: start a new run for a new config")
         try:
-            made = own_config(self.options, self.folder, config, policy.allow)
+            made = own_config(self.options, self.folder, config, policy)
         except ConfigError as error:
             raise Refused("this site cannot work with the run's config; its journal says why") from error
         except WeightsError as error:
@@ -441,18 +519,7 @@ class SiteClient:
             write_json(path, config)
         joined = self._run(run)
         joined.accept(self._ticket(table))
-        samples, frozen = joined.dataset.samples, joined.host.blueprint.frozen_sha256
-        known = joined.known
-        labelled = {} if known is None else {split: self.policy.cells(told) for split, told in known.items()}
-        return ({} if frozen is None else {"frozen": frozen}) | {
-            "classes": list(samples.classes),
-            "task": samples.task,
-            "shape": list(samples.images.shape[1:]),
-            "partial": joined.dataset.facts.partial,
-            **({"known": labelled} if labelled else {}),
-            "images": {split: len(dict.__getitem__(joined.splits, split)) for split in joined.counts},
-            "counts": {split: self.policy.cells(counts) for split, counts in joined.counts.items()},
-        }
+        return joined.card(self.policy)
 
     @staticmethod
     def _ticket(table: Mapping[str, Any]) -> int:
@@ -468,8 +535,10 @@ class SiteClient:
             raise Refused("this site takes part in no such run")
         if self._joined is None or self._joined.folder != folder:
             table = read_json(folder / "config.json", LEAVE)
-            config = own_config(self.options, self.folder, table, self.policy.allow)
-            joined = take_part(self.options, config, folder, self._note_step)
+            config = own_config(self.options, self.folder, table, self.policy)
+            kept = read_json(folder / DATA, LEAVE) if (folder / DATA).exists() else {}
+            small_cell = kept.get("small_cell", self.policy.small_cell)
+            joined = take_part(self.options, config, folder, small_cell, self._note_step)
             joined.check_data()
             joined.journal = self.journal
             joined.host.spend = self._spend
@@ -484,7 +553,10 @@ class SiteClient:
 
     # Answering ----------------------------------------------------------------------------------------------
 
-    def _answer(self, kind: str, table: Mapping[str, Any], data: Mapping[str, bytes]) -> bytes:
+    def _answer(
+        self, kind: str, table: Mapping[str, Any], data: Mapping[str, bytes]
+    ) -> tuple[bytes, list[str]]:
+        """The answer as it leaves, and its leaves that lack small cells."""
         try:
             call = Request.model_validate(dict(table))
         except ValidationError as error:
@@ -496,6 +568,11 @@ class SiteClient:
             raise Refused("the question is not what its message says it is")
         joined, policy = self._run(call.run), self.policy
         _keep_terms(policy, joined.config)
+        if call.blueprint and (part := joined.host.blueprint.difference(call.blueprint)):
+            raise Refused(
+                f"the coordinator trains by another blueprint than this site: '{part}' is not the same; the "
+                f"site's blueprint is drawn from the run's config and its own site.toml"
+            )
         if call.site not in call.asked:
             raise Refused("the question goes to other sites")
         policy.asked(call.asked)
@@ -507,13 +584,12 @@ class SiteClient:
         masks = masks_of(self._member(joined, policy), call, data) if secure else None
         joined.accept(call.ticket)
         joined.count(call.round, policy)
-        joined.splits.read.clear()
         joined.host.least = max(LEAST, policy.small_cell)
         answer = joined.host.answer(call, data["payload"], data.get("extra"))
         joined.keep_results(call.round, answer)
         policy.covers(call.question, joined.host.trace.reads)
-        policy.release(call.question, answer, **joined.facts, read=sorted(joined.splits.read))
-        return answer if masks is None else masked(answer, masks, joined.config)
+        told, withheld = joined.release(policy, call.question, answer)
+        return (told if masks is None else masked(told, masks, joined.config)), withheld
 
     # Masking ------------------------------------------------------------------------------------------------
 

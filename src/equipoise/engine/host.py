@@ -64,6 +64,8 @@ class Host:
             blueprint.objective, blueprint.task, len(blueprint.classes)
         )
         self._remembered: dict[str, set[str]] = {}
+        self.begin: Callable[[], None] = lambda: None
+        """called when the method's own code is about to answer a question"""
         self._decoded: tuple[bytes, Tree] | None = None
         self._caches: dict[str, dict[str, Any]] = {}
 
@@ -136,6 +138,7 @@ class Host:
         else:
             loc.mine, loc.tuned = kept.get("mine", {}), kept.get("tuned", {})
             loc.moments = kept.get("optimizer", {})
+        self.begin()
         upload = getattr(self.method, call.question)(self.net, loc)
         wrote = self._keep(call, loc)
         self._note_reads(data.name, loc, wrote)

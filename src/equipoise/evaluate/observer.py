@@ -4,7 +4,7 @@ per round."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -244,10 +244,21 @@ class Evaluation:
                 result[split] = self._summary(roles, sites)
             else:
                 result[split] = self._mean(roles, own[split])
+            if withheld := self._withheld(split, answers.sites):
+                result[split]["withheld"] = withheld
             if split == "test":
                 first = next(iter(pooled[split].values()))
                 result[split]["counts"] = {name: first[name].tolist() for name in COUNTS if name in first}
         return result
+
+    def _withheld(self, split: str, sites: Iterable[str]) -> dict[str, list[str]]:
+        """By class: the sites among these that left its images out of their answers, as they have too few:
+        figures of that class are over the others."""
+        found: dict[str, list[str]] = {}
+        for site in sites:
+            for number in self.held[site][split].withheld if site in self.held else ():
+                found.setdefault(self.blueprint.classes[number], []).append(site)
+        return found
 
     @staticmethod
     def _mean(roles: dict[str, dict[str, Any]], own: Mapping[str, Tree]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ test."""
 from __future__ import annotations
 
 from equipoise.partition.by_name import ByName
+from equipoise.partition.cells import covered, small_cells, without_small_cells
 from equipoise.partition.census import Census, Facts, Held, count, together
 from equipoise.partition.divide import Holding, Holdings, divide, table
 from equipoise.partition.kinds import Column, Dirichlet, Iid, PartitionOptions
@@ -35,7 +36,10 @@ __all__ = [
     "OwnDivision",
     "PartitionOptions",
     "count",
+    "covered",
     "divide",
+    "small_cells",
     "table",
     "together",
+    "without_small_cells",
 ]

@@ -31,6 +31,8 @@ class Held(Options):
     known: tuple[int | None, ...] | None = None
     """multi-label: how many of them are labelled for each class, None where that is not told; left out where
     all of them are for every class"""
+    withheld: tuple[int, ...] = ()
+    """numbers of the classes with fewer images than the site tells of; those are in no test"""
 
 
 class Counts(ByName[dict[str, Held]]):
@@ -42,18 +44,23 @@ class Counts(ByName[dict[str, Held]]):
         images: np.ndarray,
         counts: np.ndarray,
         known: np.ndarray | None = None,
+        withheld: Mapping[str, Mapping[str, Sequence[int]]] | None = None,
     ) -> None:
         """`images` is [sites, splits], `counts` [sites, splits, classes], `NOT_TOLD` where that is so;
-        `known` is as `counts`, the images that are labelled, None where all of them are."""
+        `known` is as `counts`, the images that are labelled, None where all of them are; `withheld` is by
+        site and split, of those that have any."""
         super().__init__(names, self._held)
-        self.images, self.counts, self.known = images, counts, known
+        self.images, self.counts, self.known, self.withheld = images, counts, known, withheld or {}
+        self._names = tuple(self.places) if self.withheld else ()
 
     def _held(self, place: int) -> dict[str, Held]:
+        withheld = self.withheld.get(self._names[place], {}) if self.withheld else {}
         return {
             split: Held(
                 images=int(self.images[place, i]),
                 counts=_told(self.counts[place, i]),
                 known=None if self.complete(place, i) else _told(self._known[place, i]),
+                withheld=tuple(withheld.get(split, ())),
             )
             for i, split in enumerate(SPLITS)
         }
@@ -79,11 +86,15 @@ class Census(Options):
     """by site: the classes it labels; a site that is not named labels all"""
     groups: int | None = None
     """patients, or whatever keeps images together; None where that is not known"""
+    small_cell: dict[str, int] = {}
+    """by site: it tells nothing of a class with fewer images than this"""
 
     @classmethod
-    def of(cls, sites: Mapping[str, Mapping[str, Held]]) -> Census:
-        """The census of sites that told what they have."""
-        return cls.model_validate({"sites": sites})
+    def of(
+        cls, sites: Mapping[str, Mapping[str, Held]], small_cell: Mapping[str, int] | None = None
+    ) -> Census:
+        """The census of sites that told what they have, and from how many images of a class on."""
+        return cls.model_validate({"sites": sites, "small_cell": dict(small_cell or {})})
 
     @field_validator("sites", mode="before")
     @classmethod
@@ -101,20 +112,22 @@ class Census(Options):
                 for name in ("counts", "known")
             )
             assert counts is not None
-            return Counts(sites["names"], images, counts, known)
+            return Counts(sites["names"], images, counts, known, sites.get("withheld"))
         held = [[Held.model_validate(splits[split]) for split in SPLITS] for splits in sites.values()]
         images = np.array([[one.images for one in row] for row in held], dtype=np.int64)
         counts = np.array([[_number(one.counts) for one in row] for row in held], dtype=np.int64)
-        if all(one.known is None for row in held for one in row):
-            return Counts(tuple(sites), images, counts)
-        each = [[_number(one.known or (one.images,) * len(one.counts)) for one in row] for row in held]
-        return Counts(tuple(sites), images, counts, np.array(each, dtype=np.int64))
+        known = None
+        if any(one.known is not None for row in held for one in row):
+            each = [[_number(one.known or (one.images,) * len(one.counts)) for one in row] for row in held]
+            known = np.array(each, dtype=np.int64)
+        return Counts(tuple(sites), images, counts, known, _withheld(tuple(sites), held))
 
     @field_serializer("sites")
     def _as_table(self, sites: Counts) -> dict[str, Any]:
         """What each site has of each split; of many sites in columns, which take a tenth of the room."""
         if len(sites) > TABLE:
-            return {"names": list(sites)} | {
+            less = {"withheld": dict(sites.withheld)} if sites.withheld else {}
+            return {"names": list(sites), **less} | {
                 split: {
                     "images": _text(sites.images[:, i]),
                     "counts": [_text(column) for column in sites.counts[:, i].T],
@@ -123,7 +136,9 @@ class Census(Options):
                 for i, split in enumerate(SPLITS)
             }
         return {
-            site: {split: held.model_dump(exclude_defaults=True) for split, held in splits.items()}
+            site: {
+                split: held.model_dump(mode="json", exclude_defaults=True) for split, held in splits.items()
+            }
             for site, splits in sites.items()
         }
 
@@ -175,6 +190,8 @@ class Facts:
     census: Census
     partial: bool
     """whether some site labels only some of the classes, or some of its images"""
+    look: Mapping[str, Any] | None = None
+    """how images are prepared, where the sites say it and not the config"""
 
     def table(self) -> dict[str, Any]:
         """All of it as plain values, for pages and consoles; what is not told counts as none.
@@ -188,7 +205,10 @@ class Facts:
         sites: dict[str, dict[str, Any]] = {
             site: {
                 split: {"images": n, "counts": told}
-                for split, n, told in zip(SPLITS, images[place], counts[place], strict=True)
+                | ({"untold": untold} if (untold := _untold(there)) else {})
+                for split, n, told, there in zip(
+                    SPLITS, images[place], counts[place], census.sites.counts[place], strict=True
+                )
             }
             for place, site in enumerate(census.sites)
         }
@@ -196,6 +216,9 @@ class Facts:
             for i, split in enumerate(SPLITS):
                 if not census.sites.complete(place, i):
                     sites[site][split]["known"] = [n or 0 for n in census.sites[site][split].known or ()]
+        for site, withheld in census.sites.withheld.items():
+            for split, numbers in withheld.items():
+                sites[site][split]["withheld"] = list(numbers)
         for site, mask in census.labelled.items():
             sites[site]["labelled"] = list(mask)
         return {
@@ -207,6 +230,7 @@ class Facts:
             "train": train,
             "imbalance": max(train) / min(train) if min(train) else None,
             "groups": census.groups,
+            "small_cell": census.small_cell,
             "sites": sites,
         }
 
@@ -244,6 +268,7 @@ def count(samples: Samples, holdings: Sequence[Holding]) -> Census:
 
         missing = np.isnan(labels)
         counts, known = added(labels > 0), added(~missing) if missing.any() else None
+        known = _hide(holdings, images, counts, known)
     return Census(
         sites=Counts(packed.places, images, counts, known),
         labelled=_labelled(holdings, packed, known),
@@ -267,12 +292,40 @@ def _labelled(
     return found
 
 
+def _hide(
+    holdings: Sequence[Holding], images: np.ndarray, counts: np.ndarray, known: np.ndarray | None
+) -> np.ndarray | None:
+    """`known` without the classes that holdings hide from a split, whose counts become 0 in place."""
+    for place, one in enumerate(() if isinstance(holdings, Holdings) else holdings):
+        for split, mask in one.hidden.items():
+            if known is None:
+                known = np.repeat(images[:, :, None], counts.shape[2], axis=2)
+            counts[place, SPLITS.index(split)][mask] = 0
+            known[place, SPLITS.index(split)][mask] = 0
+    return known
+
+
+def _withheld(names: Sequence[str], held: Sequence[Sequence[Held]]) -> dict[str, dict[str, list[int]]]:
+    """By site and split: the numbers of the classes it tells nothing of, where there are any."""
+    found: dict[str, dict[str, list[int]]] = {}
+    for site, row in zip(names, held, strict=True):
+        for split, one in zip(SPLITS, row, strict=True):
+            if one.withheld:
+                found.setdefault(site, {})[split] = list(one.withheld)
+    return found
+
+
 def _told(numbers: np.ndarray) -> tuple[int | None, ...]:
     return tuple(None if n == NOT_TOLD else n for n in numbers.tolist())
 
 
 def _number(told: Sequence[int | None]) -> list[int]:
     return [NOT_TOLD if n is None else n for n in told]
+
+
+def _untold(counts: np.ndarray) -> list[int]:
+    result: list[int] = np.flatnonzero(counts == NOT_TOLD).tolist()
+    return result
 
 
 def _text(column: np.ndarray) -> str:

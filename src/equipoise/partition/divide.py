@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Protocol, overload
@@ -55,6 +55,8 @@ class Holding:
     test: np.ndarray
     labelled: np.ndarray | None = None
     """bool [C]: the classes this site labels (multi-label tasks); None means all"""
+    hidden: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """by split: bool [C], the classes that no test may count (multi-label tasks)"""
 
 
 class Holdings(Sequence[Holding]):

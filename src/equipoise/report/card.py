@@ -28,9 +28,11 @@ from equipoise.report.folder import (
     start_of,
     told_rounds,
 )
+from equipoise.report.lacking import gaps, most_trained, tested, untested
 from equipoise.report.table import escaped
-from equipoise.report.words import SIMULATED
+from equipoise.report.words import REHEARSED, place
 from equipoise.site.measure import FIXED_POINT, tallies
+from equipoise.text import listed
 from equipoise.version import __version__
 
 STEPS = (SMALL, 50, 100, 500, 1_000, 5_000, 10_000, 50_000, 100_000)
@@ -122,13 +124,18 @@ def _rounds(run: Run) -> str:
 
 
 def _where(run: Run) -> str:
-    return "images stayed at their sites" if run.federated else SIMULATED
+    return place(run, "images stayed at their sites")
 
 
 def _data(run: Run) -> Iterator[str]:
     data = run.data
-    kind = run.config["data"]["kind"]
-    if kind in SETS:
+    kind = run.data_kind
+    if run.federated and run.rehearsal is None:
+        yield (
+            f"Images of {escaped(listed(list(data['sites'])))}, which stayed there: {data['images']:,} in "
+            f"all, as the sites reported. Their licence is for the sites to say."
+        )
+    elif kind in SETS:
         facts = SETS[kind].facts
         yield (
             f"{escaped(facts.title)}, from {facts.home}. Licence: {escaped(facts.licence)}. Cite: "
@@ -146,7 +153,14 @@ def _data(run: Run) -> Iterator[str]:
     }
     yield from _table(heads, ((site, *counts) for site, counts in parts.items()))
     yield ""
-    rows = ((data["classes"][i], bucket(data["train"][i])) for i in by_size(data["train"]))
+    if run.rehearsal is not None:
+        yield f"It was {REHEARSED}: no hospital took part."
+        yield ""
+    untold = {i for held in data["sites"].values() for i in held["train"].get("untold", ())}
+    rows = (
+        (data["classes"][i], bucket(data["train"][i]) + (" where told" if i in untold else ""))
+        for i in by_size(data["train"])
+    )
     yield from _table(
         ("class", "training images" if data["task"] == "single" else "training images that have it"), rows
     )
@@ -159,8 +173,9 @@ def _performance(run: Run) -> Iterator[str]:
         return
     everyone, own = test["generalisation"], test["specialisation"]
     reach = {"balanced_accuracy": run.reach}
+    who = f"the sites that answered ({escaped(listed(tested(run)))})" if untested(run) else "all sites"
     yield (
-        "Global: one model on the test images of all sites together. Own: each site's own predictor on "
+        f"Global: one model on the test images of {who} together. Own: each site's own predictor on "
         "its own test images, mean"
     )
     lacking = "which stay at the sites" if run.federated else "which were not kept (`evaluate.exact`)"
@@ -244,14 +259,20 @@ def _limits(run: Run) -> Iterator[str]:
     """What a reader must know before trusting the model; all of it follows from the run."""
     data, test = run.data, run.test
     yield "For research. Not a medical device: nobody has shown that using it helps a patient."
-    if run.config["data"]["kind"] == "phantom":
+    if run.data_kind == "phantom":
         yield "Trained on generated images: it says nothing about real ones."
+    where = f"the {len(data['sites'])} sites"
+    where = f"{len(tested(run))} of {where}" if untested(run) else where
     yield (
-        f"Tested at the {len(data['sites'])} sites it was trained at, not elsewhere: `equipoise evaluate` "
+        f"Tested at {where} it was trained at, not elsewhere: `equipoise evaluate` "
         "tests it on the images of another."
     )
+    yield from map(escaped, gaps(run))
+    most = [most_trained(data, i) for i in range(len(data["classes"]))]
     yield from _names(
-        data["classes"], (n < RARE for n in data["train"]), f"Trained on fewer than {RARE} images of"
+        data["classes"],
+        (n is not None and n < RARE for n in most),
+        f"Trained on fewer than {RARE} images of",
     )
     if test is None:
         return

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
+from equipoise.data.sites import SitesData
 from equipoise.errors import ConfigError, StorageError
 from equipoise.evaluate.own import own_names
 from equipoise.evaluate.protocol import ENDING, FIGURE, select
@@ -29,13 +30,15 @@ from equipoise.run_folder import (
 )
 from equipoise.server.spending import UNIT, largest, uncovered
 from equipoise.site import PrivacyOptions
-from equipoise.text import parse_toml
+from equipoise.text import listed, parse_toml
 from equipoise.text import percent as percent
 
 if TYPE_CHECKING:
     from equipoise.evaluate.scores import Scores
 
 SPLITS = ("train", "validation", "test")
+NAMED = 6
+"""sites that a title names; of more it says how many"""
 LARGEST = 2**30
 """bytes of the largest file of a run folder that a page is made from"""
 SMALL = 10
@@ -75,9 +78,19 @@ class Run:
     """where the classes lie in the network's features: `images`, `round` and `maps` by layer"""
 
     @property
-    def data_name(self) -> str:
-        result: str = self.config["data"].get("name") or self.config["data"]["kind"]
+    def data_kind(self) -> str:
+        """The kind of data, also where a rehearsal divided it among its sites."""
+        result: str = (self.rehearsal or self.config["data"])["kind"]
         return result
+
+    @property
+    def data_name(self) -> str:
+        """What the data are called; of a federation whose they are."""
+        named: str | None = (self.rehearsal or {}).get("name") or self.config["data"].get("name")
+        sites = list(self.data["sites"])
+        if named or self.data_kind != SitesData.model_fields["kind"].default:
+            return named or self.data_kind
+        return f"the images of {listed(sites) if len(sites) <= NAMED else f'{len(sites)} sites'}"
 
     @property
     def method(self) -> str:
@@ -114,8 +127,16 @@ class Run:
 
     @property
     def federated(self) -> bool:
-        """Whether hospitals trained it, each on its own machine, and not one machine for all of them."""
+        """Whether sites trained it, each by itself, and not one process for all of them."""
         return RunFolder(self.folder).has(PLAN)
+
+    @cached_property
+    def rehearsal(self) -> dict[str, Any] | None:
+        """Kind and name of the data, where the federation was a rehearsal on one machine."""
+        found: dict[str, Any] | None = (
+            RunFolder(self.folder).read(PLAN).get("rehearsal") if self.federated else None
+        )
+        return found
 
     @property
     def finished(self) -> bool:

@@ -31,6 +31,7 @@ from equipoise.report.crowd import (
 from equipoise.report.figures import Figure as Drawing
 from equipoise.report.figures import comparison_figures, run_figures
 from equipoise.report.folder import SMALL, Run, by_size, figures, objective_name, percent, read_run, size
+from equipoise.report.lacking import gaps, untested
 from equipoise.report.table import Figure, Row, Table
 from equipoise.run_folder import CARD, PAGE, RunFolder
 from equipoise.version import __version__
@@ -93,6 +94,8 @@ def write_report(folder: Path, live: bool = False) -> Path:
         told_sites=_told_sites(run),
         absences=absences(run.journal),
         traffic={key: sum(row[key] for row in run.history) for key in ("bytes_up", "bytes_down")},
+        untested=untested(run),
+        lacking=gaps(run),
         fingerprint=next((line["data"] for line in run.journal if "data" in line), None),
     )
 
@@ -167,6 +170,7 @@ def _write(folder: Path, template: str, **facts: Any) -> Path:
         "refresh": REFRESH,
         "small": SMALL,
         "simulated": words.SIMULATED,
+        "place": words.place,
     }
     facts |= {"script": script, "allowed": allowed}
     RunFolder(folder).write_text(PAGE, pages.get_template(template).render(facts))

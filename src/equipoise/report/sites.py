@@ -27,16 +27,20 @@ def distribution(data: dict[str, Any]) -> Iterator[Figure]:
     order, sites = by_size(data["train"]), data["sites"]
     if not sites or not order:
         return
+    untold = {site: held["train"].get("untold", ()) for site, held in sites.items()}
+    why = "not told there" if any(untold.values()) else "not labelled there"
 
     def count(i: int, site: str) -> int | None:
         labelled = sites[site].get("labelled")
-        return None if labelled is not None and not labelled[i] else sites[site]["train"]["counts"][i]
+        lacking = labelled is not None and not labelled[i]
+        return None if lacking or i in untold[site] else sites[site]["train"]["counts"][i]
 
     def hover(row: int, column: int) -> str:
         name, site = data["classes"][order[row]], list(sites)[column]
         found, known = count(order[row], site), sites[site]["train"].get("known")
         if found is None:
-            return f"{site} does not label {name}"
+            does = "tell how much it has of" if order[row] in untold[site] else "label"
+            return f"{site} does not {does} {name}"
         images = f" of {known[order[row]]:,} labelled images" if known else ""
         return f"{site}: {found:,} {name}{images}"
 
@@ -54,11 +58,11 @@ def distribution(data: dict[str, Any]) -> Iterator[Figure]:
             list(sites),
             counts,
             hover,
-            "not labelled there",
+            why,
         ),
         "Training images of each class (the number under its name, all sites together) at each site; the "
         "area of a circle is the count, and there is none where the site has none."
-        + (" A cross: the site does not label the class." if partial else "")
+        + (f" A cross: the class is {why}." if partial else "")
         + (" Not every image is labelled for every class." if partly else "")
         + (f" {TOGETHER}" if many else ""),
         ("class", *sites),

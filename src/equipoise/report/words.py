@@ -14,7 +14,9 @@ import numpy as np
 from equipoise.report.crowd import crowded
 from equipoise.report.figures import site_gains
 from equipoise.report.folder import SMALL, Run, percent, standard, start_of
+from equipoise.report.lacking import mean_only, missing, not_told, tested, untested
 from equipoise.report.table import Figure
+from equipoise.text import listed
 
 FEW = 100
 """test images in all, below which a figure is said to rest on few"""
@@ -23,6 +25,8 @@ NAMED = 10
 """sites that a sentence names, at most"""
 SIMULATED = "simulated on one machine"
 """what is said of a run in which no hospital took part"""
+REHEARSED = "rehearsed on one machine, each site a process of its own"
+"""what is said of a federation that was only tried out"""
 DRAWN = "Sites are drawn anew with every seed, so a site's figure is a mean over several that share a name."
 
 Answer = tuple[str, str]
@@ -41,6 +45,8 @@ def in_short(run: Run) -> list[Answer]:
     return [
         *answers,
         ("How good", _good(run, run.test)),
+        *([("Who was missing", missing(run))] if untested(run) else []),
+        *([("What is not told", text)] if (text := not_told(run)) else []),
         *([("Trained long enough?", _settled(run))] if "converged" in run.result else []),
         ("For which classes", _classes(run, run.test)),
         ("At which sites", _sites(run, run.test)),
@@ -56,7 +62,7 @@ def _trained(run: Run) -> str:
     start = start_of(run)
     sites = many(len(data["sites"]), "site")
     network = f"{net['name']} network"
-    where = "whose images stayed where they are" if run.federated else SIMULATED
+    where = place(run, "whose images stayed where they are")
     how = f"One {network} was trained with {run.method} at {sites}, {where},"
     if run.standard == "alone":
         how = f"Each of {sites}, {where}, trained a {network} of its own, with nothing exchanged,"
@@ -66,6 +72,11 @@ def _trained(run: Run) -> str:
     done = f"{train['rounds']}" if run.finished and not early else f"{run.done} of {train['rounds']}"
     text = f"{how} to {task} {len(data['classes'])}: {listed(data['classes'])}. From {start}, {done} rounds."
     return f"{text} It stopped early: {early['reason']}." if early else text
+
+
+def place(run: Run, real: str) -> str:
+    """Where a run was trained: what is said of real hospitals, or that it was one machine."""
+    return SIMULATED if not run.federated else real if run.rehearsal is None else REHEARSED
 
 
 def whose(run: Run) -> str:
@@ -82,8 +93,13 @@ def whose(run: Run) -> str:
     ]
     most, least = max(sites, key=lambda name: sites[name]), min(sites, key=lambda name: sites[name])
     text = f"{run.data_name}, {data['images']:,} images: {listed(parts)}."
-    if len(sites) > 1:
+    if run.federated and run.rehearsal is None:
+        text = f"{data['images']:,} images of the sites' own, as they reported: {listed(parts)}. "
+        text += f"For training, {listed([f'{name} has {count:,}' for name, count in sites.items()])}."
+    elif len(sites) > 1:
         text += f" {most} trains on the most ({sites[most]:,}), {least} on the fewest ({sites[least]:,})."
+    if any(held["train"].get("untold") for held in data["sites"].values()):
+        return f"{text} Not every site tells how many images it has of each class."
     absent = [name for name, count in zip(data["classes"], data["train"], strict=True) if not count]
     if absent:
         return f"{text} No site has a training image of {listed(absent)}."
@@ -98,7 +114,10 @@ def whose(run: Run) -> str:
 def _good(run: Run, test: Mapping[str, Any]) -> str:
     everyone, classes = test["generalisation"], len(run.data["classes"])
     images = sum(held_out(run, site) for site in test["sites"]) if _drawn(run) else held_out(run)
+    absent = untested(run)
     where = f"{len(test['sites']):,} drawn sites" if _drawn(run) else "all sites"
+    if absent:
+        where = f"the sites that answered ({several(tested(run))}; not {several(absent)})"
     who = "the sites' models reach on average" if run.standard == "alone" else "the global model reaches"
     far = (
         "" if run.reach is None else f" (95 % interval {100 * run.reach[0]:.1f} to {100 * run.reach[1]:.1f})"
@@ -153,6 +172,12 @@ def _classes(run: Run, test: Mapping[str, Any]) -> str:
 
 
 def _sites(run: Run, test: Mapping[str, Any]) -> str:
+    if mean_only(run):
+        reached = percent(test["specialisation"]["balanced_accuracy"])
+        return (
+            "Not told for each site. Judged by their own test images, the sites' own predictors reach "
+            f"{reached} on average."
+        )
     found = sorted(
         (one["balanced_accuracy"], site, held_out(run, site))
         for site, one in test["sites"].items()
@@ -163,11 +188,13 @@ def _sites(run: Run, test: Mapping[str, Any]) -> str:
     text = f"No site has {SMALL} test images."
     if judged:
         (low, worst, n_low), (top, best, n_top) = judged[0], judged[-1]
-        text = (
-            f"Judged by its own test images, each site's own predictor reaches from {percent(low)} at "
-            f"{worst} ({n_low:,} images) "
+        reached = (
+            f"each site's own predictor reaches from {percent(low)} at {worst} ({n_low:,} images) to "
+            f"{percent(top)} at {best} ({n_top:,})"
+            if len(judged) > 1
+            else f"the own predictor of {best} reaches {percent(top)} ({n_top:,} images)"
         )
-        text += f"to {percent(top)} at {best} ({n_top:,})."
+        text = f"Judged by its own test images, {reached}."
     if crowded(judged):
         half, most = (percent(float(np.quantile([one[0] for one in judged], q))) for q in (0.5, 0.1))
         text += f" Half of {many(len(judged), 'site')} reach {half} or more, nine of ten {most}."
@@ -363,9 +390,10 @@ def drawn(arms: Arms) -> bool:
 
 
 def held_out(run: Run, site: str | None = None) -> int:
-    """Test images, at one site or in all."""
-    sites = run.data["sites"]
-    return sum(held["test"]["images"] for held in (sites.values() if site is None else [sites[site]]))
+    """Test images, at one site, or in all at those that answered."""
+    absent = untested(run) if site is None else ()
+    sites = run.data["sites"].items()
+    return sum(held["test"]["images"] for name, held in sites if site in (None, name) and name not in absent)
 
 
 def _drawn(run: Run) -> bool:
@@ -386,11 +414,6 @@ def times(count: int) -> str:
 def several(names: Sequence[str]) -> str:
     """Sites by name, or of many their number."""
     return listed(names) if len(names) <= NAMED else many(len(names), "site")
-
-
-def listed(names: Sequence[str]) -> str:
-    """a, b and c"""
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _points(gain: float) -> str:

@@ -87,7 +87,7 @@ class Checkpoints:
         round."""
         head = self.folder / HEAD
         try:
-            named = read_json(head, "delete it, then `equipoise resume` takes the newest checkpoint there is")
+            named = read_json(head, "delete it; the run then continues from the newest checkpoint there is")
         except FileNotFoundError:
             there = self.rounds()
             return self.load(there[-1]) if there else None

@@ -84,7 +84,7 @@ class Journal:
             self._file.flush()
         except OSError as error:
             raise StorageError(
-                f"the journal cannot be written: {error.strerror}; free disk space, then `equipoise resume`"
+                f"the journal cannot be written: {error.strerror}; free disk space, then continue the run"
             ) from error
         self.head, self._count = line["hash"], self._count + 1
         self._hashes.add(self.head)
@@ -99,7 +99,7 @@ class Journal:
             os.fsync(self._file.fileno())
         except OSError as error:
             raise StorageError(
-                f"the journal cannot be written: {error.strerror}; free disk space, then `equipoise resume`"
+                f"the journal cannot be written: {error.strerror}; free disk space, then continue the run"
             ) from error
 
     def close(self) -> None:

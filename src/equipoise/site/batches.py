@@ -147,8 +147,11 @@ class SiteData:
         self.name = holding.name
         self.task: Task = samples.task
         self.classes = samples.classes
-        # A simulation hides labels from training alone: it evaluates with all that there are.
-        hidden = {} if holding.labelled is None else {"train": ~holding.labelled}
+        # A simulation hides labels from training alone: it evaluates with all that there are. A hospital
+        # hides from tests what it must not tell.
+        hidden = dict(holding.hidden)
+        if holding.labelled is not None:
+            hidden["train"] = ~holding.labelled
         self.splits = {
             split: Rows(
                 samples, getattr(holding, split), hidden.get(split), device, f"{holding.name}/{split}"
@@ -165,14 +168,26 @@ class SiteData:
         train, single = self.splits["train"], self.task == "single"
         self.labelled = None if train.complete else train.known.any(0)
         """bool [C]: the classes that some training image is labelled for; None = each, on every image"""
-        self.counts = (
+        self._counts = (
             torch.bincount(train.labels, minlength=len(self.classes)) if single else (train.labels > 0).sum(0)
         ).to(torch.float64)
-        """float64 [C]: training images of each class (positives, for multi-label)"""
         known = train.known[:, None] if single else train.known
-        labelled = known.sum(0, dtype=torch.float64).expand_as(self.counts)
-        self.total = torch.where(labelled > 0, labelled, float(len(train)))
-        """float64 [C]: the images those are out of, which are labelled for the class; all where none is"""
+        labelled = known.sum(0, dtype=torch.float64).expand_as(self._counts)
+        self._total = torch.where(labelled > 0, labelled, float(len(train)))
+
+    @property
+    def counts(self) -> Tensor:
+        """float64 [C]: training images of each class (positives, for multi-label). To ask for them is to look
+        at the training images, and whoever watches `splits` is to know."""
+        self.splits["train"]
+        return self._counts
+
+    @property
+    def total(self) -> Tensor:
+        """float64 [C]: the images those are out of, which are labelled for the class; all where none is. To
+        ask for them is to look at the training images, too."""
+        self.splits["train"]
+        return self._total
 
     def train_on(self, rows: Pooled) -> None:
         """Train on the rows of all sites from now on; validation and test rows stay the site's own."""

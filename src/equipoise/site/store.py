@@ -58,7 +58,7 @@ class Store:
             append_line(path, facts, sync=self.durable)
         except OSError as error:
             raise StorageError(
-                f"{path} cannot be written: {error.strerror}; free disk space, then `equipoise resume`"
+                f"{path} cannot be written: {error.strerror}; free disk space, then continue the run"
             ) from error
 
     def write(self, site: str, version: str, tensors: dict[str, Tensor], keep: Collection[str] = ()) -> None:
@@ -72,7 +72,7 @@ class Store:
         except (OSError, SafetensorError) as error:
             raise StorageError(
                 f"private state of site '{site}' cannot be written to {path}: free disk space, then "
-                f"`equipoise resume`"
+                f"continue the run"
             ) from error
         oldest = int(version.split(".")[0]) - 1
         for old in path.parent.glob("*.safetensors*"):

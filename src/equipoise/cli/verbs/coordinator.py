@@ -163,12 +163,15 @@ def submit(
     from equipoise.cli.follow import follow
     from equipoise.config import read
     from equipoise.deploy import link
+    from equipoise.deploy.coordinator import unused
     from equipoise.deploy.standing import standing
-    from equipoise.report import write_report
+    from equipoise.report import gaps, read_run, write_report
 
     config = read(file, overrides or ())
     folder = out or Path("runs") / f"{file.stem}-federated-{config.train.seed}"
     look = follow(folder, config.train.rounds, json)
+    for text in [] if json else unused(config):
+        print(f"note: {text}")
     number = link.submit(to, config, folder)
     there = standing(to)["sites"]
     online = ", ".join(site for site, one in there.items() if one["status"] == "online") or "nobody"
@@ -179,6 +182,8 @@ def submit(
     if json:
         print_json(found | {"report": str(page)})
     else:
+        for text in gaps(read_run(folder)):
+            print(text)
         print(f"state   {found['state_hash']}\nreport  {page}")
 
 

@@ -43,6 +43,8 @@ def rehearse(
         words = {True: "the same bits", False: "NOT THE SAME", None: "noise of their own, nothing to compare"}
         print(f"state       {found['state_hash']}\nsimulation  {found['simulation_hash'] or 'none'}")
         print(f"{found['sites']} sites in {found['seconds']} s: {words[found['same']]}")
+        if found["each"]:
+            print(f"policy      each site must add to `each`: {', '.join(found['each'])}")
         print(f"report      {page}")
     if found["same"] is False:
         raise typer.Exit(1)

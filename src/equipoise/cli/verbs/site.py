@@ -72,10 +72,12 @@ def site_check(
     if found.ledger is not None:
         leaving = {"leaves": found.joining + found.ledger.rows(), "questions": totals(found.ledger)}
     if json:
-        print_json({"checked": found.facts, **leaving, "refused": found.refused})
+        print_json({"checked": found.facts, "warnings": found.warnings, **leaving, "refused": found.refused})
     else:
         for what, text in found.facts.items():
             print(f"✓ {what:<8} {text}")
+        for text in found.warnings:
+            print(f"! {text}")
         if leaving:
             show.ledger(leaving)
         for sentence in found.refused:

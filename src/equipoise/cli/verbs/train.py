@@ -83,7 +83,9 @@ def resume(
     """Continue a run that was interrupted, to the same result bit for bit; a finished run is shown
     again."""
     from equipoise.config import read_folder
+    from equipoise.run_folder import RunFolder
 
+    RunFolder(folder).refuse_federation()
     _train(read_folder(folder, trust), folder, live, json, quiet)
 
 

@@ -115,6 +115,8 @@ class FlowerEngine:
         self.deadline, self.retries, self.poll = deadline, retries, poll
         self._sites = {key: site for site, key in keys.items()}
         self._tickets, self._head = tickets or Tickets(), head
+        self.marks: Mapping[str, str] = {}
+        """the digest of the run's blueprint, by parts; known when the sites have said what they hold"""
 
     def online(self) -> dict[str, Node]:
         """The sites Flower can reach now."""
@@ -178,6 +180,7 @@ class FlowerEngine:
                 "run": self.run,
                 "ticket": ticket,
                 "journal": self._head(),
+                "blueprint": dict(self.marks),
             }
             more = {"extra": question.each.get(site), "letter": question.letters.get(site)}
             arrays = {name: array(data) for name, data in more.items() if data is not None}

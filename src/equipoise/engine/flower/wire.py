@@ -30,6 +30,9 @@ MOST = 2**22
 RUN = re.compile(r"[0-9a-f]{16}")
 SiteName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 
+Part = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.]{0,127}$")]
+Mark = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+
 
 class Request(Call):
     """A call as a site may receive it from a coordinator; anything else is refused."""
@@ -41,6 +44,8 @@ class Request(Call):
     """the sites this question goes to, as the coordinator says"""
     journal: str = Field(default=FIRST, pattern=r"^[0-9a-f]{64}$")
     """the head of the coordinator's journal"""
+    blueprint: dict[Part, Mark] = Field(default_factory=dict, max_length=1000)
+    """the digest of the coordinator's blueprint, by parts (`Blueprint.marks`); empty: it is not told"""
 
 
 class StepRequest(Options):
