@@ -63,6 +63,7 @@ def test_nothing_enters_the_build_context_by_default() -> None:
         "README.md",
         "LICENSE",
         "src/equipoise",
+        "recipes",
         "deploy/requirements.lock",
         "deploy/wheels",
     }

@@ -18,7 +18,7 @@ from equipoise.exchange import ExchangeOptions
 from equipoise.losses import OBJECTIVES
 from equipoise.methods import METHODS
 from equipoise.nets import NETS, NetOptions
-from equipoise.site import TrainOptions
+from equipoise.site import PrivacyOptions, TrainOptions
 from equipoise.site.options import OPTIMIZERS
 
 PLAIN: dict[str, type[BaseModel]] = {
@@ -27,6 +27,7 @@ PLAIN: dict[str, type[BaseModel]] = {
     "engine": EngineOptions,
     "evaluate": EvaluateOptions,
     "exchange": ExchangeOptions,
+    "privacy": PrivacyOptions,
 }
 NEEDED: dict[str, dict[str, Any]] = {
     "csv": {"path": "x", "label": "y"},

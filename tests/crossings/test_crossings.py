@@ -1,5 +1,5 @@
 """Where parts meet: method × objective × missing labels × selection × participation × views × head ×
-re-training.
+re-training × how sums are made × differential privacy × frozen stages.
 
 Every two values of two options meet in at least one tiny run. A cell is either refused before the first
 round, in one sentence, or what must always hold holds: its numbers are finite, a second run gives the same
@@ -41,6 +41,9 @@ COMMON: dict[str, list[Any]] = {
     "views": [None, ["eval"], ["weak", "weak"]],
     "head": ["linear", "cosine"],
     "crt": [0, 1],
+    "exchange": [{}, {"secure": True}, {"reduce": "median", "hostile": 0.25}],
+    "privacy": [None, {"noise": 1.0}],
+    "freeze": [None, "block1"],
 }
 SINGLE = COMMON | {
     "task": ["single"],
@@ -87,6 +90,7 @@ def key(cell: Cell) -> str:
         cell["participation"],
     ]
     words += ["views" + str(len(cell["views"] or ())), cell["head"], f"crt{cell['crt']}"]
+    words += [*cell["exchange"]][:1] + ["private"] * bool(cell["privacy"]) + ["frozen"] * bool(cell["freeze"])
     return "-".join(word if isinstance(word, str) else json.dumps(word) for word in words)
 
 
@@ -120,14 +124,19 @@ def table(cell: Cell, **method: Any) -> dict[str, Any]:
         **cell.get("train", {}),
     }
     given = {"objective": cell["objective"], "views": cell["views"]}
+    net = {"name": "small-cnn", "head": cell["head"]}
+    net |= {"freeze": cell["freeze"]} if cell["freeze"] else {}
+    net |= {"batch_norm": "group"} if cell["privacy"] else {}
     return {
         "data": {"kind": "phantom", "scale": 0.004, "image_size": 16, "task": cell["task"]},
         "partition": {"kind": "iid", "sites": 4} | ({"missing": cell["missing"]} if cell["missing"] else {}),
         "method": {"name": name, "crt": cell["crt"], **(method or LIGHTEST.get(name, {}))},
-        "net": {"name": "small-cnn", "head": cell["head"]},
+        "net": net,
         "train": train | {option: value for option, value in given.items() if value is not None},
         "evaluate": {"select": cell["select"], "own": cell["own"]},
+        "exchange": cell["exchange"],
         "engine": {"device": "cpu"},
+        **({"privacy": cell["privacy"]} if cell["privacy"] else {}),
     }
 
 
@@ -215,7 +224,7 @@ def _neutral_is_fedavg(cell: Cell, folder: Path) -> None:
     """With the same base loss, views and local training, the neutral settings of a method give FedAvg's
     weights."""
     cls = METHODS[cell["method"]]
-    if cls.neutral is None:
+    if cls.neutral is None or cell["privacy"]:  # noise is drawn for every tensor, also for those left alone
         return
     neutral = attempt(cell, folder / "neutral", often=False, name=cell["method"], **cls.neutral)
     if neutral is None:

@@ -27,7 +27,7 @@ MakeConfig = Callable[..., Config]
 
 
 class Split:
-    test, validation, column, folds, fold = 0.2, 0.0, None, None, None
+    test, validation, column, folds, fold, seed = 0.2, 0.0, None, None, None, None
 
 
 def samples(images: int) -> Samples:

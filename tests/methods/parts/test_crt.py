@@ -83,10 +83,9 @@ def test_both_sides_of_a_label_weigh_the_same() -> None:
     flat = torch.zeros(6, 5, dtype=torch.float64, requires_grad=True)
     (slope,) = torch.autograd.grad(balanced_loss(flat, y, loc), flat)  # type: ignore[arg-type]
     torch.testing.assert_close(slope.sum(0), torch.zeros(5, dtype=torch.float64), rtol=0, atol=1e-12)
-    # Of pooled images each has labels of its own: what a mask leaves out of the batch counts nowhere.
-    left = torch.ones(6, 5, dtype=torch.bool)
-    left[2:, 0] = False
-    (slope,) = torch.autograd.grad(balanced_loss(flat, y, loc, left), flat)  # type: ignore[arg-type]
+    # Of pooled images each has labels of its own: an image without one counts nowhere.
+    y[2:, 0] = torch.nan
+    (slope,) = torch.autograd.grad(balanced_loss(flat, y, loc), flat)  # type: ignore[arg-type]
     assert slope[:2, 0].all() and not slope[2:, 0].any() and slope[:, 4].all()
 
 
