@@ -136,9 +136,9 @@ def test_a_type_checker_knows_what_a_user_calls(installed: Path, tmp_path: Path)
 
 
 def test_a_wheel_has_py_typed() -> None:
-    """The wheel is the package's folder, whole."""
+    """The wheel is the package's folder, whole, and the recipes beside it."""
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-    assert wheel == {"packages": ["src/equipoise"]}
+    assert wheel == {"packages": ["src/equipoise"], "force-include": {"recipes": "equipoise/recipes"}}
     assert (ROOT / "src" / "equipoise" / "py.typed").is_file()
     ignored = subprocess.run(["git", "check-ignore", "src/equipoise/py.typed"], cwd=ROOT, capture_output=True)
     assert ignored.stdout == b""

@@ -10,7 +10,7 @@ def test_every_kind_knows_its_name() -> None:
     assert {name: options.model_fields["kind"].default for name, options in KINDS.items()} == {
         n: n for n in KINDS
     }
-    assert set(KINDS) == {"csv", "folder", "npz", "stored", "phantom", "joined", *SETS}
+    assert set(KINDS) == {"csv", "folder", "npz", "stored", "phantom", "joined", "sites", *SETS}
 
 
 def test_every_option_is_described() -> None:

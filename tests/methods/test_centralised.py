@@ -89,16 +89,15 @@ def test_missing_labels_are_left_out_image_by_image(
     dataset = material(config)
     data = dataset.sites(CPU, pooled=True)["south"]
     train = data.splits["train"]
-    assert train.mask is not None
+    assert not train.complete
     held = {holding.name: holding for holding in dataset.holdings}
     start = 0
     for name in sorted(held):
         rows = range(start, start + len(held[name].train))
         for row in rows:
-            assert train.mask[row].tolist() == held[name].labelled.tolist()
-            assert not train.labels[row][~train.mask[row]].any()
+            assert train.known[row].tolist() == held[name].labelled.tolist()
         start = rows.stop
-    assert data.total.tolist() == train.mask.sum(0).tolist()
+    assert data.total.tolist() == train.known.sum(0).tolist()
     one, other = (
         run(make_findings({"name": "centralised"}, spoilt=spoilt), tmp_path / str(spoilt))
         for spoilt in (False, True)
@@ -127,7 +126,7 @@ def test_the_loss_is_over_the_cells_that_somebody_labelled(
         -(p[i, c].log() if batch.y[i, c] else (1 - p[i, c]).log())
         for i in range(20)
         for c in range(3)
-        if batch.mask is not None and batch.mask[i, c]
+        if not batch.y[i, c].isnan()
     ]
     assert 20 < len(cells) < 60
     assert float(loss) == pytest.approx(float(torch.stack(cells).mean()), rel=1e-5)
