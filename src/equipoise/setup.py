@@ -27,7 +27,6 @@ from equipoise.nets import Cosine, load
 from equipoise.partition import ByName, Facts, Holding, Holdings, count, divide
 from equipoise.server import countable
 from equipoise.site import Pooled, SiteData, Store
-from equipoise.site.batches import Rows
 from equipoise.site.views import Channels, channel_statistics, statistics
 from equipoise.tree import flat_digest
 from equipoise.trust import only
@@ -88,10 +87,10 @@ class Material:
     def sites(self, device: torch.device, pooled: bool = False) -> Mapping[str, SiteData]:
         """The data of every site, as a host takes it, made when a site is first asked; `pooled`: each may
         train on the rows of all."""
-        every = (
-            [Rows(self.samples, one.train, one.labelled, device) for one in self.holdings] if pooled else []
-        )
-        rows = Pooled(every) if every else None
+        rows = None
+        if pooled:
+            every = (SiteData(self.samples, one, device) for one in self.holdings)
+            rows = Pooled([one.splits["train"] for one in every])
 
         def made(place: int) -> SiteData:
             site = SiteData(self.samples, self.holdings[place], device)
