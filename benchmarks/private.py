@@ -64,6 +64,7 @@ def main() -> None:
     for name, facts in found.items():
         print(name, json.dumps(facts, ensure_ascii=False))
     if given.write:
+        found = json.loads(FOUND.read_text()) | found
         FOUND.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
 
 

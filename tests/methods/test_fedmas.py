@@ -299,7 +299,7 @@ def test_frozen_network_never_changes_and_its_features_are_computed_once(
     for site in SIZES:
         with torch.no_grad():
             torch.testing.assert_close(
-                host._caches[site]["target"], target(bare(config).rows(site, "train")[0])
+                host._caches[site]["target"][0], target(bare(config).rows(site, "train")[0])
             )
 
 

@@ -188,7 +188,7 @@ def test_class_shares_count_once(task: str, base: str, plain: str, guided: bool)
         if own is None
         else torch.tensor([[1.0, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 0]]).double()
     )
-    y = y.masked_fill(~own, torch.nan)
+    y = y if own is None else y.masked_fill(~own, torch.nan)
     batch, method = Batch(views=(tensor(0),), y=y, index=torch.arange(4)), FedNoRo(warmup=0, ramp=0)
     guide = tensor(1) if guided else None
     shifted, bare = (
