@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ from equipoise.compare.plan import Job
 from equipoise.config import resolve
 from equipoise.engine.ray import framed, node
 from equipoise.errors import EquipoiseError
+from equipoise.locate import Allow
 from equipoise.report import write_report
 from equipoise.running import run
-from equipoise.trust import only
+from equipoise.trust import only, remember
 
 
 def letter(job: Job, out: Path) -> str:
@@ -30,6 +31,12 @@ def perform(told: str) -> bytes:
     return framed({"node": node(), **carry_out(told, lambda facts: None)})
 
 
+def as_planned(marks: Mapping[str, str]) -> Allow:
+    """Code of the plan must be what it was then; a tracker is looked up by the run itself, as the user's own."""
+    same = only(marks)
+    return lambda code: same(code) if code.name in marks else remember(code)
+
+
 def carry_out(told: str | bytes, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """One run from where it was left, with its page; how it ended. `tell` is told of every round."""
     job = json.loads(told)
@@ -39,7 +46,7 @@ def carry_out(told: str | bytes, tell: Callable[[dict[str, Any]], None]) -> dict
             tell({"event": "round", "round": facts["round"]})
 
     try:
-        run(resolve(job["config"], allow=only(job["code"])), job["out"], watch=watch)
+        run(resolve(job["config"], allow=as_planned(job["code"])), job["out"], watch=watch)
         write_report(Path(job["out"]))
     except EquipoiseError as error:
         return {"event": "failed", "error": str(error), "exit_code": error.exit_code}
