@@ -32,7 +32,8 @@ def perform(told: str) -> bytes:
 
 
 def as_planned(marks: Mapping[str, str]) -> Allow:
-    """Code of the plan must be what it was then; a tracker is looked up by the run itself, as the user's own."""
+    """Code of the plan must be what it was then; a tracker is looked up by the run itself, as the user's
+    own."""
     same = only(marks)
     return lambda code: same(code) if code.name in marks else remember(code)
 
