@@ -14,7 +14,7 @@ from equipoise import run
 from equipoise.cli import live
 from equipoise.compare import conclude, make_plan
 from equipoise.config import load
-from equipoise.keeping import write_json
+from equipoise.keeping import write_atomic, write_json
 
 
 @pytest.fixture(scope="module")
@@ -155,9 +155,9 @@ def test_a_run_elsewhere_is_followed_until_it_is_finished(
 
     def train() -> None:
         until("Round 1 of 2: not finished")
-        (copy / "metrics.jsonl").write_text("".join(rows))
+        write_atomic(copy / "metrics.jsonl", "".join(rows).encode())  # as a run does: never half a file
         until("Round 2 of 2: not finished")
-        (copy / "result.json").write_bytes(result)
+        write_atomic(copy / "result.json", result)
 
     thread = threading.Thread(target=train, daemon=True)
     live.write_page(copy)
