@@ -46,7 +46,7 @@ def test_nothing_said_is_a_whole_run() -> None:
         ({"train": {"lerning_rate": 3}}, "unknown key 'train.lerning_rate'"),
         (
             {"data": {"split": {"tset": 0.2}}},
-            "unknown key 'data.split.tset': did you mean 'test'? valid: column, fold, folds, test, "
+            "unknown key 'data.split.tset': did you mean 'test'? valid: column, fold, folds, seed, test, "
             "validation",
         ),
         (
