@@ -1,0 +1,170 @@
+"""Equipoise: classes drawn evenly, and a classifier that is computed instead of trained.
+
+The project's own method, made of what measurably helped (docs/results/own-method.md).
+
+1. Draws. A site draws training images so that class c has the share s_c ∝ n_c^(1−b) and balances what is left
+   by balanced softmax among its classes: L = CE(z + log s, y), absent classes left out. With several labels
+   per image no draw can balance them; there the positives and the negatives of each label weigh the same.
+2. Word. Where the label says nothing, the received model does: L + λ KL(σ(z^T_¬y / τ) ‖ σ(z_¬y / τ)), over the
+   classes other than the true one, so that a site does not unlearn what it lacks; several labels: the mean
+   squared distance of the probabilities of labels that an image does not have.
+3. Momentum of the coordinator: v ← β v − Δ, w ← w − v, parameters only.
+4. Closed form. Training teaches the body; the classifier that predicts is linear discriminant analysis on its
+   features, from sums per class over all sites' images (`parts/closed.py`), as if all classes were equally
+   frequent. It cannot lean towards sites or frequent classes, nor forget a class. Its log-probabilities count
+   κ, those of the trained head 1 − κ.
+5. Limit. A site's own predictor is the same one among the classes that the site has.
+
+The sums are made when a model is evaluated and after the last round. They say of a class that a single site
+has what its mean feature is there: with `exchange.secure` the totals alone are seen, and κ = 0 sends none.
+Leaves the site: delta, loss (means); sums, counts, second (sums over images). Stays: which classes it has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from equipoise.exchange import Ask
+from equipoise.leaves import SAMPLES, Limit, Sum, Upload
+from equipoise.losses import among, masked_mean
+from equipoise.methods.base import Method
+from equipoise.methods.opt import heavy_ball, parameters
+from equipoise.methods.parts import closed
+from equipoise.methods.parts.crt import balanced_loss
+from equipoise.methods.parts.teacher import still
+from equipoise.nets import Net
+from equipoise.site import Batch, Loc
+from equipoise.tree import Tree, plus, zeros_like
+
+RULED_OUT = 30.0
+"""how far below all others the logit of a class is that a site does not have"""
+
+
+class Equipoise(Method):
+    """Classes drawn evenly, and a classifier in closed form from class sums of all sites."""
+
+    paper: ClassVar[str] = "this project"
+    keeps_tuned: ClassVar[bool] = False
+    neutral: ClassVar[dict[str, Any] | None] = {
+        "draws": 0.0,
+        "balance": False,
+        "word": 0.0,
+        "beta": 0.0,
+        "closed": 0.0,
+        "limit": False,
+    }
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "no-draws": {"draws": 0.0},
+        "no-word": {"word": 0.0},
+        "no-momentum": {"beta": 0.0},
+        "no-closed-form": {"closed": 0.0},
+        "no-limit": {"limit": False},
+    }
+
+    draws: float = Field(1.0, ge=0, le=1)
+    """b: how evenly a site draws its classes; 0 = as they come, 1 = all alike"""
+    balance: bool = True
+    """balance in the loss what the draws left; off = the base loss of the config"""
+    word: float = Field(1.0, ge=0)
+    """λ: weight of the received model's word"""
+    temperature: float = Field(2.0, gt=0)
+    """τ: of that word"""
+    beta: float = Field(0.5, ge=0, lt=1)
+    """momentum of the coordinator"""
+    closed: float = Field(1.0, ge=0, le=1)
+    """κ: share of the closed-form classifier in a prediction; 0 = the trained head alone"""
+    ridge: float = Field(0.1, gt=0)
+    """r: what is added to the covariance, in parts of its mean variance"""
+    limit: bool = True
+    """a site's own predictor knows the classes that the site has, and no others"""
+
+    def init(self, net: Net, shared: Mapping[str, Tensor]) -> Tree:
+        server = super().init(net, shared)
+        return server | {"velocity": zeros_like(parameters(net, server["model"]))}
+
+    def round(self, server: Tree, ask: Ask) -> Tree:
+        up = ask(self.train, model=server["model"])
+        velocity, moved = heavy_ball(server["velocity"], up["delta"], self.beta)
+        return {"model": plus(server["model"], moved), "velocity": velocity}
+
+    def finish(self, server: Tree, ask: Ask) -> Tree:
+        return self.with_classifier(super().finish(server, ask), ask)
+
+    def predictors(self, server: Tree, ask: Ask) -> Mapping[str, Tree]:
+        ended = "closed" in server and ask.round >= ask.rounds
+        return {"global": self.serving(server if ended else self.with_classifier(server, ask))}
+
+    def serving(self, server: Tree) -> Tree:
+        return {name: server[name] for name in ("model", "closed") if name in server}
+
+    def with_classifier(self, server: Tree, ask: Ask) -> Tree:
+        """The server tree with the closed-form classifier for its model."""
+        if not self.closed:
+            return server
+        total = ask(self.describe, everyone=True, model=server["model"])
+        return server | {"closed": closed.solve({name: total[name] for name in total}, self.ridge)}
+
+    def limits(self, classes: int, epochs: int) -> Mapping[str, Limit]:
+        summed = Limit(images=1.0, least=-math.inf)
+        return {"describe.sums": summed, "describe.counts": SAMPLES, "describe.second": summed}
+
+    def init_site(self, net: Net, loc: Loc) -> Tree:
+        return {"present": loc.counts > 0} if self.limit and loc.task == "single" else {}
+
+    @torch.no_grad()
+    def describe(self, net: Net, loc: Loc) -> Upload:
+        """Question: the site's sums for the closed-form classifier."""
+        return {name: Sum(value) for name, value in closed.sums(net, loc).items()}
+
+    def prepare(self, net: Net, loc: Loc) -> None:
+        if self.word:
+            loc.scratch["received"] = still(net)
+
+    def fit(self, net: Net, loc: Loc) -> float:
+        def drawn(epoch: int) -> Tensor:
+            chance, draw = loc.counts[loc.train.labels] ** -self.draws, loc.generator("draws", epoch)
+            return torch.multinomial(chance, loc.samples, replacement=True, generator=draw)
+
+        return loc.fit(net, self.loss, order=drawn if self.draws and loc.task == "single" else None)
+
+    def loss(self, net: Net, batch: Batch, loc: Loc) -> Tensor:
+        logits = net(batch.x)
+        total = self.balanced(logits, batch.y, loc) if self.balance else loc.objective(logits, batch.y)
+        if not self.word or loc.task == "single":
+            return total
+        with torch.no_grad():
+            received = loc.scratch["received"](batch.x)
+        return total + self.word * masked_mean((logits.sigmoid() - received.sigmoid()) ** 2, ~batch.known)
+
+    def balanced(self, logits: Tensor, y: Tensor, loc: Loc) -> Tensor:
+        """The loss of the labels, all classes of the site counting alike."""
+        if loc.task == "multi":
+            return balanced_loss(logits, y, loc)
+        share = torch.where(loc.counts > 0, loc.counts ** (1 - self.draws), 0.0)
+        shift = (share / share.sum()).clamp_min(1e-12).log()
+        return F.cross_entropy(among(logits + shift.to(logits), loc.counts > 0), y)
+
+    def predict(self, net: Net, x: Tensor, mine: Tree | None, server: Tree) -> dict[str, Tensor]:
+        z = net.features(x)
+        found = {"trained": net.head["fed"](z)}
+        if "closed" in server:
+            share = self.closed * server["closed"]["known"].to(z)
+            computed = closed.logits(z, server["closed"])
+            both = (1 - share) * found["trained"] + share * computed
+            found = {"both": both, **found, "computed": computed}
+        if mine is None or not self.limit or "present" not in mine:
+            return found
+        return {name: limited(logits, mine["present"]) for name, logits in found.items()}
+
+
+def limited(logits: Tensor, present: Tensor) -> Tensor:
+    """Logits in which classes that are not there are far below all others."""
+    far = logits.amin(1, keepdim=True) - RULED_OUT
+    return torch.where(present.to(logits.device), logits, far)

@@ -1,0 +1,71 @@
+"""A classifier in closed form: linear discriminant analysis from sums over images, which sites can add up.
+
+With z the features of an image, brought to length 1, a site sums z and counts images for every class, and
+sums (z, 1)(z, 1)ᵀ over all images. From the totals come class means μ_c, the covariance Σ within classes, and
+the logits of Gaussian classes that are all equally likely, against an image that is the mean m of all:
+    w_c = Σ_r⁻¹ (μ_c − m),   b_c = −½ (μ_c + m)ᵀ w_c,   Σ_r = Σ + r (tr Σ / d) I
+Totals do not depend on how images are divided among sites: it is the classifier that all images in one place
+would give. With several labels per image each label has two classes, absent and present, and its logit is the
+difference of theirs; an image without the label is in neither, and Σ is the covariance of all images. Where
+training has driven classes far apart, all logits are scaled so that no class mean has more than 20 of its
+own.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from equipoise.nets import Net
+from equipoise.site import Loc
+from equipoise.tree import Tree
+
+LARGEST = 20.0
+"""logit of a class at its own mean, at most"""
+NEVER = -100.0
+"""logit of a class without images: below any other, and still a number that can be sent"""
+
+
+def sums(net: Net, loc: Loc) -> dict[str, Tensor]:
+    """What a site adds to the totals: `sums` [C, d], `counts` [C], several labels: [C, 2, d] and [C, 2]; and
+    `second` [d + 1, d + 1]."""
+    z = torch.cat([F.normalize(net.body(batch.x)).cpu().double() for batch in loc.scan()])
+    y = loc.train.labels.cpu()
+    if y.dim() == 1:
+        member = F.one_hot(y, len(loc.classes)).double()
+    else:
+        member = torch.stack([1 - y, y], 2).nan_to_num(0.0).double()
+    longer = F.pad(z, (0, 1), value=1.0)
+    total = torch.einsum("n...,nd->...d", member, z)
+    return {"sums": total, "counts": member.sum(0), "second": longer.T @ longer}
+
+
+def solve(total: Tree, ridge: float) -> dict[str, Tensor]:
+    """`weight` [C, d], `bias` [C], and `known` [C]: 1, or 0 for a label of which absence or presence was
+    never seen. A class without images is never predicted."""
+    count, second = total["counts"].double(), total["second"].double()
+    images = second[-1, -1].clamp_min(1)
+    middle = second[-1, :-1] / images
+    seen = count > 0
+    mean = torch.where(seen[..., None], total["sums"].double() / count.clamp_min(1)[..., None], middle)
+    apart = mean - middle
+    within = second[:-1, :-1] / images - torch.outer(middle, middle)
+    if count.dim() == 1:
+        within -= (apart.T * count) @ apart / images
+    spread = within.trace().clamp_min(torch.finfo(torch.float32).tiny) / len(within)
+    within.diagonal().add_(ridge * spread)
+    weight = torch.linalg.solve(within, apart.flatten(0, -2).T).T.view_as(apart)
+    reached = 0.5 * (weight * apart).sum(-1).max()
+    weight = weight * (LARGEST / reached.clamp_min(LARGEST))
+    bias, known = -0.5 * (weight * (mean + middle)).sum(-1), torch.ones(len(count))
+    if count.dim() == 1:
+        bias = bias.masked_fill(~seen, NEVER)
+    else:
+        weight, bias, known = weight[:, 1] - weight[:, 0], bias[:, 1] - bias[:, 0], seen.all(1)
+    return {"weight": weight.float(), "bias": bias.float(), "known": known.float()}
+
+
+def logits(features: Tensor, head: Tree) -> Tensor:
+    """What the classifier says of features [N, d] as the body gives them."""
+    return F.linear(F.normalize(features), head["weight"].to(features), head["bias"].to(features))
