@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -128,11 +129,13 @@ class Equipoise(Method):
             loc.scratch["received"] = still(net)
 
     def fit(self, net: Net, loc: Loc) -> float:
-        def drawn(epoch: int) -> Tensor:
-            chance, draw = loc.counts[loc.train.labels] ** -self.draws, loc.generator("draws", epoch)
-            return torch.multinomial(chance, loc.samples, replacement=True, generator=draw)
+        even = self.draws > 0 and loc.task == "single"
+        return loc.fit(net, self.loss, order=partial(self.drawn, loc) if even else None)
 
-        return loc.fit(net, self.loss, order=drawn if self.draws and loc.task == "single" else None)
+    def drawn(self, loc: Loc, epoch: int) -> Tensor:
+        """As many training rows as there are, drawn with replacement so that classes come in their shares."""
+        chance, draw = loc.counts[loc.train.labels] ** -self.draws, loc.generator("draws", epoch)
+        return torch.multinomial(chance, loc.samples, replacement=True, generator=draw)
 
     def loss(self, net: Net, batch: Batch, loc: Loc) -> Tensor:
         logits = net(batch.x)
