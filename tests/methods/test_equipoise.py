@@ -77,27 +77,37 @@ def test_momentum_of_the_coordinator() -> None:
 
 
 @pytest.fixture
-def computed() -> dict[str, Tensor]:
-    weight = drawn(3, 64, seed=6).float()
-    return {"weight": weight, "bias": torch.tensor([0.1, -0.2, 0.3]), "known": torch.tensor([1.0, 0.0, 1.0])}
+def solved() -> dict[str, Tensor]:
+    """A classifier of three classes on the features of the small net."""
+    mean, middle = drawn(3, 64, seed=6).float(), drawn(64, seed=7).float()
+    return {"mean": mean, "middle": middle, "precision": torch.eye(64) / 64, "seen": torch.ones(3)}
 
 
-def test_prediction_is_a_mean_of_both_classifiers(double_net: Visit, computed: dict[str, Tensor]) -> None:
+def test_prediction_is_a_mean_of_both_classifiers(double_net: Visit, solved: dict[str, Tensor]) -> None:
     net, x = double_net("fed").float(), drawn(4, 3, 16, 16, seed=2).float()
     with torch.no_grad():
-        trained, z = net(x), F.normalize(net.body(x))
-        found = Equipoise(closed=0.25).predict(net, x, None, {"closed": computed})
-    other = z @ computed["weight"].T + computed["bias"]
-    expected = 0.75 * trained + 0.25 * other
-    expected[:, 1] = trained[:, 1]  # nothing is known of it but what training taught
-    torch.testing.assert_close(found["both"], expected)
+        trained, z = net(x), net.body(x)
+        found = Equipoise(closed=0.25).predict(net, x, None, {"closed": solved})
+        computed = closed.logits(z, solved)
+    torch.testing.assert_close(found["both"], 0.75 * trained + 0.25 * computed)
     torch.testing.assert_close(found["trained"], trained)
     assert list(found) == ["both", "trained", "computed"]
+    assert list(Equipoise(closed=0).predict(net, x, None, {})) == ["trained"]
 
 
-def test_a_site_knows_its_classes_and_no_others(double_net: Visit, computed: dict[str, Tensor]) -> None:
+def test_a_label_never_seen_is_left_to_the_trained_head(double_net: Visit, solved: dict[str, Tensor]) -> None:
     net, x = double_net("fed").float(), drawn(4, 3, 16, 16, seed=2).float()
-    mine, server = {"present": torch.tensor([True, False, True])}, {"closed": computed}
+    mean = torch.stack([solved["mean"], -solved["mean"]], 1)
+    several = solved | {"mean": mean, "seen": torch.tensor([[1.0, 1.0], [1.0, 0.0], [1.0, 1.0]])}
+    with torch.no_grad():
+        found = Equipoise().predict(net, x, None, {"closed": several})
+    assert same_bits(found["both"][:, 1], found["trained"][:, 1])
+    torch.testing.assert_close(found["both"][:, [0, 2]], found["computed"][:, [0, 2]])
+
+
+def test_a_site_knows_its_classes_and_no_others(double_net: Visit, solved: dict[str, Tensor]) -> None:
+    net, x = double_net("fed").float(), drawn(4, 3, 16, 16, seed=2).float()
+    mine, server = {"present": torch.tensor([True, False, True])}, {"closed": solved}
     with torch.no_grad():
         shared = Equipoise().predict(net, x, None, server)["both"]
         own = Equipoise().predict(net, x, mine, server)["both"]
@@ -105,6 +115,18 @@ def test_a_site_knows_its_classes_and_no_others(double_net: Visit, computed: dic
     assert same_bits(shared, free)
     assert same_bits(own[:, [0, 2]], shared[:, [0, 2]])
     assert float(own.softmax(1)[:, 1].max()) < 1e-12
+
+
+def test_a_sites_own_predictor_has_its_means(double_net: Visit, solved: dict[str, Tensor]) -> None:
+    net, x = double_net("fed").float(), drawn(4, 3, 16, 16, seed=2).float()
+    mine = {"sums": drawn(3, 64, seed=8).float(), "counts": torch.tensor([5.0, 2.0, 1.0])}
+    with torch.no_grad():
+        own = Equipoise(own=7.0).predict(net, x, mine, {"closed": solved})["both"]
+        off = Equipoise(own=None).predict(net, x, mine, {"closed": solved})["both"]
+        shared = Equipoise(own=7.0).predict(net, x, None, {"closed": solved})["both"]
+        expected = closed.logits(net.body(x), solved, closed.own_means(solved, mine, 7.0))
+    assert same_bits(off, shared) and not torch.allclose(own, shared)
+    torch.testing.assert_close(own, expected)
 
 
 def test_word_on_labels_that_an_image_does_not_have(make_findings: Callable[..., Any], visit: Visit) -> None:
@@ -136,9 +158,9 @@ def test_ending_keeps_the_classifier_of_the_last_model(
         assert all(isinstance(leaf, Sum) for leaf in up.values())
         parts.append({name: leaf.value for name, leaf in up.items()})
     total = {name: sum(part[name] for part in parts) for name in parts[0]}
-    expected = closed.solve(total, Equipoise().ridge)
-    for name, value in expected.items():
-        torch.testing.assert_close(server["closed"][name], value, rtol=1e-3, atol=1e-3)
+    z = drawn(9, 64, seed=9).float()
+    expected = closed.logits(z, closed.solve(total, Equipoise().ridge))
+    torch.testing.assert_close(closed.logits(z, server["closed"]), expected, rtol=1e-2, atol=1e-2)
 
 
 def test_neutral_is_fedavg_and_every_part_is_felt(make_config: Callable[..., Any], visit: Visit) -> None:
@@ -152,7 +174,7 @@ def test_neutral_is_fedavg_and_every_part_is_felt(make_config: Callable[..., Any
     assert same_bits(plain, moved(Equipoise(**OFF)))
     for option in ({"draws": 1.0}, {"draws": 0.5}, {"balance": True}):
         assert not same_bits(plain, moved(Equipoise(**(OFF | option)))), option
-    for option in ({"beta": 0.5}, {"closed": 1.0}, {"limit": True}):
+    for option in ({"beta": 0.5}, {"closed": 1.0}, {"own": 10.0}, {"limit": True}):
         assert same_bits(plain, moved(Equipoise(**(OFF | option)))), option
 
 

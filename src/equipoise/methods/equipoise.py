@@ -59,6 +59,7 @@ class Equipoise(Method):
         "word": 0.0,
         "beta": 0.0,
         "closed": 0.0,
+        "own": None,
         "limit": False,
     }
     presets: ClassVar[dict[str, dict[str, Any]]] = {
@@ -66,6 +67,7 @@ class Equipoise(Method):
         "no-word": {"word": 0.0},
         "no-momentum": {"beta": 0.0},
         "no-closed-form": {"closed": 0.0},
+        "no-own-means": {"own": None},
         "no-limit": {"limit": False},
     }
 
@@ -83,6 +85,8 @@ class Equipoise(Method):
     """κ: share of the closed-form classifier in a prediction; 0 = the trained head alone"""
     ridge: float = Field(0.1, gt=0)
     """r: what is added to the covariance, in parts of its mean variance"""
+    own: float | None = Field(200.0, ge=0)
+    """how many images of a site's own count as much as the federation's class means; none = only those"""
     limit: bool = True
     """a site's own predictor knows the classes that the site has, and no others"""
 
@@ -109,7 +113,7 @@ class Equipoise(Method):
         """The server tree with the closed-form classifier for its model."""
         if not self.closed:
             return server
-        total = ask(self.describe, everyone=True, model=server["model"])
+        total = ask(self.describe, model=server["model"])
         return server | {"closed": closed.solve({name: total[name] for name in total}, self.ridge)}
 
     def limits(self, classes: int, epochs: int) -> Mapping[str, Limit]:
@@ -121,8 +125,12 @@ class Equipoise(Method):
 
     @torch.no_grad()
     def describe(self, net: Net, loc: Loc) -> Upload:
-        """Question: the site's sums for the closed-form classifier."""
-        return {name: Sum(value) for name, value in closed.sums(net, loc).items()}
+        """Question: the site's sums for the closed-form classifier, of which it keeps those of its
+        classes."""
+        found = closed.sums(net, loc)
+        if self.own is not None and loc.task == "single":
+            loc.mine = loc.mine | {name: found[name].float() for name in ("sums", "counts")}
+        return {name: Sum(value) for name, value in found.items()}
 
     def prepare(self, net: Net, loc: Loc) -> None:
         if self.word:
@@ -158,10 +166,14 @@ class Equipoise(Method):
         z = net.features(x)
         found = {"trained": net.head["fed"](z)}
         if "closed" in server:
-            share = self.closed * server["closed"]["known"].to(z)
-            computed = closed.logits(z, server["closed"])
-            both = (1 - share) * found["trained"] + share * computed
-            found = {"both": both, **found, "computed": computed}
+            solved = {name: tensor.to(z) for name, tensor in server["closed"].items()}
+            mean = None
+            if mine is not None and "sums" in mine and self.own is not None:
+                kept = {name: mine[name].to(z) for name in ("sums", "counts")}
+                mean = closed.own_means(solved, kept, self.own)
+            computed = closed.logits(z, solved, mean)
+            share = self.closed * (1.0 if solved["seen"].dim() == 1 else solved["seen"].amin(1))
+            found = {"both": (1 - share) * found["trained"] + share * computed, **found, "computed": computed}
         if mine is None or not self.limit or "present" not in mine:
             return found
         return {name: limited(logits, mine["present"]) for name, logits in found.items()}

@@ -21,6 +21,8 @@ from equipoise.nets import Net
 from equipoise.site import Loc
 from equipoise.tree import Tree
 
+LEAST = 1e-4
+"""variance within classes, at least; of features of length 1 all variance together is at most 1"""
 LARGEST = 20.0
 """logit of a class at its own mean, at most"""
 NEVER = -100.0
@@ -42,30 +44,46 @@ def sums(net: Net, loc: Loc) -> dict[str, Tensor]:
 
 
 def solve(total: Tree, ridge: float) -> dict[str, Tensor]:
-    """`weight` [C, d], `bias` [C], and `known` [C]: 1, or 0 for a label of which absence or presence was
-    never seen. A class without images is never predicted."""
+    """What the classifier is made of: `mean` as `sums` is shaped, that of all images for what was never seen;
+    `middle` [d], `precision` = Σ_r⁻¹ [d, d], and `seen` as `counts` is shaped, 1 or 0."""
     count, second = total["counts"].double(), total["second"].double()
     images = second[-1, -1].clamp_min(1)
     middle = second[-1, :-1] / images
     seen = count > 0
     mean = torch.where(seen[..., None], total["sums"].double() / count.clamp_min(1)[..., None], middle)
-    apart = mean - middle
     within = second[:-1, :-1] / images - torch.outer(middle, middle)
     if count.dim() == 1:
-        within -= (apart.T * count) @ apart / images
-    spread = within.trace().clamp_min(torch.finfo(torch.float32).tiny) / len(within)
-    within.diagonal().add_(ridge * spread)
-    weight = torch.linalg.solve(within, apart.flatten(0, -2).T).T.view_as(apart)
-    reached = 0.5 * (weight * apart).sum(-1).max()
+        within -= ((mean - middle).T * count) @ (mean - middle) / images
+    spread = within.trace().clamp_min(LEAST) / len(within)
+    precision = torch.linalg.inv(within + ridge * spread * torch.eye(len(within)).to(within))
+    found = {"mean": mean, "middle": middle, "precision": precision, "seen": seen}
+    return {name: value.float() for name, value in found.items()}
+
+
+def own_means(solved: Tree, mine: Tree, strength: float) -> Tensor:
+    """A site's class means [C, d] from its `sums` and `counts`: what all its images have in common against
+    the federation's means of their classes (scanner, staining), then what is left class by class, each drawn
+    towards 0 as if `strength` images more had shown nothing."""
+    count = mine["counts"][:, None]
+    away = mine["sums"] - count * solved["mean"]
+    shift = away.sum(0) / (count.sum() + strength)
+    result: Tensor = solved["mean"] + shift + (away - count * shift) / (count + strength)
+    return result
+
+
+def logits(features: Tensor, solved: Tree, mean: Tensor | None = None) -> Tensor:
+    """What the classifier, or one with other class means, says of features [N, d] as the body gives them.
+
+    A class without images is never predicted; a label of which one side was never seen gets 0.
+    """
+    mean, middle, seen = (solved["mean"] if mean is None else mean), solved["middle"], solved["seen"]
+    weight = (mean - middle) @ solved["precision"]
+    reached = 0.5 * (weight * (mean - middle)).sum(-1).max()
     weight = weight * (LARGEST / reached.clamp_min(LARGEST))
-    bias, known = -0.5 * (weight * (mean + middle)).sum(-1), torch.ones(len(count))
-    if count.dim() == 1:
-        bias = bias.masked_fill(~seen, NEVER)
+    bias = -0.5 * (weight * (mean + middle)).sum(-1)
+    if seen.dim() == 1:
+        bias = torch.where(seen > 0, bias, torch.full_like(bias, NEVER))
     else:
-        weight, bias, known = weight[:, 1] - weight[:, 0], bias[:, 1] - bias[:, 0], seen.all(1)
-    return {"weight": weight.float(), "bias": bias.float(), "known": known.float()}
-
-
-def logits(features: Tensor, head: Tree) -> Tensor:
-    """What the classifier says of features [N, d] as the body gives them."""
-    return F.linear(F.normalize(features), head["weight"].to(features), head["bias"].to(features))
+        both = seen.amin(1)
+        weight, bias = (weight[:, 1] - weight[:, 0]) * both[:, None], (bias[:, 1] - bias[:, 0]) * both
+    return F.linear(F.normalize(features), weight.to(features), bias.to(features))
