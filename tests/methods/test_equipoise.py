@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from equipoise.leaves import Sum
@@ -30,9 +29,11 @@ def drawn(*shape: int, seed: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def place(counts: list[float], task: str = "single") -> Any:
+def place(counts: list[float], task: str = "single", total: list[float] | None = None) -> Any:
     """As much of a `Loc` as the loss of the labels looks at."""
-    return SimpleNamespace(counts=torch.tensor(counts, dtype=torch.float64), task=task)
+    n, labelled = torch.tensor(counts, dtype=torch.float64), torch.ones(len(counts), dtype=torch.bool)
+    among = torch.tensor(total or counts, dtype=torch.float64)
+    return SimpleNamespace(counts=n, total=among, task=task, annotated=labelled)
 
 
 @pytest.mark.parametrize("draws", [0.0, 0.5, 1.0])
@@ -129,19 +130,12 @@ def test_a_sites_own_predictor_has_its_means(double_net: Visit, solved: dict[str
     torch.testing.assert_close(own, expected)
 
 
-def test_word_on_labels_that_an_image_does_not_have(make_findings: Callable[..., Any], visit: Visit) -> None:
-    net, loc = visit(make_findings({"name": NAME}), "north")
-    batch = next(iter(loc.batches()))
-    assert 0 < int(batch.known.sum()) < batch.known.numel()
-    method = Equipoise(word=3.0)
-    method.prepare(net, loc)
-    with torch.no_grad():
-        net.head["fed"].bias.add_(0.5)
-        now, before = net(batch.x).sigmoid(), loc.scratch["received"](batch.x).sigmoid()
-        without = Equipoise(word=0.0).loss(net, batch, loc)
-        found = method.loss(net, batch, loc)
-    gaps = [float(now[i, c] - before[i, c]) ** 2 for i, c in (~batch.known).nonzero().tolist()]
-    assert float(found - without) == pytest.approx(3.0 * sum(gaps) / len(gaps), rel=1e-4)
+def test_positives_and_negatives_of_a_label_weigh_the_same() -> None:
+    """Three positives of ten: each weighs 10 / (2 · 3), each negative 10 / (2 · 7)."""
+    z, y = drawn(2, 1, seed=3), torch.tensor([[1.0], [0.0]])
+    loc = place([3], "multi", [10])
+    expected = (10 / 6 * math.log1p(math.exp(-float(z[0]))) + 10 / 14 * math.log1p(math.exp(float(z[1])))) / 2
+    assert float(Equipoise().balanced(z, y, loc)) == pytest.approx(expected, rel=1e-12)
 
 
 def test_ending_keeps_the_classifier_of_the_last_model(

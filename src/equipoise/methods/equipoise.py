@@ -1,23 +1,21 @@
 """Equipoise: classes drawn evenly, and a classifier that is computed instead of trained.
 
-The project's own method, made of what measurably helped (docs/results/own-method.md).
+The project's own method, made of the parts that helped on validation images (docs/results/own-method.md).
 
-1. Draws. A site draws training images so that class c has the share s_c ∝ n_c^(1−b) and balances what is left
-   by balanced softmax among its classes: L = CE(z + log s, y), absent classes left out. With several labels
-   per image no draw can balance them; there the positives and the negatives of each label weigh the same.
-2. Word. Where the label says nothing, the received model does: L + λ KL(σ(z^T_¬y / τ) ‖ σ(z_¬y / τ)), over the
-   classes other than the true one, so that a site does not unlearn what it lacks; several labels: the mean
-   squared distance of the probabilities of labels that an image does not have.
-3. Momentum of the coordinator: v ← β v − Δ, w ← w − v, parameters only.
-4. Closed form. Training teaches the body; the classifier that predicts is linear discriminant analysis on its
-   features, from sums per class over all sites' images (`parts/closed.py`), as if all classes were equally
-   frequent. It cannot lean towards sites or frequent classes, nor forget a class. Its log-probabilities count
+1. Draws. A site draws training images so that class c has the share s_c ∝ n_c^(1−b), and balances what is
+   left by balanced softmax among its classes: L = CE(z + log s, y). Several labels per image: the positives
+   and the negatives of each label weigh the same.
+2. Momentum of the coordinator: v ← β v − Δ, w ← w − v; BatchNorm statistics move by Δ.
+3. Closed form. Training teaches the body. The classifier that predicts is linear discriminant analysis of its
+   features, from sums per class over the images of all sites, as if all classes were equally frequent
+   (`parts/closed.py`): no site and no frequent class pulls at it, and it forgets no class. Its logits count
    κ, those of the trained head 1 − κ.
-5. Limit. A site's own predictor is the same one among the classes that the site has.
+4. Own means. At a site its own predictor has class means of the site's own, drawn towards the federation's.
+5. Limit. And it predicts the classes that the site has, no others.
 
-The sums are made when a model is evaluated and after the last round. They say of a class that a single site
-has what its mean feature is there: with `exchange.secure` the totals alone are seen, and κ = 0 sends none.
-Leaves the site: delta, loss (means); sums, counts, second (sums over images). Stays: which classes it has.
+The sums are made for every evaluation and after the last round; for a class that one site alone has they show
+the mean feature there. `closed = 0` sends none.
+Leaves the site: delta, loss (means); sums, counts, second (sums). Stays: which classes it has, their sums.
 """
 
 from __future__ import annotations
@@ -34,18 +32,14 @@ from torch import Tensor
 
 from equipoise.exchange import Ask
 from equipoise.leaves import SAMPLES, Limit, Sum, Upload
-from equipoise.losses import among, masked_mean
+from equipoise.losses import among
 from equipoise.methods.base import Method
 from equipoise.methods.opt import heavy_ball, parameters
 from equipoise.methods.parts import closed
 from equipoise.methods.parts.crt import balanced_loss
-from equipoise.methods.parts.teacher import still
 from equipoise.nets import Net
 from equipoise.site import Batch, Loc
 from equipoise.tree import Tree, plus, zeros_like
-
-RULED_OUT = 30.0
-"""how far below all others the logit of a class is that a site does not have"""
 
 
 class Equipoise(Method):
@@ -53,18 +47,11 @@ class Equipoise(Method):
 
     paper: ClassVar[str] = "this project"
     keeps_tuned: ClassVar[bool] = False
-    neutral: ClassVar[dict[str, Any] | None] = {
-        "draws": 0.0,
-        "balance": False,
-        "word": 0.0,
-        "beta": 0.0,
-        "closed": 0.0,
-        "own": None,
-        "limit": False,
-    }
+    neutral: ClassVar[dict[str, Any] | None] = dict(
+        draws=0.0, balance=False, beta=0.0, closed=0.0, own=None, limit=False
+    )
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "no-draws": {"draws": 0.0},
-        "no-word": {"word": 0.0},
         "no-momentum": {"beta": 0.0},
         "no-closed-form": {"closed": 0.0},
         "no-own-means": {"own": None},
@@ -75,10 +62,6 @@ class Equipoise(Method):
     """b: how evenly a site draws its classes; 0 = as they come, 1 = all alike"""
     balance: bool = True
     """balance in the loss what the draws left; off = the base loss of the config"""
-    word: float = Field(1.0, ge=0)
-    """λ: weight of the received model's word"""
-    temperature: float = Field(2.0, gt=0)
-    """τ: of that word"""
     beta: float = Field(0.5, ge=0, lt=1)
     """momentum of the coordinator"""
     closed: float = Field(1.0, ge=0, le=1)
@@ -86,7 +69,7 @@ class Equipoise(Method):
     ridge: float = Field(0.1, gt=0)
     """r: what is added to the covariance, in parts of its mean variance"""
     own: float | None = Field(200.0, ge=0)
-    """how many images of a site's own count as much as the federation's class means; none = only those"""
+    """images at which a site's own class means count as much as the federation's; none = those alone"""
     limit: bool = True
     """a site's own predictor knows the classes that the site has, and no others"""
 
@@ -125,16 +108,11 @@ class Equipoise(Method):
 
     @torch.no_grad()
     def describe(self, net: Net, loc: Loc) -> Upload:
-        """Question: the site's sums for the closed-form classifier, of which it keeps those of its
-        classes."""
+        """Question: the site's sums for the classifier; it keeps those of its classes."""
         found = closed.sums(net, loc)
         if self.own is not None and loc.task == "single":
             loc.mine = loc.mine | {name: found[name].float() for name in ("sums", "counts")}
         return {name: Sum(value) for name, value in found.items()}
-
-    def prepare(self, net: Net, loc: Loc) -> None:
-        if self.word:
-            loc.scratch["received"] = still(net)
 
     def fit(self, net: Net, loc: Loc) -> float:
         even = self.draws > 0 and loc.task == "single"
@@ -147,20 +125,14 @@ class Equipoise(Method):
 
     def loss(self, net: Net, batch: Batch, loc: Loc) -> Tensor:
         logits = net(batch.x)
-        total = self.balanced(logits, batch.y, loc) if self.balance else loc.objective(logits, batch.y)
-        if not self.word or loc.task == "single":
-            return total
-        with torch.no_grad():
-            received = loc.scratch["received"](batch.x)
-        return total + self.word * masked_mean((logits.sigmoid() - received.sigmoid()) ** 2, ~batch.known)
+        return self.balanced(logits, batch.y, loc) if self.balance else loc.objective(logits, batch.y)
 
     def balanced(self, logits: Tensor, y: Tensor, loc: Loc) -> Tensor:
         """The loss of the labels, all classes of the site counting alike."""
         if loc.task == "multi":
             return balanced_loss(logits, y, loc)
         share = torch.where(loc.counts > 0, loc.counts ** (1 - self.draws), 0.0)
-        shift = (share / share.sum()).clamp_min(1e-12).log()
-        return F.cross_entropy(among(logits + shift.to(logits), loc.counts > 0), y)
+        return F.cross_entropy(among(logits + share.clamp_min(0.5).log().to(logits), loc.counts > 0), y)
 
     def predict(self, net: Net, x: Tensor, mine: Tree | None, server: Tree) -> dict[str, Tensor]:
         z = net.features(x)
@@ -168,18 +140,11 @@ class Equipoise(Method):
         if "closed" in server:
             solved = {name: tensor.to(z) for name, tensor in server["closed"].items()}
             mean = None
-            if mine is not None and "sums" in mine and self.own is not None:
-                kept = {name: mine[name].to(z) for name in ("sums", "counts")}
-                mean = closed.own_means(solved, kept, self.own)
+            if mine is not None and self.own is not None and "sums" in mine:
+                mean = closed.own_means(solved, mine, self.own)
             computed = closed.logits(z, solved, mean)
             share = self.closed * (1.0 if solved["seen"].dim() == 1 else solved["seen"].amin(1))
             found = {"both": (1 - share) * found["trained"] + share * computed, **found, "computed": computed}
         if mine is None or not self.limit or "present" not in mine:
             return found
-        return {name: limited(logits, mine["present"]) for name, logits in found.items()}
-
-
-def limited(logits: Tensor, present: Tensor) -> Tensor:
-    """Logits in which classes that are not there are far below all others."""
-    far = logits.amin(1, keepdim=True) - RULED_OUT
-    return torch.where(present.to(logits.device), logits, far)
+        return {name: closed.limited(logits, mine["present"]) for name, logits in found.items()}

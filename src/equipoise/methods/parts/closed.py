@@ -27,6 +27,8 @@ LARGEST = 20.0
 """logit of a class at its own mean, at most"""
 NEVER = -100.0
 """logit of a class without images: below any other, and still a number that can be sent"""
+BELOW = 30.0
+"""how far below all others the logit of a class is that a site does not have"""
 
 
 def sums(net: Net, loc: Loc) -> dict[str, Tensor]:
@@ -64,8 +66,9 @@ def own_means(solved: Tree, mine: Tree, strength: float) -> Tensor:
     """A site's class means [C, d] from its `sums` and `counts`: what all its images have in common against
     the federation's means of their classes (scanner, staining), then what is left class by class, each drawn
     towards 0 as if `strength` images more had shown nothing."""
-    count = mine["counts"][:, None]
-    away = mine["sums"] - count * solved["mean"]
+    count, total = (mine[name].to(solved["mean"]) for name in ("counts", "sums"))
+    count = count[:, None]
+    away = total - count * solved["mean"]
     shift = away.sum(0) / (count.sum() + strength)
     result: Tensor = solved["mean"] + shift + (away - count * shift) / (count + strength)
     return result
@@ -87,3 +90,8 @@ def logits(features: Tensor, solved: Tree, mean: Tensor | None = None) -> Tensor
         both = seen.amin(1)
         weight, bias = (weight[:, 1] - weight[:, 0]) * both[:, None], (bias[:, 1] - bias[:, 0]) * both
     return F.linear(F.normalize(features), weight.to(features), bias.to(features))
+
+
+def limited(scores: Tensor, present: Tensor) -> Tensor:
+    """Logits [N, C] in which classes that are not there (bool [C]) are far below all others."""
+    return torch.where(present.to(scores.device), scores, scores.amin(1, keepdim=True) - BELOW)
