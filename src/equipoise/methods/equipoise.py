@@ -14,7 +14,7 @@ The project's own method, made of the parts that helped on validation images (do
 5. Limit. And it predicts the classes that the site has, no others.
 
 The sums are made for every evaluation and after the last round; for a class that one site alone has they show
-the mean feature there. `closed = 0` sends none.
+the mean feature there. `closed = 0` sends none; with `crt` the re-trained classifier predicts instead.
 Leaves the site: delta, loss (means); sums, counts, second (sums). Stays: which classes it has, their sums.
 """
 
@@ -94,7 +94,7 @@ class Equipoise(Method):
 
     def with_classifier(self, server: Tree, ask: Ask) -> Tree:
         """The server tree with the closed-form classifier for its model."""
-        if not self.closed:
+        if not self.closed or self.crt:
             return server
         total = ask(self.describe, model=server["model"])
         return server | {"closed": closed.solve({name: total[name] for name in total}, self.ridge)}
