@@ -1,5 +1,5 @@
-"""The package as a user's type checker sees it: checked by `make lint`, never run. A line with `type: ignore` is
-a mistake that must be seen, and is an error itself where it is not."""
+"""The package as a user's type checker sees it: checked by `make lint`, never run. A line with `type: ignore`
+is a mistake that must be seen, and is an error itself where it is not."""
 
 from __future__ import annotations
 
