@@ -41,7 +41,7 @@ COMMON: dict[str, list[Any]] = {
     "views": [None, ["eval"], ["weak", "weak"]],
     "head": ["linear", "cosine"],
     "crt": [0, 1],
-    "exchange": [{}, {"secure": True}, {"reduce": "median", "hostile": 0.25}],
+    "exchange": [{}, {"secure": True, "clip": 1.0}, {"reduce": "median", "hostile": 0.25}],
     "privacy": [None, {"noise": 1.0}],
     "freeze": [None, "block1"],
 }
@@ -241,6 +241,8 @@ def _neutral_is_fedavg(cell: Cell, folder: Path) -> None:
     weights."""
     cls = METHODS[cell["method"]]
     if cls.neutral is None or cell["privacy"]:  # noise is drawn for every tensor, also for those left alone
+        return
+    if "clip" in cell["exchange"]:  # the norm is of every tensor, also of those that FedAvg does not have
         return
     neutral = attempt(cell, folder / "neutral", often=False, name=cell["method"], **cls.neutral)
     if neutral is None:
