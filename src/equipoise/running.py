@@ -88,13 +88,13 @@ class Result:
     """with differential privacy: ε of every site, δ, whom it protects and what it does not cover"""
 
     def __repr__(self) -> str:
-        return "\n".join([f"Result({str(self.folder)!r})", *self._told()])
+        return "\n".join([f"Result({str(self.folder)!r})", *self._lines()])
 
     def _repr_html_(self) -> str:
-        told = "".join(f"<p>{escape(line)}</p>" for line in (str(self.folder), *self._told()[:-1]))
-        return told + self._listing()._repr_html_()
+        lines = "".join(f"<p>{escape(line)}</p>" for line in (str(self.folder), *self._lines()[:-1]))
+        return lines + self._listing()._repr_html_()
 
-    def _told(self) -> list[str]:
+    def _lines(self) -> list[str]:
         """The rounds and the headline figures in two lines."""
         trained = sum(ENDING not in row for row in self.history)
         reported = ", ".join(map(str, self.ending_of or self.rounds)) or "none"
@@ -206,8 +206,10 @@ def prepare(config: Config, facts: Facts, dataset: Material | None = None) -> Pl
     participants = drawn(config.train.participation, everyone)
     comparable(config, participants)
     first = blueprint.first(built.net)
-    told = config.evaluate
-    ledger = probe(blueprint, built, everyone, participants, told.scored, place_of(config), told.per_site)
+    evaluate = config.evaluate
+    ledger = probe(
+        blueprint, built, everyone, participants, evaluate.scored, place_of(config), evaluate.per_site
+    )
     ledger = replace(ledger, compared=config.exchange.compare is not None)
     return Plan(config, blueprint, facts, built, first, ledger, spending_of(config, facts, ledger))
 
@@ -283,8 +285,8 @@ def train(
     """
     config, blueprint, census = plan.config, plan.blueprint, plan.facts.census
     checkpoints = Checkpoints(folder / CHECKPOINTS)
-    found = checkpoints.newest()
-    begun = found[1] if found else None
+    newest = checkpoints.newest()
+    begun = newest[1] if newest else None
     if begun:
         check_same(begun, folder, blueprint.config, blueprint.data, journal)
     for text in departures(config):
@@ -398,10 +400,10 @@ def measure_features(
 ) -> None:
     """Write down where the classes lie in the features of the reported round's global predictor, if there is
     one."""
-    found = checkpoints.load(rounds[-1]) if rounds else checkpoints.newest()
-    if found is None:
+    checkpoint = checkpoints.load(rounds[-1]) if rounds else checkpoints.newest()
+    if checkpoint is None:
         return
-    server, header = found
+    server, header = checkpoint
     origin = Origin(round=header.round, rule=plan.config.evaluate.select, state=header.state)
     net = plan.built.net
     model = assemble(plan.blueprint, server, origin, net=net, frozen=frozen_tensors(net))

@@ -40,10 +40,9 @@ SITES_KEPT = 4096
 
 def cache_folder() -> Path:
     """Where decoded images are kept: $EQUIPOISE_CACHE, or the user's cache folder."""
-    given = os.environ.get("EQUIPOISE_CACHE")
-    return (
-        Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "equipoise"
-    )
+    chosen = os.environ.get("EQUIPOISE_CACHE")
+    home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    return Path(chosen) if chosen else home / "equipoise"
 
 
 def keep_memory() -> None:

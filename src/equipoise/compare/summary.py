@@ -191,16 +191,16 @@ def _guesses(task: str, row: Mapping[str, Any]) -> bool:
 def twins(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Arms whose runs all ended with the very figures of an earlier arm: an option, or a whole method, that
     did nothing."""
-    found, seen = [], dict[str, str]()
+    sentences, seen = [], dict[str, str]()
     for label, arm in arms.items():
         key = json.dumps([(row["seed"], row["fold"], row["metrics"]) for row in arm["runs"]], sort_keys=True)
         if arm["runs"] and key in seen:
-            found.append(
+            sentences.append(
                 f"{label} ended exactly as {seen[key]}: what sets it apart had no effect (a warm-up longer "
                 f"than the run?)"
             )
         seen.setdefault(key, label)
-    return found
+    return sentences
 
 
 def table_of(facts: Mapping[str, Any]) -> Table:
@@ -323,13 +323,13 @@ def _versus(plan: Plan, out: Path, results: Mapping[str, Mapping[str, Any]]) -> 
     """Every other arm against the reference, over the seeds and folds that both have finished."""
 
     def scored(arm: Arm) -> dict[tuple[int, int | None], tuple[float, Job]]:
-        found = {}
+        figure = {}
         for job in plan.jobs:
             test = results.get(job.name, {}).get("metrics", {}).get("test", {})
             value = test.get("generalisation", {}).get("balanced_accuracy")
             if job.arm == arm and value is not None:
-                found[job.seed, job.fold] = (value, job)
-        return found
+                figure[job.seed, job.fold] = (value, job)
+        return figure
 
     def judged(job: Job) -> Judged | None:
         scores = read_scores(out / job.name / SCORES, results[job.name]["selected_rounds"])
@@ -337,7 +337,7 @@ def _versus(plan: Plan, out: Path, results: Mapping[str, Mapping[str, Any]]) -> 
 
     references = {arm.label: plan.reference_of(arm) for arm in plan.arms}
     figures = {arm.label: scored(arm) for arm in references.values()}
-    standards = {job.name: judged(job) for found in figures.values() for _, job in found.values()}
+    standards = {job.name: judged(job) for figure in figures.values() for _, job in figure.values()}
     overlap = 1 / (plan.folds - 1) if plan.folds else 0.0
     versus: dict[str, dict[str, Any]] = {}
     for arm in plan.arms:

@@ -106,9 +106,9 @@ def _own_window(content: Any, values: np.ndarray) -> Window:
     """The window the file asks for (the first of several); without one that of all CT, or all values."""
     centre, width = content.get("WindowCenter"), content.get("WindowWidth")
     if centre is not None and width is not None:
-        asked = float(np.atleast_1d(centre)[0]), float(np.atleast_1d(width)[0])
-        if asked[1] > 0:
-            return asked
+        window = float(np.atleast_1d(centre)[0]), float(np.atleast_1d(width)[0])
+        if window[1] > 0:
+            return window
     return CT if content.get("Modality") == "CT" else span(values)
 
 

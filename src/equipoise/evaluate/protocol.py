@@ -102,9 +102,9 @@ def converged(history: Sequence[dict[str, Any]]) -> bool | None:
     A method's ending is no round of training and does not count.
     """
     last = max((row["round"] for row in history if ENDING not in row), default=0)
-    found = list(_validated(history))
-    late = [value for round, value in found if 4 * round > 3 * last]
-    before = [value for round, value in found if 2 * last < 4 * round <= 3 * last]
+    validated = list(_validated(history))
+    late = [value for round, value in validated if 4 * round > 3 * last]
+    before = [value for round, value in validated if 2 * last < 4 * round <= 3 * last]
     if min(len(late), len(before)) < FEWEST:
         return None
     return abs(mean(late) - mean(before)) <= POINT + ROUNDING
@@ -122,12 +122,9 @@ def stopped(history: Sequence[dict[str, Any]], patience: int, least: float = 0.0
             continue
         waited += 1
         if waited == patience:
-            told = "an evaluated round" if patience == 1 else f"{patience} evaluated rounds"
-            return (
-                round,
-                f"balanced accuracy on the validation images has not improved since round {since}, "
-                f"for {told}",
-            )
+            waiting = "an evaluated round" if patience == 1 else f"{patience} evaluated rounds"
+            text = f"balanced accuracy on the validation images has not improved since round {since}"
+            return round, f"{text}, for {waiting}"
     return None
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.evaluate.scores import Scores
-from equipoise.site.measure import probabilities, told, truth
+from equipoise.site.measure import labelled_mask, probabilities, truth
 
 DRAWS = 2000
 EXACT = 20
@@ -68,8 +68,8 @@ def judge(scores: Scores) -> Judged:
         counts = positive[:, None, :].astype(float)
         return Judged(scores.ids, scores.labels.numpy(), right[:, None, None] * counts, counts)
     right = np.mean([(page > 0.5).numpy() == positive for page in chance], axis=0)
-    kept = told(scores.labels, classes).numpy()
-    counts = np.stack([positive & kept, ~positive & kept], axis=1).astype(float)
+    labelled = labelled_mask(scores.labels, classes).numpy()
+    counts = np.stack([positive & labelled, ~positive & labelled], axis=1).astype(float)
     # Labels of one image go together, so images cannot be kept to their class: any may take any other's
     # place.
     return Judged(scores.ids, np.zeros(len(positive), dtype=np.int64), right[:, None, :] * counts, counts)
@@ -107,12 +107,11 @@ def bootstrap(
     rows = np.split(place, np.cumsum([len(one.ids) for one, _ in pairs])[:-1])
 
     def difference(weights: np.ndarray) -> np.ndarray:
-        found = [
+        differences = [
             _balanced(weights[:, row], one.hit - other.hit, one.counts)
             for row, (one, other) in zip(rows, pairs, strict=True)
         ]
-        result: np.ndarray = np.mean(found, axis=0)
-        return result
+        return np.asarray(np.mean(differences, axis=0))
 
     step = max(1, CHUNK // len(ids))
     drawn = [difference(_resample(stratum, min(step, draws - done), rng)) for done in range(0, draws, step)]

@@ -75,11 +75,7 @@ def side_weight(sides: Tensor, beta: float = 0.9999) -> Tensor:
 
 
 def ldam_cells(
-    logits: Tensor,
-    y: Tensor,
-    margin: Tensor,
-    scale: float = 30.0,
-    weight: Tensor | None = None,
+    logits: Tensor, y: Tensor, margin: Tensor, scale: float = 30.0, weight: Tensor | None = None
 ) -> Tensor:
     """LDAM per label, [N, C]: binary cross-entropy of `z - s m1` for positives and of `z + s m0` for
     negatives.

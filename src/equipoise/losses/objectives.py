@@ -174,13 +174,7 @@ class Objective:
 class MultiObjective(Objective):
     """The same for several labels per image; the criterion gives one loss per cell."""
 
-    def __init__(
-        self,
-        shaper: Shaper | None,
-        criterion: Criterion,
-        over: multilabel.Over,
-        negative: bool,
-    ):
+    def __init__(self, shaper: Shaper | None, criterion: Criterion, over: multilabel.Over, negative: bool):
         super().__init__(shaper, criterion)
         self.over = over
         self.negative = negative

@@ -102,7 +102,7 @@ class CReFF(Method):
     def _class_gradients(self, net: Net, loc: Loc) -> dict[str, Tensor]:
         """Head gradients [C, C, d] and [C, C], zero for classes the site lacks."""
         head, classes = loc.down["head"], len(loc.classes)
-        found = {"weight": torch.zeros(classes, *head["weight"].shape), "bias": torch.zeros(classes, classes)}
+        gradients = {name: torch.zeros(classes, *head[name].shape) for name in ("weight", "bias")}
         draw, looks = loc.generator("gradient"), loc.generator("gradient views")
         view = loc.view((loc.options.views or self.views)[0])
         for c in loc.counts.nonzero().flatten().tolist():
@@ -111,9 +111,9 @@ class CReFF(Method):
                 some = rows[torch.randperm(len(rows), generator=draw)[: self.images]]
                 z = net.body(loc.train.take(some, [view], [looks]).x).cpu()
                 g = class_gradient(z[None], head, torch.tensor([c]))
-                for name, total in found.items():
+                for name, total in gradients.items():
                     total[c] += g[name][0] / self.draws
-        return found
+        return gradients
 
     def serving(self, server: Tree) -> Tree:
         return {"model": server["model"], "head": server["head"]}

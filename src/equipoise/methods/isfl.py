@@ -80,18 +80,18 @@ class ISFL(Method):
 
     def weights(self, loc: Loc) -> Tensor:
         """The weight of every training image, q_y / π_y."""
-        own, found = own_shares(loc), members(loc)
+        own, classes = own_shares(loc), members(loc)
         target = loc.mine["shares"] if "shares" in loc.mine else loc.down["prior"]
         importance = torch.where(own > 0, target / own.clamp_min(1e-12), 0.0)
-        return torch.where(found.sum(1) > 0, found @ importance / found.sum(1).clamp_min(1), 1.0)
+        return torch.where(classes.sum(1) > 0, classes @ importance / classes.sum(1).clamp_min(1), 1.0)
 
     def shares(self, smoothness: Tensor, loc: Loc) -> Tensor:
         """q for the next round. What L is for a class the site lacks, the others have said, or else it is as
         for its own."""
         held = loc.counts > 0
         guess = torch.full_like(smoothness, float(smoothness.sum() / held.sum().clamp_min(1)))
-        told = loc.down.get("smoothness", torch.zeros_like(smoothness))
-        smoothness = torch.where(held, smoothness, torch.where(told > 0, told, guess))
+        shared = loc.down.get("smoothness", torch.zeros_like(smoothness))
+        smoothness = torch.where(held, smoothness, torch.where(shared > 0, shared, guess))
         return water_filling(loc.down["prior"], own_shares(loc), smoothness, self.sigma)
 
     def _drawn(self, weight: Tensor, loc: Loc, epoch: int) -> Tensor:
@@ -101,7 +101,7 @@ class ISFL(Method):
     def smoothness(self, net: Net, received: Net, loc: Loc) -> Tensor:
         """L_c [C]: the fastest change of a probe image's gradient between the two models; 0 for classes the
         site lacks."""
-        rows, found = self._probe(loc), members(loc)
+        rows, classes = self._probe(loc), members(loc)
         batch = loc.train.take(rows, [loc.view("eval")], [loc.generator("probe view")])
         way = torch.cat(
             [(a - b).detach().flatten() for a, b in zip(*map(self._scope, (net, received)), strict=True)]
@@ -113,16 +113,16 @@ class ISFL(Method):
                 for model in (net, received)
             )
             slope = float((now - then).norm() / way.clamp_min(1e-12))
-            result = torch.where(found[row] > 0, result.clamp_min(slope), result)
+            result = torch.where(classes[row] > 0, result.clamp_min(slope), result)
         return result
 
     def _probe(self, loc: Loc) -> Tensor:
         """The same number of images of every class the site has (all, where it has fewer), drawn anew each
         round."""
-        found, held = members(loc), int((loc.counts > 0).sum())
+        classes, held = members(loc), int((loc.counts > 0).sum())
         order = torch.randperm(loc.samples, generator=loc.generator("probe"))
         share = -(-self.probe // max(1, held))
-        chosen = [order[found[order, c] > 0][:share] for c in range(len(loc.classes))]
+        chosen = [order[classes[order, c] > 0][:share] for c in range(len(loc.classes))]
         result: Tensor = torch.cat(chosen).unique()
         return result
 
@@ -139,8 +139,8 @@ class ISFL(Method):
         with torch.set_grad_enabled(self.scope == "all"):
             z = net.body(x)
         with torch.enable_grad():
-            found = torch.autograd.grad(loc.objective(net.head["fed"](z), y), self._scope(net))
-        return torch.cat([g.flatten() for g in found])
+            gradients = torch.autograd.grad(loc.objective(net.head["fed"](z), y), self._scope(net))
+        return torch.cat([g.flatten() for g in gradients])
 
 
 def own_shares(loc: Loc) -> Tensor:

@@ -83,8 +83,8 @@ class PRRImb(Method):
         about = ask(self.describe)
         shared: Tree = {"prototypes": self.shared_prototypes(about, ask)} if ask.round >= self.warmup else {}
         deputies = server.get("deputies", {})
-        given = {site: {"model": deputies.get(site, server["model"])} for site in ask.sites}
-        up = ask(self.train, each=given, count=about["count"], **shared)
+        models = {site: {"model": deputies.get(site, server["model"])} for site in ask.sites}
+        up = ask(self.train, each=models, count=about["count"], **shared)
         share = self.low + ask.round / ask.rounds * (self.high - self.low)
         mixed = mix_nets(up["deputy"], share, self.phase)
         samples = torch.stack(list(up["samples"].values())).double()

@@ -75,11 +75,13 @@ class NetOptions(Options):
         if self._maker is not None:
             return self  # checked before, and put into other options now
         self._maker = find(self.name, info)
-        given = self.model_extra or {}
+        further = self.model_extra or {}
         if self._maker is not None:
-            self._maker.check(given, type(self).model_fields)
-        elif given:
-            wrong = [InitErrorDetails(type="extra_forbidden", loc=(key,), input=given[key]) for key in given]
+            self._maker.check(further, type(self).model_fields)
+        elif further:
+            wrong = [
+                InitErrorDetails(type="extra_forbidden", loc=(key,), input=further[key]) for key in further
+            ]
             raise ValidationError.from_exception_data(type(self).__name__, wrong)
         elif self.features is not None:
             raise ValueError(f"features is for a network of your own, not for '{self.name}': leave it out")
@@ -151,7 +153,7 @@ def build(
         frozen=options.batch_norm == "frozen",
     )
     if options.weights is not None:
-        load_weights(net, base / options.weights, options.sha256, made.gone)
+        load_weights(net, base / options.weights, options.sha256, made.removed)
     if options.batch_norm == "group":
         to_group_norm(net)
     if options.freeze is not None:
@@ -197,8 +199,8 @@ def _body(options: NetOptions, channels: int, image_size: int, seed: int) -> Mad
     """The part of the network in front of its heads."""
     own = options._maker
     if own is not None:
-        given = options.model_extra or {}
-        return _seeded(lambda: make(own, given, options.features, channels, image_size), seed, "body")
+        further = options.model_extra or {}
+        return _seeded(lambda: make(own, further, options.features, channels, image_size), seed, "body")
     arch = NETS[options.name]
     if image_size < arch.smallest:
         raise ConfigError(
@@ -206,7 +208,7 @@ def _body(options: NetOptions, channels: int, image_size: int, seed: int) -> Mad
             f"make the images larger or choose another net"
         )
     body = _seeded(lambda: arch.make(channels, image_size), seed, "body")
-    return Made(body, arch.width, channels_last=True, gone=frozenset())
+    return Made(body, arch.width, channels_last=True, removed=frozenset())
 
 
 def _width(options: NetOptions, channels: int, image_size: int) -> int:

@@ -43,9 +43,9 @@ def mix_nets(
     for key in next(iter(nets.values())):
         tensors = [net[key] for net in nets.values()]
         if tensors[0].dim() < 2:
-            found = [torch.stack(tensors).mean(0)] * len(tensors)
+            blended = [torch.stack(tensors).mean(0)] * len(tensors)
         else:
-            found = mix(tensors, share, rows=key.startswith("head."), phase=phase)
-        for name, tensor in zip(nets, found, strict=True):
+            blended = mix(tensors, share, rows=key.startswith("head."), phase=phase)
+        for name, tensor in zip(nets, blended, strict=True):
             mixed[name][key] = tensor
     return mixed

@@ -70,26 +70,23 @@ class Column(PartitionOptions):
         if self.test_site is not None:
             outside, others = site == self.test_site, np.unique(site[site != self.test_site])
             if not outside.any():
-                raise PartitionError(
-                    "partition.test_site: " + unknown("site", self.test_site, others.tolist())
-                )
+                wrong = unknown("site", self.test_site, others.tolist())
+                raise PartitionError(f"partition.test_site: {wrong}")
             if not len(others):
-                raise PartitionError(
-                    f"partition.test_site: '{self.test_site}' is the only site, so none is left to train"
-                )
+                wrong = f"'{self.test_site}' is the only site, so none is left to train"
+                raise PartitionError(f"partition.test_site: {wrong}")
             movable = units(samples, np.flatnonzero(outside))
-            site[outside] = others[
-                deal(movable.size, len(others), numpy_generator(seed, "partition"))[movable.of]
-            ]
+            owner = deal(movable.size, len(others), numpy_generator(seed, "partition"))
+            site[outside] = others[owner[movable.of]]
         names, code = np.unique(site, return_inverse=True)
-        found = dict(zip(names.tolist(), rows_of(code, len(names)), strict=True))
-        small = [f"{name} ({len(rows)})" for name, rows in found.items() if len(rows) < self.min_size]
+        sites = dict(zip(names.tolist(), rows_of(code, len(names)), strict=True))
+        small = [f"{name} ({len(rows)})" for name, rows in sites.items() if len(rows) < self.min_size]
         if small:
             raise PartitionError(
                 f"partition.min_size is {self.min_size}, but these sites have fewer rows: "
                 f"{', '.join(small)}; lower min_size, or merge or leave out these sites"
             )
-        return found
+        return sites
 
     def reserved(self, samples: Samples, seed: int) -> np.ndarray | None:
         if self.test_site is None:

@@ -65,17 +65,17 @@ def own_sites(options: PartitionOptions, samples: Samples, seed: int) -> dict[st
     return first
 
 
-def _checked(found: Any, count: int, where: str) -> dict[str, np.ndarray]:
+def _checked(answer: Any, count: int, where: str) -> dict[str, np.ndarray]:
     """Site name → sorted rows."""
-    if not isinstance(found, Mapping) or not found:
-        what = "an empty one" if isinstance(found, Mapping) else f"a {type(found).__name__}"
+    if not isinstance(answer, Mapping) or not answer:
+        what = "an empty one" if isinstance(answer, Mapping) else f"a {type(answer).__name__}"
         raise PartitionError(f"{where} must give a dict of site names and their rows, and gave {what}")
     owner: dict[int, str] = {}
     sites = {}
-    for name, given in found.items():
+    for name, numbers in answer.items():
         if not isinstance(name, str):
             raise PartitionError(f"{where} must name its sites with text, and named one {name!r}")
-        rows = np.asarray(given)
+        rows = np.asarray(numbers)
         if not rows.size:
             raise PartitionError(f"{where} gives site '{name}' no rows: leave it out")
         if rows.ndim != 1 or rows.dtype.kind not in "iu":

@@ -37,7 +37,7 @@ class Attribute(PartitionOptions):
         )
         movable = units(samples, np.arange(len(samples)))
         of_unit = majority(code, movable.of)
-        found: dict[str, np.ndarray] = {}
+        sites: dict[str, np.ndarray] = {}
         for index, value in enumerate(values.tolist()):
             members = np.flatnonzero(of_unit == index)
             if len(members) < self.sites:
@@ -49,8 +49,8 @@ class Attribute(PartitionOptions):
             owner[members] = deal(
                 movable.size[members], self.sites, numpy_generator(seed, "partition", value)
             )
-            found |= named(owner[movable.of], self.sites, value)
-        return found
+            sites |= named(owner[movable.of], self.sites, value)
+        return sites
 
 
 class Limited(PartitionOptions):

@@ -41,13 +41,12 @@ def chosen(samples: Samples, holdings: Sequence[Holding]) -> np.ndarray:
     labels, width = samples.labels[rows], len(samples.classes)
     most = min(IMAGES, PIXELS // int(np.prod(samples.images.shape[1:3])))
     each = max(1, most // width)
-    found: set[int] = set()
+    images: set[int] = set()
     for i in range(width):
         own = rows[labels == i] if samples.task == "single" else rows[labels[:, i] > 0.5]
-        found.update(
-            own[np.unique(np.linspace(0, len(own) - 1, min(each, len(own))).round().astype(int))].tolist()
-        )
-    return np.array(sorted(found), dtype=np.int64)
+        places = np.linspace(0, len(own) - 1, min(each, len(own))).round().astype(int)
+        images.update(own[np.unique(places)].tolist())
+    return np.array(sorted(images), dtype=np.int64)
 
 
 def _layers(model: Predictor, images: np.ndarray) -> dict[str, Tensor]:

@@ -52,24 +52,15 @@ def convergence(arms: Arms, of: int) -> Iterator[Figure]:
     seeds = max(len(runs) for _, runs in arms)
     for view, text in names.items():
         series = [
-            Series(title, *_spread([_curve(run.rounds, "test", view) for run in runs]))
+            Series(title + kind, *_spread([_curve(getattr(run, rows), "test", view) for run in runs]))
+            for kind, rows in (("", "rounds"), (ENDED, "endings"))
             for title, runs in arms
         ]
-        series += [
-            Series(title + ENDED, *_spread([_curve(run.endings, "test", view) for run in runs]))
-            for title, runs in arms
-        ]
-        about = f"Balanced accuracy on the test sets, {text}" + (
-            f": mean and standard deviation over {seeds} runs." if seeds > 1 else "."
-        )
+        about = f"Balanced accuracy on the test sets, {text}"
+        about += f": mean and standard deviation over {seeds} runs." if seeds > 1 else "."
         about += ENDINGS if any(run.endings for _, runs in arms for run in runs) else ""
-        yield from lined(
-            f"convergence-{view}",
-            f"{view.capitalize()} over rounds",
-            series,
-            about + left_out(arms, of),
-            percent=True,
-        )
+        title = f"{view.capitalize()} over rounds"
+        yield from lined(f"convergence-{view}", title, series, about + left_out(arms, of), percent=True)
 
 
 def _curve(rows: Sequence[Mapping[str, Any]], split: str, view: str) -> list[tuple[int, float | None]]:
@@ -95,9 +86,9 @@ def _spread(
 ) -> tuple[list[tuple[int, float | None]], list[float | None]]:
     """Mean and standard deviation over curves, round by round."""
     rounds = sorted({x for curve in curves for x, _ in curve})
-    found = [table.Figure.of([dict(curve).get(x) for curve in curves]) for x in rounds]
-    points = [(x, None if one is None else one.mean) for x, one in zip(rounds, found, strict=True)]
-    return points, [None if one is None else one.std for one in found]
+    figures = [table.Figure.of([dict(curve).get(x) for curve in curves]) for x in rounds]
+    points = [(x, None if one is None else one.mean) for x, one in zip(rounds, figures, strict=True)]
+    return points, [None if one is None else one.std for one in figures]
 
 
 def exchanged(run: Run) -> Iterator[Figure]:
@@ -179,9 +170,9 @@ def costs(arms: Arms) -> Iterator[Figure]:
 
 
 def _cost(
-    key: str, title: str, found: Mapping[str, float | None], show: Show, unit: str, about: str
+    key: str, title: str, costs: Mapping[str, float | None], show: Show, unit: str, about: str
 ) -> Iterator[Figure]:
-    known = {name: value for name, value in found.items() if value is not None}
+    known = {name: value for name, value in costs.items() if value is not None}
     if known:
         rows = [
             Bar(name, (Part(value, f"{name}: {show(value)}"),), show(value)) for name, value in known.items()

@@ -4,6 +4,7 @@ figures."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -33,8 +34,8 @@ class Decisions:
         edges = np.linspace(0, 1, len(self.calibration) + 1).tolist()
         return [
             (low, high, count, sure / count if count else 0.0, right / count if count else 0.0)
-            for low, high, (count, right, sure) in zip(
-                edges, edges[1:], self.calibration.tolist(), strict=False
+            for (low, high), (count, right, sure) in zip(
+                pairwise(edges), self.calibration.tolist(), strict=True
             )
         ]
 

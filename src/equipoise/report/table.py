@@ -137,11 +137,11 @@ def _plain_value(value: Value) -> str:
 
 def _marked(table: Table, marks: Mapping[Rank, str], plain: Callable[[str], str]) -> list[list[str]]:
     """Every row with its label, escaped, the best and the second marked."""
-    found = []
+    lines = []
     for row, cells, ranks in zip(table.rows, table.cells(), table.ranks(), strict=True):
         figures = [marks[rank].format(plain(cell)) for rank, cell in zip(ranks, cells, strict=False)]
-        found.append([plain(row.label), *figures, *map(plain, row.remarks)])
-    return found
+        lines.append([plain(row.label), *figures, *map(plain, row.remarks)])
+    return lines
 
 
 def escaped(text: str) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from equipoise.report.crowd import crowded
 from equipoise.report.figures import site_gains
 from equipoise.report.folder import SMALL, Run, percent, standard, start_of
-from equipoise.report.lacking import mean_only, missing, not_told, tested, untested
+from equipoise.report.lacking import mean_only, missing, tested, untested, withheld_note
 from equipoise.report.table import Figure
 from equipoise.text import listed
 
@@ -46,7 +46,7 @@ def in_short(run: Run) -> list[Answer]:
         *answers,
         ("How good", _good(run, run.test)),
         *([("Who was missing", missing(run))] if untested(run) else []),
-        *([("What is not told", text)] if (text := not_told(run)) else []),
+        *([("What is not told", text)] if (text := withheld_note(run)) else []),
         *([("Trained long enough?", _settled(run))] if "converged" in run.result else []),
         ("For which classes", _classes(run, run.test)),
         ("At which sites", _sites(run, run.test)),
@@ -153,11 +153,11 @@ def _settled(run: Run) -> str:
 
 def _classes(run: Run, test: Mapping[str, Any]) -> str:
     everyone = test["generalisation"]
-    found = list(
+    recalls = list(
         zip(run.data["classes"], everyone["recall"], (int(n or 0) for n in everyone["support"]), strict=True)
     )
-    judged = sorted((recall, name, n) for name, recall, n in found if n >= SMALL and recall is not None)
-    few = [f"{name} ({n})" for name, _, n in found if n < SMALL]
+    judged = sorted((recall, name, n) for name, recall, n in recalls if n >= SMALL and recall is not None)
+    few = [f"{name} ({n})" for name, _, n in recalls if n < SMALL]
     text = f"No class has {SMALL} test images."
     if judged:
         (low, worst, n_low), (top, best, n_top) = judged[0], judged[-1]
@@ -178,13 +178,13 @@ def _sites(run: Run, test: Mapping[str, Any]) -> str:
             "Not told for each site. Judged by their own test images, the sites' own predictors reach "
             f"{reached} on average."
         )
-    found = sorted(
+    scored = sorted(
         (one["balanced_accuracy"], site, held_out(run, site))
         for site, one in test["sites"].items()
         if one["balanced_accuracy"] is not None
     )
-    judged = [one for one in found if one[2] >= SMALL]
-    few = [f"{site} ({n})" for _, site, n in found if n < SMALL]
+    judged = [one for one in scored if one[2] >= SMALL]
+    few = [f"{site} ({n})" for _, site, n in scored if n < SMALL]
     text = f"No site has {SMALL} test images."
     if judged:
         (low, worst, n_low), (top, best, n_top) = judged[0], judged[-1]
@@ -297,28 +297,28 @@ def _settled_arms(arms: Arms) -> str:
 
 
 def _verdict(p: float) -> str:
-    told = "< 0.001" if p < 0.001 else f"= {p:.3f}"
+    shown = "< 0.001" if p < 0.001 else f"= {p:.3f}"
     return (
         f"that is {'more than chance explains' if p < CHANCE else 'not more than chance may explain'} "
-        f"(p {told})"
+        f"(p {shown})"
     )
 
 
 def _rare(facts: Mapping[str, Any], run: Run) -> str:
-    found = {
+    tails = {
         label: Figure(**one["figures"]["generalisation"]["tail"])
         for label, one in facts["arms"].items()
         if one["figures"]["generalisation"]["tail"] is not None
     }
-    if not found:
+    if not tails:
         return ""
-    best = max(found, key=lambda label: found[label].mean)
+    best = max(tails, key=lambda label: tails[label].mean)
     text = (
-        f"Of the rarest third of the classes {best} recognises the most: {found[best]} %, every class "
+        f"Of the rarest third of the classes {best} recognises the most: {tails[best]} %, every class "
         f"counting the same"
     )
     reference = facts["arms"][best]["reference"]
-    text += f"; {reference} {found[reference]} %." if reference in found and reference != best else "."
+    text += f"; {reference} {tails[reference]} %." if reference in tails and reference != best else "."
     few = [
         name
         for name, n in zip(
@@ -344,16 +344,16 @@ def _gains(arms: Arms) -> str:
         for label, runs in others
     }
     label = max(scored, key=lambda name: mean(scored[name].values()) if scored[name] else -1.0)
-    found = scored[label]
+    gains = scored[label]
     text = f"No site has {SMALL} test images."
-    if found:
-        winners, top = sum(gain > 0 for gain in found.values()), max(found, key=lambda site: found[site])
+    if gains:
+        winners, top = sum(gain > 0 for gain in gains.values()), max(gains, key=lambda site: gains[site])
         text = (
-            f"With {label}, {winners} of {many(len(found), 'site')} recognise their own patients better "
+            f"With {label}, {winners} of {many(len(gains), 'site')} recognise their own patients better "
             f"than after training alone"
         )
-        text += f", {top} most of all ({_points(found[top])})." if winners else "."
-        losers = [f"{site} ({_points(gain)})" for site, gain in found.items() if gain <= 0]
+        text += f", {top} most of all ({_points(gains[top])})." if winners else "."
+        losers = [f"{site} ({_points(gain)})" for site, gain in gains.items() if gain <= 0]
         text += f" No gain for {several(losers)}." if losers else ""
         text += f" With fewer than {SMALL} test images nothing can be said of {several(few)}." if few else ""
     return text + (f" {DRAWN}" if drawn(arms) else "")
@@ -361,11 +361,11 @@ def _gains(arms: Arms) -> str:
 
 def _left(facts: Mapping[str, Any]) -> str:
     """How much of the way from training alone to pooled images the best arm has gone."""
-    found = {label: one for label, one in facts.get("gaps", {}).items() if one["views"]["generalisation"]}
-    if not found:
+    gaps = {label: one for label, one in facts.get("gaps", {}).items() if one["views"]["generalisation"]}
+    if not gaps:
         return ""
-    label = max(found, key=lambda name: found[name]["views"]["generalisation"]["joined"])
-    one = found[label]
+    label = max(gaps, key=lambda name: gaps[name]["views"]["generalisation"]["joined"])
+    one = gaps[label]
     gap = one["views"]["generalisation"]
     text = (
         f"On the test images of all sites, {one['pooled']}, with all images in one place, is "

@@ -120,20 +120,16 @@ def placed(paper: Paper, data: Path | None, base: Path) -> dict[str, Any]:
     """The recipe's table with the data where the user has it."""
     table = copy.deepcopy(dict(paper.table))
     if data is None:
-        home = (
-            "a folder that holds it"
-            if len(paper.sets) == 1
-            else f"a folder that holds {', '.join(paper.sets)}"
-        )
+        home = f"a folder that holds {'it' if len(paper.sets) == 1 else ', '.join(paper.sets)}"
         raise ConfigError(
             f"{paper.name} needs {' and '.join(paper.sets)}: give --data ROOT, {home}, or a .toml with [data]"
         )
     if data.suffix == ".toml":
-        given = load(base / data.expanduser())
-        if "data" not in given:
+        config = load(base / data.expanduser())
+        if "data" not in config:
             raise ConfigError(f"--data: {data} has no section [data]")
         own = {key: value for key, value in table["data"].items() if key in KEPT}
-        return merged({**table, "data": own}, given)
+        return merged({**table, "data": own}, config)
     root = base / data.expanduser()
     if table["data"]["kind"] == "joined":
         for part in table["data"]["parts"]:

@@ -152,8 +152,8 @@ def _from_onnx(path: Path) -> Answer:
     session = runtime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
 
     def answer(x: Tensor) -> Tensor:
-        (found,) = session.run(["probabilities"], {"images": np.ascontiguousarray(x.numpy())})
-        return torch.from_numpy(found)
+        (probabilities,) = session.run(["probabilities"], {"images": np.ascontiguousarray(x.numpy())})
+        return torch.from_numpy(probabilities)
 
     return answer
 

@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from equipoise.cli.console import terminal
 from equipoise.cli.show.grid import grid
-from equipoise.report.folder import by_size, figures, percent, told_rounds
+from equipoise.report.folder import by_size, figures, percent, reported_rounds
 
 if TYPE_CHECKING:
     from equipoise.running import Result
@@ -26,10 +26,10 @@ COMPARED = {
 """columns of the comparison; the first three are balanced accuracy"""
 
 
-def result(found: Result, page: Path) -> None:
+def result(run: Result, page: Path) -> None:
     """The metrics of a run: the two protocols, recall per class, and where the rest is."""
     console = terminal()
-    test = found.metrics.get("test")
+    test = run.metrics.get("test")
     if test is not None:
         views = ("generalisation", "specialisation", "average")
         table = grid("test set", *views)
@@ -40,7 +40,7 @@ def result(found: Result, page: Path) -> None:
         everyone = test["generalisation"]
         for i in by_size(everyone["support"]):
             table.add_row(
-                escape(found.classes[i]), f"{everyone['support'][i]:,.0f}", percent(everyone["recall"][i])
+                escape(run.classes[i]), f"{everyone['support'][i]:,.0f}", percent(everyone["recall"][i])
             )
         console.print(table)
         worst = test["worst_site"]
@@ -49,8 +49,8 @@ def result(found: Result, page: Path) -> None:
             f"{percent(worst['balanced_accuracy'])}"
         )
     console.print("sites       simulated on one machine")
-    rounds = told_rounds(found.rounds, found.ending_of)
-    console.print(f"rounds      {rounds}\nstate       {found.state_hash}")
+    rounds = reported_rounds(run.rounds, run.ending_of)
+    console.print(f"rounds      {rounds}\nstate       {run.state_hash}")
     console.print(f"report      {page}", soft_wrap=True)
 
 
@@ -76,14 +76,16 @@ def comparison(rows: list[dict[str, Any]], page: Path) -> None:
 
 def evaluated(facts: dict[str, Any]) -> None:
     """The metrics of a model on new data, in all and for every site of it."""
-    console, found = terminal(), facts["metrics"]
+    console, metrics = terminal(), facts["metrics"]
     table = grid("", f"{facts['images']:,} images")
-    for key, title in figures(found).items():
-        table.add_row(escape(title), percent(found[key]))
+    for key, title in figures(metrics).items():
+        table.add_row(escape(title), percent(metrics[key]))
     console.print(table)
     table = grid("recall", "images", "")
-    for i in by_size(found["support"]):
-        table.add_row(escape(facts["classes"][i]), f"{found['support'][i]:,}", percent(found["recall"][i]))
+    for i in by_size(metrics["support"]):
+        table.add_row(
+            escape(facts["classes"][i]), f"{metrics['support'][i]:,}", percent(metrics["recall"][i])
+        )
     console.print(table)
     if len(facts["sites"]) > 1:
         table = grid("site", "balanced accuracy", "macro AUC", "recall, tail classes")
@@ -101,12 +103,10 @@ def evaluated(facts: dict[str, Any]) -> None:
     console.print(f"data   {escape(facts['data'])}, {which}", soft_wrap=True)
 
 
-def verified(found: Findings) -> None:
+def verified(findings: Findings) -> None:
     """What is as it was written, and what is not."""
     console = terminal()
-    for problem in found.problems:
+    for problem in findings.problems:
         console.print(f"✗ {escape(problem)}", soft_wrap=True)
-    console.print(
-        f"✓ {len(found.checked):,} files are as they were written; {len(found.without_digest):,} have no "
-        f"digest"
-    )
+    checked, without = len(findings.checked), len(findings.without_digest)
+    console.print(f"✓ {checked:,} files are as they were written; {without:,} have no digest")

@@ -177,14 +177,14 @@ def submit(
     online = ", ".join(site for site, one in there.items() if one["status"] == "online") or "nobody"
     absent = ", ".join(site for site, one in there.items() if one["status"] != "online") or "nobody"
     note(f"handed in as run {number}, folder {folder}; online: {online}; not online: {absent}", json)
-    found = link.wait(to, folder, number, look)
+    result = link.wait(to, folder, number, look)
     page = write_report(folder)
     if json:
-        print_json(found | {"report": str(page)})
+        print_json(result | {"report": str(page)})
     else:
         for text in gaps(read_run(folder)):
             print(text)
-        print(f"state   {found['state_hash']}\nreport  {page}")
+        print(f"state   {result['state_hash']}\nreport  {page}")
 
 
 def status(folder: Coordinator, json: Json = False) -> None:

@@ -67,22 +67,24 @@ def site_check(
     from equipoise.cli.trial import totals
     from equipoise.deploy.setting import check_site
 
-    found = check_site(folder, file, overrides or ())
+    checked = check_site(folder, file, overrides or ())
     leaving: dict[str, Any] = {}
-    if found.ledger is not None:
-        leaving = {"leaves": found.joining + found.ledger.rows(), "questions": totals(found.ledger)}
+    if checked.ledger is not None:
+        leaving = {"leaves": checked.joining + checked.ledger.rows(), "questions": totals(checked.ledger)}
     if json:
-        print_json({"checked": found.facts, "warnings": found.warnings, **leaving, "refused": found.refused})
+        print_json(
+            {"checked": checked.facts, "warnings": checked.warnings, **leaving, "refused": checked.refused}
+        )
     else:
-        for what, text in found.facts.items():
+        for what, text in checked.facts.items():
             print(f"✓ {what:<8} {text}")
-        for text in found.warnings:
+        for text in checked.warnings:
             print(f"! {text}")
         if leaving:
             show.ledger(leaving)
-        for sentence in found.refused:
+        for sentence in checked.refused:
             print(f"✗ {sentence}")
-    if found.refused:
+    if checked.refused:
         raise typer.Exit(SiteError.exit_code)
 
 

@@ -61,15 +61,15 @@ def _uniform(draw: torch.Generator, *shape: int, fan: int) -> Tensor:
 
 def bank_logits(z: Tensor, heads: Tree) -> Tensor:
     """[H, N, C]: every head's logits of the same features, in the order of their slots, without dropout."""
-    found = []
+    logits = []
     for slot in sorted(heads):
         head = {name: tensor.to(z) for name, tensor in heads[slot].items()}
         if "weight" in head:
-            found.append(F.linear(z, head["weight"], head["bias"]))
+            logits.append(F.linear(z, head["weight"], head["bias"]))
             continue
         hidden = F.linear(z, head["down.weight"], head["down.bias"]) * head["units"]
-        found.append(F.linear(hidden, head["up.weight"], head["up.bias"]))
-    return torch.stack(found)
+        logits.append(F.linear(hidden, head["up.weight"], head["up.bias"]))
+    return torch.stack(logits)
 
 
 def vote(logits: Tensor) -> Tensor:
