@@ -536,7 +536,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "one class": ([(pixels, 0) for pixels in PIXELS], {}, "holds only one class"),
     "few sites": (pairs(), {"sites": ["a"] * 11}, "site has 11 values for 12 images: give one per"),
     "few sites of a stream": (iter(pairs()), {"sites": ["a"] * 11}, "row 11: site has only 11 values"),
-    "many sites of a stream": (iter(pairs()), {"sites": ["a"] * 13}, "site has 13 values and there are 12"),
+    "many sites of a stream": (iter(pairs()), {"sites": ["a"] * 13}, "site has 13 values for 12 images"),
     "empty site": (pairs(), {"sites": [""] * 12}, "row 0: site is empty"),
     "no patient": (pairs(), {"groups": [None] * 12}, "row 0: group is empty"),
     "strange site": (pairs(), {"sites": ["a\x07"] * 12}, "row 0: .* holds a control or invisible character"),

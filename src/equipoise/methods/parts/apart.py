@@ -3,7 +3,7 @@ apart."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
@@ -37,3 +37,15 @@ def blend(changes: Mapping[str, Change], weight: Tensor) -> Tree:
     """Σ_k weight_k · change_k over the sites, in their order."""
     scales = weight.tolist()
     return combine(lambda *xs: sum(s * x for s, x in zip(scales, xs, strict=True)), *changes.values())
+
+
+def nearness(changes: Mapping[str, Change], samples: Tensor, noisy: Collection[str]) -> Tensor:
+    """ω: n_k e^{−D_k}, scaled to sum 1."""
+    clean = [change for site, change in changes.items() if site not in noisy]
+    near = [
+        min((distance(x, y) for y in clean), default=0.0) if site in noisy else 0.0
+        for site, x in changes.items()
+    ]
+    far = torch.tensor(near, dtype=torch.float64)
+    weight = samples * torch.exp(-far / (far.max() if far.any() else 1.0))
+    return weight / weight.sum()
