@@ -47,7 +47,7 @@ class Ph2(SetData):
             if len(cells) > 3 and cells[1].startswith("IMD"):  # others: headings, and the legend below
                 held.append((number, cells))
         if not held:
-            raise DataError(f"{download.root / table} has no line '|| IMD… ||' of an image: copy it again")
+            raise DataError(f"{download.root / table} has no line '|| IMD… ||': download it again")
         for number, cells in held:
             name, place = cells[1], f"{TABLE} line {number}"
             if cells[3] not in ("0", "1", "2"):
