@@ -377,9 +377,8 @@ def objective_of(value: Any, multi: bool, parts: Parts | None = None) -> Objecti
         return parse_objective(value, parts)
     except ConfigError as error:
         text = str(error).removeprefix("train.objective: ")  # code that is not found says its place
-        raise type(error)(
-            f"train.{text}" if text.startswith("objective") else f"train.objective: {text}"
-        ) from None
+        where = "train." if text.startswith("objective") else "train.objective: "
+        raise type(error)(where + text) from None
 
 
 def _only_multi(objective: Any, parts: Parts | None = None) -> bool:

@@ -109,9 +109,8 @@ class Code:
             raise
         except (Exception, SystemExit) as error:
             kind = "cannot be read as Python" if self.path else "cannot be imported"
-            raise self._wrong(
-                f"{self.path or self.title} {kind} ({type(error).__name__}: {error})"
-            ) from error
+            place = self.path or self.title
+            raise self._wrong(f"{place} {kind} ({type(error).__name__}: {error})") from error
         return getattr(module, self.attribute, None)
 
     # Finding, without running -------------------------------------------------------------------------------
@@ -175,10 +174,8 @@ class Code:
     def _module(self) -> ModuleType:
         named, *others = self.files
         if self.path is not None:  # a name of its own, so that two files that are called the same do not meet
-            stem, mark = (
-                re.sub(r"\W", "_", self.path.stem),
-                hashlib.sha256(f"{self.path}\0{self.fingerprint}".encode()),
-            )
+            stem = re.sub(r"\W", "_", self.path.stem)
+            mark = hashlib.sha256(f"{self.path}\0{self.fingerprint}".encode())
             named = File(f"{OF_FILE}{stem}_{mark.hexdigest()[:12]}", named.path, named.data)
         served = {file.module: file for file in (named, *others) if file.served}
         for file in served.values():
@@ -374,6 +371,5 @@ def _installed(spec: ModuleSpec) -> bool:
 def _places() -> tuple[Path, ...]:
     """Where Python's own modules and installed packages are."""
     own = [sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
-    return tuple(
-        Path(place).resolve() for place in {*own, *site.getsitepackages(), site.getusersitepackages()}
-    )
+    places = {*own, *site.getsitepackages(), site.getusersitepackages()}
+    return tuple(Path(place).resolve() for place in places)

@@ -154,9 +154,7 @@ class RunFolder(os.PathLike[str]):
         too."""
         lines, _ = keeping.read_lines(self / name)
         if last is not None and last != (lines[-1]["hash"] if lines else keeping.FIRST):
-            raise StorageError(
-                f"{self / name} has not the rows the run wrote: restore it, or start the run anew"
-            )
+            raise StorageError(f"{self / name} has not the rows the run wrote: restore it, or start anew")
         return [keeping.bare(line) for line in lines]
 
     def append(self, name: str, row: Mapping[str, Any], sync: bool = False) -> str:

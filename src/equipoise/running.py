@@ -44,7 +44,7 @@ from equipoise.run_folder import (
     RunFolder,
 )
 from equipoise.seeds import generator
-from equipoise.server import Checkpoints, Federation, Header, Journal, Spending, check_same, drawn, sample
+from equipoise.server import Checkpoints, Federation, Journal, Spending, check_same, drawn, sample
 from equipoise.server.spending import UNIT
 from equipoise.setup import Material, draw, keep_memory, material, order, place_of
 from equipoise.site import Store
@@ -207,9 +207,8 @@ def prepare(config: Config, facts: Facts, dataset: Material | None = None) -> Pl
     comparable(config, participants)
     first = blueprint.first(built.net)
     evaluate = config.evaluate
-    ledger = probe(
-        blueprint, built, everyone, participants, evaluate.scored, place_of(config), evaluate.per_site
-    )
+    scored, per_site = evaluate.scored, evaluate.per_site
+    ledger = probe(blueprint, built, everyone, participants, scored, place_of(config), per_site)
     ledger = replace(ledger, compared=config.exchange.compare is not None)
     return Plan(config, blueprint, facts, built, first, ledger, spending_of(config, facts, ledger))
 
@@ -236,12 +235,8 @@ def privacy_of(plan: Plan, history: Sequence[Mapping[str, Any]]) -> dict[str, An
     """What a run's result says of its differential privacy."""
     if plan.spending is None or not history:
         return None
-    return {
-        "epsilon": history[-1]["epsilon"],
-        "delta": plan.spending.privacy.delta,
-        "unit": UNIT,
-        "not_covered": plan.spending.not_covered,
-    }
+    facts = {"epsilon": history[-1]["epsilon"], "delta": plan.spending.privacy.delta}
+    return facts | {"unit": UNIT, "not_covered": plan.spending.not_covered}
 
 
 def comparable(config: Config, participants: int) -> None:
@@ -311,7 +306,8 @@ def train(
         dataset.holdings if dataset else (),
         tell,
     )
-    evaluation.resume(_done(begun), begun.metrics if begun else FIRST)
+    committed = -1 if begun is None else sys.maxsize if begun.finished else begun.round
+    evaluation.resume(committed, begun.metrics if begun else FIRST)
     folder.write(BLUEPRINT, blueprint.model_dump(mode="json"))
     if blueprint.frozen:
         write_atomic(folder / FROZEN, seal({}, frozen_tensors(plan.built.net)))
@@ -412,13 +408,6 @@ def measure_features(
         folder.write(FEATURES, {"round": header.round, **maps})
 
 
-def _done(begun: Header | None) -> int:
-    """The last round whose metrics count."""
-    if begun is None:
-        return -1
-    return sys.maxsize if begun.finished else begun.round
-
-
 @cache
 def code_hash() -> str:
     """sha256 over the files of this package: which code trained a model."""
@@ -432,13 +421,8 @@ def code_hash() -> str:
 def make_tracking(plan: Plan, folder: RunFolder, history: Sequence[Mapping[str, Any]]) -> Tracking:
     """The trackers of the config, told that the run begins; none for a run that has its result."""
     config, blueprint = plan.config, plan.blueprint
-    tags = {
-        "method": blueprint.method_name,
-        "version": blueprint.version,
-        "code": code_hash(),
-        "config": blueprint.config,
-        "data": blueprint.data,
-    }
+    tags = {"method": blueprint.method_name, "version": blueprint.version}
+    tags |= {"code": code_hash(), "config": blueprint.config, "data": blueprint.data}
     run = describe(folder.path, config.table(), blueprint.classes, tags, history)
     return Tracking(_trackers(config, folder), run)
 

@@ -164,9 +164,8 @@ def draw(config: Config, facts: Facts, dataset: Material | None = None) -> tuple
     """The blueprint of a run and its networks; `dataset` is its data, where that is at hand."""
     evaluate, augment = config.evaluate, config.train.augment
     measured = dataset.measured() if dataset and augment.normalise == "data" else None
-    shots = shot_groups(
-        facts.census.counts(), evaluate.shots, head=evaluate.head_over, tail=evaluate.tail_under
-    )
+    bounds = {"head": evaluate.head_over, "tail": evaluate.tail_under}
+    shots = shot_groups(facts.census.counts(), evaluate.shots, **bounds)
     place = place_of(config)
     blueprint, built = draw_blueprint(
         facts,

@@ -35,11 +35,9 @@ def check_options(
     placed = [p for p in known.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:first]
     if len(placed) < first and not _any(known, Parameter.VAR_POSITIONAL):
         raise ConfigError(f"{where} must take {first} arguments, and takes {len(placed)}")
-    free = {
-        name: p
-        for name, p in known.items()
-        if p not in placed and name not in filled and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-    }
+    by_name = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    free = {name: p for name, p in known.items() if p not in placed and p.kind in by_name}
+    free = {name: p for name, p in free.items() if name not in filled}
     for key in options:
         if key not in free and not _any(known, Parameter.VAR_KEYWORD):
             raise ConfigError(unknown(f"option of {where}", key, free))

@@ -60,10 +60,8 @@ class Sentences:
         if event == "invited":
             self.invited += entry["sites"]
             self.waiting += entry["sites"]
-            yield (
-                f"waiting for {', '.join(self.waiting)}: who does not join within {entry['seconds']:g} s "
-                f"is not in the run"
-            )
+            waiting = ", ".join(self.waiting)
+            yield f"waiting for {waiting}: who does not join within {entry['seconds']:g} s is not in the run"
         elif event == "joined":
             yield f"{site} joined{self._still(site)}"
         elif event == "resumed":

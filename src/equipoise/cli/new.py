@@ -75,9 +75,7 @@ def _check(name: str) -> None:
             f"there is a method '{name}' already: take another name (`equipoise methods {name}` shows it)"
         )
     if importlib.util.find_spec(name) is not None:
-        raise ConfigError(
-            f"'{name}' is a package of Python that a file {name}.py would hide: take another name"
-        )
+        raise ConfigError(f"'{name}' is a Python package that a file {name}.py would hide: take another name")
 
 
 def _write(files: dict[Path, str], values: dict[str, str | None]) -> None:
@@ -86,9 +84,7 @@ def _write(files: dict[Path, str], values: dict[str, str | None]) -> None:
 
     for path in files:
         if path.exists():
-            raise ConfigError(
-                f"{path} is there already and stays as it is: take another name or another --folder"
-            )
+            raise ConfigError(f"{path} exists and stays as it is: take another name or another --folder")
     templates = Environment(
         loader=PackageLoader("equipoise.cli"),
         undefined=StrictUndefined,
@@ -101,5 +97,5 @@ def _write(files: dict[Path, str], values: dict[str, str | None]) -> None:
             path.write_text(templates.get_template(template).render(values), encoding="utf-8")
         except OSError as error:
             raise StorageError(
-                f"{path} cannot be written ({error.strerror}): choose another --folder"
+                f"{path} cannot be written ({error.strerror}): use another --folder"
             ) from error

@@ -66,20 +66,15 @@ def _ref(name: str, one: Distribution) -> str:
 
 def _component(name: str, one: Distribution) -> dict[str, Any]:
     licence = _field(one, "License-Expression") or _classified(one) or _field(one, "License")
-    component: dict[str, Any] = {
-        "type": "library",
-        "bom-ref": _ref(name, one),
-        "name": one.metadata["Name"],
-        "version": one.version,
-        "purl": _ref(name, one),
-    }
+    ref = _ref(name, one)
+    component: dict[str, Any] = {"type": "library", "bom-ref": ref, "name": one.metadata["Name"]}
+    component |= {"version": one.version, "purl": ref}
     if licence:
         component["licenses"] = [{"license": {"name": licence.splitlines()[0][:80]}}]
     record = one.read_text("RECORD")
     if record:  # the list of the package's files, each with its own hash
-        component["properties"] = [
-            {"name": "record:sha256", "value": hashlib.sha256(record.encode()).hexdigest()}
-        ]
+        digest = hashlib.sha256(record.encode()).hexdigest()
+        component["properties"] = [{"name": "record:sha256", "value": digest}]
     return component
 
 
@@ -89,9 +84,6 @@ def _field(one: Distribution, name: str) -> str:
 
 
 def _classified(one: Distribution) -> str:
-    names = [
-        text.rpartition(" :: ")[2]
-        for text in one.metadata.get_all("Classifier") or ()
-        if text.startswith("License ::")
-    ]
+    classifiers = one.metadata.get_all("Classifier") or ()
+    names = [text.rpartition(" :: ")[2] for text in classifiers if text.startswith("License ::")]
     return ", ".join(names)

@@ -55,9 +55,8 @@ def gaps(plan: Plan, results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]
 
 def _end(plan: Plan, arm: Arm, kind: Standard) -> Arm | None:
     """The arm of this kind at the same point of a grid; of several, the one with the same objective."""
-    candidates = [
-        job for job in plan.jobs if job.arm.point == arm.point and job.config.method.standard == kind
-    ]
+    jobs = (job for job in plan.jobs if job.arm.point == arm.point)
+    candidates = [job for job in jobs if job.config.method.standard == kind]
     own = next(job.config for job in plan.jobs if job.arm == arm)
     alike = [job for job in candidates if job.config.objective == own.objective]
     return next((job.arm for job in [*alike, *candidates]), None)

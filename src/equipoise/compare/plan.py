@@ -92,9 +92,8 @@ class Plan:
     def reference_of(self, arm: Arm) -> Arm:
         """The reference at the arm's point of the grid."""
         family = self.reference.family or self.reference.label
-        return next(
-            one for one in self.arms if (one.family or one.label) == family and one.point == arm.point
-        )
+        arms = (one for one in self.arms if (one.family or one.label) == family)
+        return next(one for one in arms if one.point == arm.point)
 
 
 def make_plan(
@@ -151,9 +150,8 @@ def make_plan(
     tasks = {_check(job.config, progress) for job in jobs[: len(wanted)]}
     if len(tasks) > 1:
         raise ConfigError("the arms are not all single-label or all multi-label: compare them apart")
-    remarks = [
-        text for job in jobs[: len(wanted)] for text in differences(table, job.arm, job.config, by_hand)
-    ]
+    first = jobs[: len(wanted)]
+    remarks = [text for job in first for text in differences(table, job.arm, job.config, by_hand)]
     return Plan(
         arms=tuple(wanted),
         seeds=tuple(seeds),
@@ -187,9 +185,8 @@ def variant(
         put(result, "data.split.fold", fold, "--folds")
     if seed is not None:
         put(result, "train.seed", seed, "--seeds")
-    put(
-        result, "engine.kind", "serial", "engine.kind=serial"
-    )  # runs go side by side, so a run itself has one process
+    # Runs go side by side, so a run itself has one process.
+    put(result, "engine.kind", "serial", "engine.kind=serial")
     return result
 
 

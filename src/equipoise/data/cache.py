@@ -222,7 +222,8 @@ def _build(
             _write(state, after)
         record = after
     with _writing(place, record, count):
-        _sync(part)
+        with part.open("rb+") as file:
+            os.fsync(file.fileno())
         _write(place.with_suffix(".json"), record, sync=True)
         part.replace(place.with_suffix(".raw"))
         state.unlink(missing_ok=True)
@@ -275,12 +276,6 @@ def _record(path: Path, key: str) -> dict[str, Any] | None:
 def _write(path: Path, record: dict[str, Any], sync: bool = False) -> None:
     """Replace a small JSON file in one step, so that no reader ever sees half of it."""
     put(path, json.dumps(sealed(record)).encode(), sync=sync)
-
-
-def _sync(path: Path) -> None:
-    """Wait until the disk holds the file."""
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
 
 
 @contextmanager

@@ -56,9 +56,8 @@ def picture(data: bytes, channels: int, windows: Sequence[Window] | None = None)
         if windows is not None:
             raise ValueError("the DICOM file is in colour and data.window is for grey values; remove the key")
         return Image.fromarray(_colours(content, pixels, kind))
-    values = pixels.astype(np.float32) * float(content.get("RescaleSlope", 1)) + float(
-        content.get("RescaleIntercept", 0)
-    )
+    slope, offset = float(content.get("RescaleSlope", 1)), float(content.get("RescaleIntercept", 0))
+    values = pixels.astype(np.float32) * slope + offset
     grey = windowed(values, windows or [_own_window(content, values)], channels)
     return ImageOps.invert(grey) if kind == "MONOCHROME1" else grey
 

@@ -75,12 +75,8 @@ class NpzData(DataOptions):
                 look = (self.image_size, self.channels, self.resize, self.look)
                 return [fit(picture, *look) for picture in pictures]
 
-            recipe = {
-                "stacks": {part: [stack.info.file_size, stack.info.CRC] for part, stack in stacks.items()},
-                "rows": wanted,
-                "resize": self.resize,
-                **self.look.recipe,
-            }
+            stamps = {part: [stack.info.file_size, stack.info.CRC] for part, stack in stacks.items()}
+            recipe = {"stacks": stamps, "rows": wanted, "resize": self.resize, **self.look.recipe}
             shape = (self.image_size, self.image_size, self.channels)
             pixels = decoded(cache, recipe, len(rows), shape, make, progress)
         return samples(str(path), rows, bad, pixels, classes, "single" if single else "multi", self.bad_rows)
@@ -109,9 +105,7 @@ class _Stack:
                 f"{path}: {name} ({size}) holds 3-D volumes and only 2-D images can be used: save slices"
             )
         if len(shape) not in (3, 4) or dtype != np.uint8:
-            raise DataError(
-                f"{path}: {name} is {dtype} ({size}): convert it to uint8 [N, H, W] or [N, H, W, 3]"
-            )
+            raise DataError(f"{path}: {name} is {dtype} ({size}): make it uint8 [N, H, W] or [N, H, W, 3]")
         if by_column:
             raise DataError(f"{path}: {name} is stored by column: save numpy.ascontiguousarray of it")
         if math.prod(shape[1:]) > MOST_VALUES:
@@ -160,9 +154,8 @@ def _labels(archive: zipfile.ZipFile, path: Path, part: str) -> np.ndarray:
     """The labels of one part as [N, columns] of numbers."""
     name = f"{part}_labels"
     if f"{name}.npy" not in archive.namelist():
-        raise DataError(
-            f"{path}: {unknown('array', name, [one.removesuffix('.npy') for one in archive.namelist()])}"
-        )
+        arrays = [one.removesuffix(".npy") for one in archive.namelist()]
+        raise DataError(f"{path}: {unknown('array', name, arrays)}")
     info = archive.getinfo(f"{name}.npy")
     with archive.open(info) as file:
         shape, by_column, dtype = _head(file, info, path)

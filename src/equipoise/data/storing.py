@@ -78,11 +78,10 @@ def store(
     named = attributes if isinstance(attributes, Mapping) else {name: name for name in _names(attributes)}
     wanted = {"site": sites, "group": groups, "split": splits, "id": ids}
     wanted |= {f"attribute {name}": values for name, values in named.items()}
-    columns = {
-        name: values if isinstance(values, str) else list(values)
-        for name, values in wanted.items()
-        if values is not None
-    }
+    columns = {}
+    for name, values in wanted.items():
+        if values is not None:
+            columns[name] = values if isinstance(values, str) else list(values)
     total = _length(dataset)
     if total is not None:
         _check_lengths(columns, total)

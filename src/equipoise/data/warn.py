@@ -116,20 +116,17 @@ def doubtful_groups(group: np.ndarray | None, site: np.ndarray | None, ids: np.n
 def absent(samples: Samples, splits: Mapping[str, np.ndarray], agreed: bool = False) -> list[str]:
     """Classes that have no image (unless `agreed`), or none in a split that has others."""
     rows = _by_class(samples)
-    warnings = [
-        f"class '{name}' has no image at all: add some, or remove it from data.classes"
-        for name, held in rows.items()
-        if not len(held) and not agreed
-    ]
+    empty = [name for name, held in rows.items() if not len(held) and not agreed]
+    fix = "add some, or remove it from data.classes"
+    warnings = [f"class '{name}' has no image at all: {fix}" for name in empty]
     effects = {"train": ", so they cannot be learnt", "test": ", so nothing will be known of them"}
     for split, used in splits.items():
         none = {name: held for name, held in rows.items() if len(held) and not np.isin(held, used).any()}
         if len(used) and none:
             names = ", ".join(f"'{name}' ({listed(samples.ids[held])})" for name, held in none.items())
-            warnings.append(
-                f"no image for {split} is of class {names}{effects.get(split, '')}: add images, or change "
-                f"data.split"
-            )
+            effect = effects.get(split, "")
+            text = f"no image for {split} is of class {names}{effect}"
+            warnings.append(f"{text}: add images, or change data.split")
     return warnings
 
 
@@ -141,9 +138,8 @@ def same_picture(samples: Samples, survey: Survey) -> list[str]:
     pairs = []
     for held in rows.values():
         if pair := conflict(np.asarray(samples.labels)[held]):
-            pairs.append(
-                " and ".join(f"'{samples.ids[held[i]]}' ({label_of(samples, held[i])})" for i in pair)
-            )
+            texts = (f"'{samples.ids[held[i]]}' ({label_of(samples, held[i])})" for i in pair)
+            pairs.append(" and ".join(texts))
     if not pairs:
         return []
     rest = f"; and {len(pairs) - SHOWN:,} more" if len(pairs) > SHOWN else ""

@@ -68,9 +68,8 @@ class Trial(Ask):
     def __init__(self, host: Host, round: int, lines: list[Line], sites: int, everyone: int) -> None:
         names = (*SIZES, *(f"absent-{i}" for i in range(everyone - len(SIZES))))[:everyone]
         options = host.options
-        super().__init__(
-            sites=names[:sites], everyone=names, round=round, rounds=options.rounds, seed=options.seed
-        )
+        rounds, seed = options.rounds, options.seed
+        super().__init__(sites=names[:sites], everyone=names, round=round, rounds=rounds, seed=seed)
         self._host, self._lines = host, lines
         classes = len(next(iter(host.sites.values())).classes)
         images = {site: dict.fromkeys(("train", "validation", "test"), n) for site, n in SIZES.items()}

@@ -140,10 +140,8 @@ class Evaluation:
             flags["exact"] = torch.tensor(True)
         if not self.options.per_site:
             flags[GROUPS] = self.shots
-        answers = [
-            ask(self.method.evaluate, server=tree, **flags)
-            for tree in self.method.predictors(server, ask).values()
-        ]
+        predictors = self.method.predictors(server, ask).values()
+        answers = [ask(self.method.evaluate, server=tree, **flags) for tree in predictors]
         if self.options.scored:
             per_predictor = [self._exact(answer["scores"]) for answer in answers]
             self._keep(done, [answer["scores"] for answer in answers])

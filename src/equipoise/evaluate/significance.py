@@ -100,9 +100,8 @@ def bootstrap(
     pairs = [(one, other) for one, other in zip(paired, reference, strict=True) if one is not None]
     if not pairs or len(pairs) < len(paired):
         return None
-    ids, first, place = np.unique(
-        np.concatenate([one.ids for one, _ in pairs]), return_index=True, return_inverse=True
-    )
+    every = np.concatenate([one.ids for one, _ in pairs])
+    ids, first, place = np.unique(every, return_index=True, return_inverse=True)
     stratum = np.concatenate([one.stratum for one, _ in pairs])[first]
     rows = np.split(place, np.cumsum([len(one.ids) for one, _ in pairs])[:-1])
 
@@ -221,15 +220,12 @@ def incomplete_beta(x: float, a: float, b: float) -> float:
     I_{n/(n+t²)}(n/2, 1/2)."""
     if x <= 0 or x >= 1:
         return 0.0 if x <= 0 else 1.0
-    front = math.exp(
-        math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
-    )
+    front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
+    front = math.exp(front + a * math.log(x) + b * math.log1p(-x))
     # The continued fraction is quick below the mean of the distribution; above it the mirror image is.
-    return (
-        front * _fraction(x, a, b) / a
-        if x < (a + 1) / (a + b + 2)
-        else 1 - front * _fraction(1 - x, b, a) / b
-    )
+    if x < (a + 1) / (a + b + 2):
+        return front * _fraction(x, a, b) / a
+    return 1 - front * _fraction(1 - x, b, a) / b
 
 
 def _fraction(x: float, a: float, b: float) -> float:

@@ -43,9 +43,8 @@ class CReFF(Method):
 
     paper: ClassVar[str] = "Shang et al. 2022"
     tasks = ("single",)
-    neutral: ClassVar[
-        dict[str, Any] | None
-    ] = {}  # whatever becomes of the re-trained head, the model is FedAvg's
+    # Whatever becomes of the re-trained head, the model is FedAvg's.
+    neutral: ClassVar[dict[str, Any] | None] = {}
     presets: ClassVar[dict[str, dict[str, Any]]] = {"fca": {}, "fediic": {}, "fedmas": {}}
 
     features: int = Field(100, ge=1)
@@ -80,9 +79,8 @@ class CReFF(Method):
         seen = up.weight["gradient"] > 0
         features = match(features, server["head"], up["gradient"], seen, self.match_steps, self.match_rate)
         head = fresh(server["head"], ask.generator("head"))
-        head = train_head(
-            head, features, self.head_epochs, self.head_rate, self.head_batch, ask.generator("order")
-        )
+        draw = ask.generator("order")
+        head = train_head(head, features, self.head_epochs, self.head_rate, self.head_batch, draw)
         return {"model": plus(server["model"], up["delta"]), "head": head, "features": features}
 
     def limits(self, classes: int, epochs: int) -> Mapping[str, Limit]:

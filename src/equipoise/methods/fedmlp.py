@@ -139,9 +139,8 @@ class FedMLP(Method):
     def loss(self, net: Net, batch: Batch, loc: Loc) -> Tensor:
         """Warm-up: the mean over both views, labels only where the site has them."""
         y, known = batch.y, batch.known
-        return torch.stack(
-            [self.view_loss(net, x, y, known, loc, self.warmup_cr) for x in batch.views]
-        ).mean()
+        losses = [self.view_loss(net, x, y, known, loc, self.warmup_cr) for x in batch.views]
+        return torch.stack(losses).mean()
 
     def late_loss(self, net: Net, batch: Batch, loc: Loc) -> Tensor:
         """After warm-up: labels and tags where there are any."""

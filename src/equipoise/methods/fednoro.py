@@ -102,9 +102,8 @@ class FedNoRo(Method):
         if set(ask.sites) <= set(server["losses"]):
             return server
         losses = server["losses"] | ask(self.class_loss, model=server["judge"])["loss"]
-        flags = noisy_sites(
-            torch.stack(list(losses.values())), [ask.generator("mixture", i) for i in range(FITS)]
-        )
+        draws = [ask.generator("mixture", i) for i in range(FITS)]
+        flags = noisy_sites(torch.stack(list(losses.values())), draws)
         return server | {"losses": losses, "noisy": dict(zip(losses, flags, strict=True))}
 
     @torch.no_grad()

@@ -79,9 +79,8 @@ class NetOptions(Options):
         if self._maker is not None:
             self._maker.check(further, type(self).model_fields)
         elif further:
-            wrong = [
-                InitErrorDetails(type="extra_forbidden", loc=(key,), input=further[key]) for key in further
-            ]
+            kind = "extra_forbidden"
+            wrong = [InitErrorDetails(type=kind, loc=(key,), input=further[key]) for key in further]
             raise ValidationError.from_exception_data(type(self).__name__, wrong)
         elif self.features is not None:
             raise ValueError(f"features is for a network of your own, not for '{self.name}': leave it out")
@@ -170,11 +169,8 @@ def _freeze(net: Net, options: NetOptions) -> None:
         known = list(NETS[options.name].stages(net.body)) if options.name in NETS else []
         names = [stage.name for stage in known]
         if options.stage not in names:
-            what = (
-                unknown("stage", options.stage, names)
-                if names
-                else f"the stages of '{options.name}' have no names"
-            )
+            what = f"the stages of '{options.name}' have no names"
+            what = unknown("stage", options.stage, names) if names else what
             raise ConfigError(f"net.freeze: {what}; or use globs such as body.conv1.*")
         below = known[: names.index(options.stage) + 1]
         globs = [f"body.{prefix}*" for stage in below for prefix in stage.holds]

@@ -26,9 +26,8 @@ def mix(weights: Sequence[Tensor], share: float, *, rows: bool = False, phase: b
         inside = torch.fft.fftfreq(folded.shape[axis], dtype=torch.float64).abs() <= share / 2
         low &= inside if axis == -1 else inside[:, None]
     angle = spectrum.angle()
-    mean = torch.polar(
-        spectrum.abs().mean(0).expand_as(angle), angle.mean(0).expand_as(angle) if phase else angle
-    )
+    angles = angle.mean(0).expand_as(angle) if phase else angle
+    mean = torch.polar(spectrum.abs().mean(0).expand_as(angle), angles)
     mixed = torch.fft.ifftn(torch.where(low, mean, spectrum), dim=axes).real.reshape(image.shape)
     back = mixed if stack.dim() == 3 else mixed.movedim(-1, 1)
     return [x.to(weight.dtype).contiguous() for x, weight in zip(back, weights, strict=True)]

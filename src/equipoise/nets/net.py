@@ -172,9 +172,8 @@ def load(net: nn.Module, tensors: Mapping[str, Tensor]) -> None:
             hint = f"; did you mean '{guess}'?" if guess else ""
             raise WeightsError(f"the net has no tensor '{name}'{hint}")
         if tensor.shape != own[name].shape:
-            raise WeightsError(
-                f"'{name}' has shape {[*tensor.shape]}, but the net needs {[*own[name].shape]}"
-            )
+            wanted = [*own[name].shape]
+            raise WeightsError(f"'{name}' has shape {[*tensor.shape]}, but the net needs {wanted}")
     if not tensors:
         return
     with torch.no_grad():

@@ -262,14 +262,12 @@ def _lay_out(body: nn.Module, title: str, images: Tensor) -> bool:
         body(images)
     except Exception:  # most often a `.view` that needs the usual order of pixels
         lay_out(body, torch.contiguous_format)
-        body.register_forward_pre_hook(_usual_order)
+        body.register_forward_pre_hook(
+            lambda body, args: tuple(one.contiguous() if isinstance(one, Tensor) else one for one in args)
+        )
         _run(body, title, images)
         return False
     return True
-
-
-def _usual_order(body: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(one.contiguous() if isinstance(one, Tensor) else one for one in args)
 
 
 def _check_tensors(body: nn.Module, title: str) -> None:

@@ -117,9 +117,8 @@ def _read(path: Path, net: str) -> bytes:
     try:
         return read_regular(path, LARGEST)
     except OSError as error:
-        known = [
-            f"{known.file} ({known.source}, {known.licence})" for known in KNOWN.values() if known.net == net
-        ]
+        files = (one for one in KNOWN.values() if one.net == net)
+        known = [f"{one.file} ({one.source}, {one.licence})" for one in files]
         where = f"fetch {' or '.join(known)}" if known else "put a file with weights for this net there"
         reason = (
             "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
@@ -167,9 +166,7 @@ def _parse(path: Path, content: bytes) -> dict[str, Tensor]:
     if isinstance(tensors, dict) and isinstance(tensors.get("state_dict"), dict):
         tensors = tensors["state_dict"]
     if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
-        raise WeightsError(
-            f"weights '{path}' must hold named tensors; save the state dict again as .safetensors"
-        )
+        raise WeightsError(f"weights '{path}' must hold named tensors; save the state dict as .safetensors")
     return dict(tensors)
 
 

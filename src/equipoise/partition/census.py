@@ -205,7 +205,7 @@ class Facts:
         sites: dict[str, dict[str, Any]] = {
             site: {
                 split: {"images": n, "counts": held}
-                | ({"untold": untold} if (untold := _untold(there)) else {})
+                | ({"untold": untold} if (untold := np.flatnonzero(there == NOT_TOLD).tolist()) else {})
                 for split, n, held, there in zip(
                     SPLITS, images[place], counts[place], census.sites.counts[place], strict=True
                 )
@@ -321,11 +321,6 @@ def _reported(numbers: np.ndarray) -> tuple[int | None, ...]:
 
 def _number(counts: Sequence[int | None]) -> list[int]:
     return [NOT_TOLD if n is None else n for n in counts]
-
-
-def _untold(counts: np.ndarray) -> list[int]:
-    result: list[int] = np.flatnonzero(counts == NOT_TOLD).tolist()
-    return result
 
 
 def _text(column: np.ndarray) -> str:

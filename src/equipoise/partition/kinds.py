@@ -163,9 +163,7 @@ class Dirichlet(PartitionOptions):
         if not all(value > 0 and math.isfinite(value) for value in self._alphas):
             raise ValueError("alpha must be above 0")
         if self.equal and (self.drop or self.min_cell):
-            raise ValueError(
-                "equal cuts the sites anew, which undoes drop and min_cell; remove one or the other"
-            )
+            raise ValueError("equal cuts the sites anew, which undoes drop and min_cell; remove one of them")
         if self.block is not None and self.sites % self.block:
             raise ValueError(
                 f"{self.sites} sites cannot be made of blocks of {self.block}; make sites a multiple of block"
@@ -182,9 +180,8 @@ class Dirichlet(PartitionOptions):
         owner = np.empty(len(movable), dtype=np.int64)
         for number in range(blocks):
             members = np.flatnonzero(block == number)
-            owner[members] = number * width + self._drawn(
-                movable.size[members], movable.stratum[members], width, alpha, rng
-            )
+            sizes, strata = movable.size[members], movable.stratum[members]
+            owner[members] = number * width + self._drawn(sizes, strata, width, alpha, rng)
         if self.equal:
             owner = self._cut(movable, owner, rng)
         return named(owner[movable.of], self.sites)
@@ -352,9 +349,8 @@ def _balanced(samples: Samples, count: int, seed: int) -> np.ndarray:
                 f"partition.test_per_class is {count}, but class '{name}' has {rows} rows and some must be "
                 "left to train on; ask for fewer or leave the class out"
             )
-        units_of = filling(
-            movable.size, rng.permutation(np.flatnonzero(pure & (movable.stratum == index))), count
-        )
+        members = rng.permutation(np.flatnonzero(pure & (movable.stratum == index)))
+        units_of = filling(movable.size, members, count)
         if movable.size[units_of].sum() != count:
             raise PartitionError(
                 f"partition.test_per_class: no draw of whole groups of class '{name}' has {count} rows; "

@@ -79,18 +79,14 @@ def _checked(answer: Any, count: int, where: str) -> dict[str, np.ndarray]:
         if not rows.size:
             raise PartitionError(f"{where} gives site '{name}' no rows: leave it out")
         if rows.ndim != 1 or rows.dtype.kind not in "iu":
-            raise PartitionError(f"{where} must give site '{name}' a list of row numbers, not {_kind(rows)}")
+            kind = f"{rows.dtype.name} {list(rows.shape)}"
+            raise PartitionError(f"{where} must give site '{name}' a list of row numbers, not {kind}")
         for row in rows.tolist():
             if not 0 <= row < count:
-                raise PartitionError(
-                    f"{where} gives site '{name}' row {row}, and the rows are 0 to {count - 1}"
-                )
+                wrong = f"row {row}, and the rows are 0 to {count - 1}"
+                raise PartitionError(f"{where} gives site '{name}' {wrong}")
             if row in owner:
                 raise PartitionError(f"{where} gives row {row} twice, to '{owner[row]}' and '{name}'")
             owner[row] = name
         sites[name] = np.sort(rows).astype(np.int64)
     return sites
-
-
-def _kind(rows: np.ndarray) -> str:
-    return f"{rows.dtype.name} {list(rows.shape)}"

@@ -34,9 +34,8 @@ def labelled(sites: int, classes: int, options: PartitionOptions, seed: int) -> 
     if options.missing == classes - 1:
         result: np.ndarray | None = np.arange(classes) == (np.arange(sites) % classes)[:, None]
         return result
-    draw = random.Random(
-        derive(seed, "missing labels") if options.missing_seed is None else options.missing_seed
-    )
+    missing_seed = options.missing_seed
+    draw = random.Random(derive(seed, "missing labels") if missing_seed is None else missing_seed)
     for _ in range(TRIES):
         mask = np.zeros((sites, classes), dtype=bool)
         for row in mask:

@@ -28,9 +28,8 @@ def class_maps(model: Predictor, samples: Samples, holdings: Sequence[Holding]) 
     layers, labels = _layers(model, samples.images[rows]), samples.labels[rows]
     single = samples.task == "single"
     truth = labels[:, None] == np.arange(len(samples.classes)) if single else labels > 0.5
-    maps = {
-        name: class_map(values, truth) for name, values in layers.items() if bool(values.isfinite().all())
-    }
+    finite = {name: values for name, values in layers.items() if bool(values.isfinite().all())}
+    maps = {name: class_map(values, truth) for name, values in finite.items()}
     return {"images": len(rows), "maps": maps} if maps else None
 
 
@@ -85,6 +84,5 @@ def principal(points: Tensor) -> tuple[Tensor, Tensor]:
     total = (s**2).sum().clamp_min(torch.finfo(s.dtype).tiny)
     missing = max(0, 2 - len(s))
     places, share = u * s * turn, s**2 / total
-    return torch.nn.functional.pad(places, (0, missing))[:, :2], torch.nn.functional.pad(share, (0, missing))[
-        :2
-    ]
+    pad = torch.nn.functional.pad
+    return pad(places, (0, missing))[:, :2], pad(share, (0, missing))[:2]

@@ -154,11 +154,10 @@ class Predictor(nn.Module):
         pixels = [image for _, image in waiting if not isinstance(image, str)]
         rows = iter(self(self.see(np.stack(pixels))).tolist() if pixels else ())
         for name, image in waiting:
-            yield (
-                Prediction(name, None, image)
-                if isinstance(image, str)
-                else Prediction(name, tuple(next(rows)))
-            )
+            if isinstance(image, str):
+                yield Prediction(name, None, image)
+            else:
+                yield Prediction(name, tuple(next(rows)))
 
 
 def assemble(
@@ -175,9 +174,8 @@ def assemble(
     tensors, mine = {**tree["model"], **(frozen or {})}, dict[str, Any]()
     if private_state is not None:
         mine = private_state.get("mine", {})
-        tensors |= (
-            private_state.get("net", {}) | private_state.get("tuned", {}) | dict(mine.get(PERSONAL, {}))
-        )
+        tensors |= private_state.get("net", {}) | private_state.get("tuned", {})
+        tensors |= mine.get(PERSONAL, {})
     rest = {name: branch for name, branch in tree.items() if name != "model"}
     return Predictor(blueprint, {"net": tensors, "server": rest, "mine": mine}, origin, net)
 

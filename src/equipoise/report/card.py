@@ -156,9 +156,8 @@ def _data(run: Run) -> Iterator[str]:
         (data["classes"][i], bucket(data["train"][i]) + (" where told" if i in untold else ""))
         for i in by_size(data["train"])
     )
-    yield from _table(
-        ("class", "training images" if data["task"] == "single" else "training images that have it"), rows
-    )
+    counted = "training images" if data["task"] == "single" else "training images that have it"
+    yield from _table(("class", counted), rows)
 
 
 def _performance(run: Run) -> Iterator[str]:
@@ -197,11 +196,8 @@ def _performance(run: Run) -> Iterator[str]:
         shown.append((data["classes"][i], bucket(count), text))
     yield from _table(("class", "test images", "recall, global"), shown)
     yield ""
-    reached = {
-        site: metrics["balanced_accuracy"]
-        for site, metrics in test["sites"].items()
-        if _tested(run, site) >= SMALL
-    }
+    judged = {site: one for site, one in test["sites"].items() if _tested(run, site) >= SMALL}
+    reached = {site: one["balanced_accuracy"] for site, one in judged.items()}
     shown_sites = quantiles(reached.values()) if crowded(reached) else reached
     head = f"of {len(reached):,} sites" if crowded(reached) else "site"
     of_sites = [(name, percent(value)) for name, value in shown_sites.items()]
@@ -264,19 +260,16 @@ def _limits(run: Run) -> Iterator[str]:
     )
     yield from map(escaped, gaps(run))
     most = [most_trained(data, i) for i in range(len(data["classes"]))]
-    yield from _names(
-        data["classes"], (n is not None and n < RARE for n in most), f"Trained on fewer than {RARE} images of"
-    )
+    rare = (n is not None and n < RARE for n in most)
+    yield from _names(data["classes"], rare, f"Trained on fewer than {RARE} images of")
     if test is None:
         return
     everyone = test["generalisation"]
     support = [int(n or 0) for n in everyone["support"]]
-    yield from _names(
-        data["classes"], (n < SMALL for n in support), f"Tested on fewer than {SMALL} images of"
-    )
-    missed = (
-        n >= SMALL and r < POOR for n, r in zip(support, (r or 0.0 for r in everyone["recall"]), strict=True)
-    )
+    few = (n < SMALL for n in support)
+    yield from _names(data["classes"], few, f"Tested on fewer than {SMALL} images of")
+    pairs = zip(support, everyone["recall"], strict=True)
+    missed = (n >= SMALL and (recall or 0.0) < POOR for n, recall in pairs)
     yield from _names(data["classes"], missed, "Misses more than half of the images of")
     if (everyone["ece"] or 0.0) > UNCALIBRATED:
         yield "Its probabilities are not to be taken at face value: see Calibration."

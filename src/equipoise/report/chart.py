@@ -134,12 +134,8 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 def rounds(low: int, high: int) -> list[int]:
     """Whole rounds to write under the axis: both ends, and round numbers between that do not crowd them."""
-    step = next(
-        power * m
-        for power in (1, 10, 100, 1000, 10**4, 10**5)
-        for m in (1, 2, 5)
-        if power * m * 6 >= high - low
-    )
+    sizes = (power * m for power in (1, 10, 100, 1000, 10**4, 10**5) for m in (1, 2, 5))
+    step = next(size for size in sizes if size * 6 >= high - low)
     first = (low // step + 1) * step
     inner = [n for n in range(first, high, step) if min(n - low, high - n) * 2 >= step]
     return [low, *inner, high] if high > low else [low]
@@ -175,9 +171,8 @@ def lines(title: str, series: Sequence[Series], *, percent: bool = False, show: 
     if not series:
         return Markup("")
     xs = [x for one in series for x, _ in one.known]
-    ys = [y for one in series for _, y in one.known] + [
-        y for one in series for _, *ends in one.band for y in ends
-    ]
+    ys = [y for one in series for _, y in one.known]
+    ys += [y for one in series for _, *ends in one.band for y in ends]
     zero = percent or show is not None
     y_ticks = ticks(0.0 if zero else min(ys), max(ys))
     x_low, x_high, y_low, y_high = min(xs), max(xs), y_ticks[0], y_ticks[-1]
@@ -205,16 +200,14 @@ def lines(title: str, series: Sequence[Series], *, percent: bool = False, show: 
     faint = 0.16 if len(series) <= 4 else 0.08
     for i, one in enumerate(series):
         if any(high > low for _, low, high in one.band):
-            edge = [place(x, high) for x, _, high in one.band] + [
-                place(x, low) for x, low, _ in reversed(one.band)
-            ]
+            edge = [place(x, high) for x, _, high in one.band]
+            edge += [place(x, low) for x, low, _ in reversed(one.band)]
             path = " ".join(f"{x},{y}" for x, y in edge)
             parts.append(mark("polygon", points=path, style=f"fill:{colour(i)};fill-opacity:{faint}"))
     for i, one in enumerate(series):
         path = " ".join(f"{x},{y}" for x, y in (place(*point) for point in one.known))
-        parts.append(
-            mark("polyline", one.name, class_=f"s{i % COLOURS + 1}", stroke_dasharray=dashes(i), points=path)
-        )
+        look = {"class_": f"s{i % COLOURS + 1}", "stroke_dasharray": dashes(i)}
+        parts.append(mark("polyline", one.name, **look, points=path))
         parts += _points(i, one, place, exact)
     names, end = legend([(one.name, _stroke(i)) for i, one in enumerate(series)], HEIGHT, left)
     words = "; ".join(_in_words(one, exact) for one in series)
@@ -234,20 +227,15 @@ def _points(
         look: dict[str, float | str] = (
             {"class_": f"s{i % COLOURS + 1}", "r": 2.6} if few else {"style": "fill:transparent", "r": 5.0}
         )
-        circles.append(
-            mark("circle", f"{one.name}, round {x}: {exact(y)}{reach}", cx=across, cy=height, **look)
-        )
+        hover = f"{one.name}, round {x}: {exact(y)}{reach}"
+        circles.append(mark("circle", hover, cx=across, cy=height, **look))
     return circles
 
 
 def _stroke(i: int) -> Sample:
     def draw(x: float, y: float) -> Markup:
-        return mark(
-            "polyline",
-            class_=f"s{i % COLOURS + 1}",
-            stroke_dasharray=dashes(i),
-            points=f"{x:.1f},{y} {x + 22:.1f},{y}",
-        )
+        look = {"class_": f"s{i % COLOURS + 1}", "stroke_dasharray": dashes(i)}
+        return mark("polyline", **look, points=f"{x:.1f},{y} {x + 22:.1f},{y}")
 
     return draw
 

@@ -112,10 +112,9 @@ def exchanged(run: Run) -> Iterator[Figure]:
         cells += [("up", f"{question}: {row['leaf']}", row["kind"], row["bytes"]) for row in leaves]
     down = _per_site(run, "bytes_down")
     if down is not None:
-        rows += [
-            Bar("down: all questions of a round to one site, mean", heading=True),
-            Bar("broadcast", (Part(down, f"down: {size(down)}", Look(2, 0.3)),), size(down)),
-        ]
+        part = Part(down, f"down: {size(down)}", Look(2, 0.3))
+        rows.append(Bar("down: all questions of a round to one site, mean", heading=True))
+        rows.append(Bar("broadcast", (part,), size(down)))
         cells.append(("down", "all questions of a round, mean", None, round(down)))
     several = any(row["varies"] for row in run.ledger)
     yield Figure(
@@ -162,9 +161,8 @@ def costs(arms: Arms) -> Iterator[Figure]:
     time = {title: blend([seconds for run in runs for seconds in _trained(run)]) for title, runs in arms}
     about = "All sites of a round, on the machine that ran it; mean over rounds and runs."
     yield from _cost("time", "Seconds of training per round", time, _seconds, "seconds", about)
-    traffic = {
-        title: blend([_per_site(run, "bytes_up", "bytes_down") for run in runs]) for title, runs in arms
-    }
+    both = ("bytes_up", "bytes_down")
+    traffic = {title: blend([_per_site(run, *both) for run in runs]) for title, runs in arms}
     about = "Up and down, without testing; mean over sites, rounds and runs."
     yield from _cost("bytes", "Bytes per site and round", traffic, size, "bytes", about)
 

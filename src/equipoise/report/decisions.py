@@ -45,9 +45,8 @@ def decisions(run: Run) -> Decisions | None:
     scores = run.scores
     if scores is not None:
         pages = [tallies(page, scores.labels, task=scores.task) for page in scores.logits]
-        counts = {
-            name: torch.stack([page[name] for page in pages]).double().mean(0).numpy() for name in pages[0]
-        }
+        stacks = {name: torch.stack([page[name] for page in pages]) for name in pages[0]}
+        counts = {name: stack.double().mean(0).numpy() for name, stack in stacks.items()}
     else:
         noted = (run.test or {}).get("counts") or {}
         counts = {name: np.array(table, dtype=np.float64) for name, table in noted.items()}

@@ -219,9 +219,8 @@ def data_of(run: RunFolder) -> dict[str, Any]:
         raise StorageError(f"{run}: nothing is known of its data yet; try again when the first round is done")
     plan, census = run.read(BLUEPRINT), Census.model_validate(run.read(CENSUS))
     side, channels = plan["input"]["image_size"], plan["input"]["channels"]
-    facts = Facts(
-        plan["task"], tuple(plan["classes"]), (side, side, channels), plan["data"], census, plan["partial"]
-    )
+    shape, classes = (side, side, channels), tuple(plan["classes"])
+    facts = Facts(plan["task"], classes, shape, plan["data"], census, plan["partial"])
     return facts.table()
 
 

@@ -340,17 +340,13 @@ def _sites(first: Run, arms: words.Arms) -> Sheet:
     rows = []
     for label, runs in arms:
         tests = [run.test["sites"] if run.test else {} for run in runs]
-        cells = tuple(
-            Figure.of([(test.get(site) or {}).get("balanced_accuracy") for test in tests]) for site in sites
-        )
+        own = [[(test.get(site) or {}).get("balanced_accuracy") for test in tests] for site in sites]
+        cells = tuple(map(Figure.of, own))
         rows.append(Row(label, cells))
     heads = tuple(f"{site} ({first.data['sites'][site]['train']['images']:,})" for site in sites)
     note = "Balanced accuracy of each site's own predictor on its own test set; training images in brackets."
-    return Sheet(
-        "What each site gets",
-        Table(heads, tuple(rows)),
-        f"{note} {words.DRAWN}" if words.drawn(arms) else note,
-    )
+    note = f"{note} {words.DRAWN}" if words.drawn(arms) else note
+    return Sheet("What each site gets", Table(heads, tuple(rows)), note)
 
 
 def _crowd(arms: words.Arms) -> Sheet:

@@ -96,9 +96,8 @@ def bars(
         for part in row.parts:
             x0, x1 = sorted((across(start), across(start + part.value)))
             wide = max(1.0, x1 - x0) if part.value else 0.0
-            parts.append(
-                mark("rect", part.hover, x=x0, y=middle - 5.5, width=wide, height=11, style=part.look.style)
-            )
+            box = {"x": x0, "y": middle - 5.5, "width": wide, "height": 11.0}
+            parts.append(mark("rect", part.hover, **box, style=part.look.style))
             start += part.value
         if row.end:
             side, gap = ("end", -5) if start < 0 else ("start", 5)
@@ -285,9 +284,8 @@ def matrix(
         marks = [mark("rect", describe(i, j), x=x + 1, y=y + 1, width=wide - 2, height=tall - 2, style=style)]
         if longest + 2 <= wide and counts[i][j]:
             style = "fill:var(--ink);pointer-events:none"
-            marks.append(
-                label(x + wide / 2, y + tall / 2 + 4, texts[i][j], text_anchor="middle", style=style)
-            )
+            x, y = x + wide / 2, y + tall / 2 + 4
+            marks.append(label(x, y, texts[i][j], text_anchor="middle", style=style))
         return marks
 
     parts, top = grid(rows, columns, cell, square=True)
@@ -332,9 +330,8 @@ def reliability(title: str, bins: Sequence[tuple[float, float, float, float, flo
         ):
             parts.append(mark("rect", texts[-1], x=x, y=y, width=wide, height=height, style=style))
     broken = "stroke:var(--soft);stroke-dasharray:4 3"
-    parts.append(
-        mark("line", "as often right as sure", x1=across(0), x2=across(1), y1=up(0), y2=up(1), style=broken)
-    )
+    ends = {"x1": across(0), "x2": across(1), "y1": up(0), "y2": up(1)}
+    parts.append(mark("line", "as often right as sure", **ends, style=broken))
     filled = [one for one in bins if one[2]]
     parts += [
         shape(2, across(sure), up(right_), hover)
@@ -366,9 +363,8 @@ def maps(title: str, panels: Sequence[tuple[str, Sequence[Spot]]]) -> Markup:
     for name, spots in panels:
         parts.append(label(4, top + 14, name, style="fill:var(--ink);font-weight:600"))
         top += 22
-        parts.append(
-            mark("rect", x=1, y=top, width=WIDTH - 2, height=tall, rx=4, style="fill:none;stroke:var(--line)")
-        )
+        frame = {"x": 1, "y": top, "width": WIDTH - 2, "height": tall, "rx": 4}
+        parts.append(mark("rect", **frame, style="fill:none;stroke:var(--line)"))
         parts += _spots(spots, (16.0, top + 16, WIDTH - 32.0, tall - 32))
         top += tall + 10
     words = "; ".join(f"{name}: " + ", ".join(spot.hover for spot in spots) for name, spots in panels)
@@ -396,12 +392,8 @@ def _spots(spots: Sequence[Spot], box: Box) -> list[Markup]:
     ]
     for x, y, r, spot in sorted(placed, key=lambda one: one[2]):
         long = min(NAMES, width(spot.name))
-        corners = (
-            (x + r + 3, y - 7),
-            (x - r - 3 - long, y - 7),
-            (x - long / 2, y - r - 15),
-            (x - long / 2, y + r + 1),
-        )
+        middle = x - long / 2
+        corners = ((x + r + 3, y - 7), (x - r - 3 - long, y - 7), (middle, y - r - 15), (middle, y + r + 1))
         inside = [
             (cx, cy) for cx, cy in corners if 2 <= cx <= WIDTH - 2 - long and top - 15 <= cy <= top + tall + 1
         ]
@@ -410,9 +402,8 @@ def _spots(spots: Sequence[Spot], box: Box) -> list[Markup]:
         if crowd[at] > long * 14.0 * CROWDED:
             continue
         taken.append((*at, long, 14.0))
-        marks.append(
-            label(at[0], at[1] + 11, spot.name, room=NAMES, hover=spot.hover, style="fill:var(--ink)")
-        )
+        style = "fill:var(--ink)"
+        marks.append(label(at[0], at[1] + 11, spot.name, room=NAMES, hover=spot.hover, style=style))
     return marks
 
 

@@ -21,11 +21,8 @@ def recalls(run: Run) -> Iterator[Figure]:
     rows, cells = [], list[tuple[Cell, ...]]()
     for i in order:
         name, recall, support = data["classes"][i], metrics["recall"][i], round(metrics["support"][i] or 0)
-        parts = (
-            ()
-            if recall is None
-            else (Part(recall, f"{name}: {percent(recall)} of {support:,} test images found"),)
-        )
+        hover = f"{name}: {percent(recall)} of {support:,} test images found"
+        parts = () if recall is None else (Part(recall, hover),)
         rows.append(Bar(name, parts, percent(recall), f"{data['train'][i]:,}"))
         cells.append((name, data["train"][i], support, rate(recall)))
     yield Figure(

@@ -74,13 +74,11 @@ def contribution(run: Run) -> Iterator[Figure]:
         "Weight of each site's change in the mean over the sum of all weights: training images, or "
         "what the method has instead."
     )
-    yield from lined(
-        "contribution", "Share of each site in the aggregate", _by_site(run, shares, sum), about, percent=True
-    )
+    title, series = "Share of each site in the aggregate", _by_site(run, shares, sum)
+    yield from lined("contribution", title, series, about, percent=True)
     about = "How far a site's classes are from the shared self-supervised view, before and in training."
-    yield from lined(
-        "rescue", "Rescue factor of each site", _by_site(run, notes(run, "rescue_factor"), mean), about
-    )
+    series = _by_site(run, notes(run, "rescue_factor"), mean)
+    yield from lined("rescue", "Rescue factor of each site", series, about)
 
 
 def notes(run: Run, name: str) -> dict[int, dict[str, float]]:
@@ -105,9 +103,8 @@ def _by_site(
     if len(few) < len(order):
         rest = {x: [row[site] for site in order[len(few) :] if site in row] for x, row in rows.items()}
         named = f"the other {len(order) - len(few)}" + (" together" if together is sum else ", mean")
-        series.append(
-            Series(named, [(x, together(values) if values else None) for x, values in rest.items()])
-        )
+        points = [(x, together(values) if values else None) for x, values in rest.items()]
+        series.append(Series(named, points))
     return series
 
 

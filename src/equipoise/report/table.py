@@ -79,9 +79,8 @@ class Table:
         """Best and second of every column in which more is better, by the digits that are shown; what looks
         equal ranks equal."""
         ranked = len(self.columns) - self.unranked
-        columns = [
-            _ranks([row.figures[i] if row.ranked else None for row in self.rows]) for i in range(ranked)
-        ]
+        figures = [[row.figures[i] if row.ranked else None for row in self.rows] for i in range(ranked)]
+        columns = [_ranks(column) for column in figures]
         columns += [[""] * len(self.rows)] * self.unranked
         return [tuple(column[i] for column in columns) for i in range(len(self.rows))]
 
@@ -95,9 +94,8 @@ class Table:
 
 def _ranks(figures: Sequence[Figure | None]) -> list[Rank]:
     shown = [None if figure is None else round(100 * figure.mean, 1) for figure in figures]
-    order = sorted({value for value in shown if value is not None}, reverse=True)[
-        : 2 if len(figures) > 1 else 0
-    ]
+    order = sorted({value for value in shown if value is not None}, reverse=True)
+    order = order[: 2 if len(figures) > 1 else 0]
     names: dict[float | None, Rank] = dict(zip(order, ("best", "second"), strict=False))
     return [names.get(value, "") for value in shown]
 

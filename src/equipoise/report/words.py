@@ -83,9 +83,8 @@ def whose(run: Run) -> str:
     """Who holds how much, and how unequal the classes are."""
     data = run.data
     sites = {name: held["train"]["images"] for name, held in data["sites"].items()}
-    counts = {
-        split: sum(held[split]["images"] for held in data["sites"].values()) for split in data["splits"]
-    }
+    held = data["sites"].values()
+    counts = {split: sum(one[split]["images"] for one in held) for split in data["splits"]}
     parts = [
         f"{count:,} for {'training' if split == 'train' else split}"
         for split, count in counts.items()
@@ -153,9 +152,8 @@ def _settled(run: Run) -> str:
 
 def _classes(run: Run, test: Mapping[str, Any]) -> str:
     everyone = test["generalisation"]
-    recalls = list(
-        zip(run.data["classes"], everyone["recall"], (int(n or 0) for n in everyone["support"]), strict=True)
-    )
+    support = [int(n or 0) for n in everyone["support"]]
+    recalls = list(zip(run.data["classes"], everyone["recall"], support, strict=True))
     judged = sorted((recall, name, n) for name, recall, n in recalls if n >= SMALL and recall is not None)
     few = [f"{name} ({n})" for name, _, n in recalls if n < SMALL]
     text = f"No class has {SMALL} test images."
@@ -276,10 +274,8 @@ def _chance(facts: Mapping[str, Any], figures: Mapping[str, Figure]) -> str:
         text += f"For these models on other such patients, {_verdict(images)}. "
     if runs is None:
         return f"{text}One run each says nothing about how training again would turn out."
-    return (
-        f"{text}For the methods trained again, {_verdict(runs)}, over {many(len(one['differences']), 'run')} "
-        "of each."
-    )
+    over = many(len(one["differences"]), "run")
+    return f"{text}For the methods trained again, {_verdict(runs)}, over {over} of each."
 
 
 def _settled_arms(arms: Arms) -> str:
@@ -298,18 +294,13 @@ def _settled_arms(arms: Arms) -> str:
 
 def _verdict(p: float) -> str:
     shown = "< 0.001" if p < 0.001 else f"= {p:.3f}"
-    return (
-        f"that is {'more than chance explains' if p < CHANCE else 'not more than chance may explain'} "
-        f"(p {shown})"
-    )
+    verdict = "more than chance explains" if p < CHANCE else "not more than chance may explain"
+    return f"that is {verdict} (p {shown})"
 
 
 def _rare(facts: Mapping[str, Any], run: Run) -> str:
-    tails = {
-        label: Figure(**one["figures"]["generalisation"]["tail"])
-        for label, one in facts["arms"].items()
-        if one["figures"]["generalisation"]["tail"] is not None
-    }
+    every = {label: one["figures"]["generalisation"]["tail"] for label, one in facts["arms"].items()}
+    tails = {label: Figure(**tail) for label, tail in every.items() if tail is not None}
     if not tails:
         return ""
     best = max(tails, key=lambda label: tails[label].mean)
@@ -319,13 +310,8 @@ def _rare(facts: Mapping[str, Any], run: Run) -> str:
     )
     reference = facts["arms"][best]["reference"]
     text += f"; {reference} {tails[reference]} %." if reference in tails and reference != best else "."
-    few = [
-        name
-        for name, n in zip(
-            run.data["classes"], (run.test or {}).get("generalisation", {}).get("support", []), strict=False
-        )
-        if int(n or 0) < SMALL
-    ]
+    support = (run.test or {}).get("generalisation", {}).get("support", [])
+    few = [name for name, n in zip(run.data["classes"], support, strict=False) if int(n or 0) < SMALL]
     return text + (f" Fewer than {SMALL} test images have {listed(few)}." if few else "")
 
 
@@ -380,10 +366,8 @@ def _left(facts: Mapping[str, Any]) -> str:
 def drawn(arms: Arms) -> bool:
     """Whether a site's name means another site in another run."""
     runs = [run for _, each in arms for run in each]
-    return (
-        runs[0].config["partition"]["kind"] != "column"
-        and len({run.config["train"]["seed"] for run in runs}) > 1
-    )
+    fixed = runs[0].config["partition"]["kind"] == "column"
+    return not fixed and len({run.config["train"]["seed"] for run in runs}) > 1
 
 
 # Pieces -----------------------------------------------------------------------------------------------------

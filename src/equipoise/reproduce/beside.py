@@ -57,10 +57,8 @@ def reproduce(
 def page(out: Path) -> Path:
     """Write the page of the table in a folder: that of the comparison, with the paper's numbers first."""
     facts = read_facts(out / FACTS)
-    note = (
-        f"Per cent, mean ± standard deviation; paper: as published; Δ: ours minus the paper's. "
-        f"{facts['source']}."
-    )
+    note = "Per cent, mean ± standard deviation; paper: as published; Δ: ours minus the paper's."
+    note += f" {facts['source']}."
     note += "".join(f" {remark.rstrip('.')}." for remark in facts["remarks"])
     return comparison_page(out, [Sheet(f"Beside the paper: {facts['title']}", sheet(facts), note)])
 
@@ -131,9 +129,8 @@ def sheet(facts: Mapping[str, Any]) -> Table:
     for label, row in facts["rows"].items():
         cells = [text for name in facts["columns"] for text in texts(row["cells"][name])]
         cells += _p_texts(row) if _with_p(facts) else []
-        rows.append(
-            Row(label, (), (*cells, f"{row['runs']}" if row["runs"] == facts["runs"] else _of(row, facts)))
-        )
+        runs = f"{row['runs']}" + ("" if row["runs"] == facts["runs"] else f" of {facts['runs']}")
+        rows.append(Row(label, (), (*cells, runs)))
     return Table((), tuple(rows), (*heads, "runs"))
 
 
@@ -155,10 +152,6 @@ def _with_p(facts: Mapping[str, Any]) -> bool:
 def _p_texts(row: Mapping[str, Any]) -> list[str]:
     """Our p-value and the paper's, empty for a row without."""
     return [p_text(row["p"]["ours"]), row["p"]["paper"]] if "p" in row else ["", ""]
-
-
-def _of(row: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
-    return f"{row['runs']} of {facts['runs']}"
 
 
 def _figure(middle: float | None, spread: float | None) -> str:

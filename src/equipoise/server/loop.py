@@ -234,21 +234,13 @@ class Federation:
     def _pins(self, done: int) -> dict[int, Mapping[str, str]]:
         """By pinned round up to now: the sites' private versions, so that a site's own predictor of that
         round stays too."""
-        rounds = (
-            round
-            for round in self.observer.pinned()
-            if round <= done and self.checkpoints.path(round).exists()
-        )
+        there = (round for round in self.observer.pinned() if round <= done)
+        rounds = (round for round in there if self.checkpoints.path(round).exists())
         return {round: self.checkpoints.load(round)[1].versions for round in rounds}
 
     def _observe(self, server: Tree, done: int, ask: Exchange, more: Mapping[str, Any]) -> None:
-        facts = {
-            **more,
-            **ask.numbers,
-            "sites": list(ask.sites),
-            "bytes_up": ask.bytes_up,
-            "bytes_down": ask.bytes_down,
-        }
+        facts = {**more, **ask.numbers, "sites": list(ask.sites)}
+        facts |= {"bytes_up": ask.bytes_up, "bytes_down": ask.bytes_down}
         tested = self.tested or self.sites
         listen = self.exchange(ask.round, ask.versions, tested, ask.durable, writes=False)
         self.observer.observe(done, server, listen, facts)

@@ -66,11 +66,11 @@ class Spending:
             draw = generator(self.seed, round, "participants")
             for site in sample(tuple(self.images), count, draw):
                 passes[site] += self.ledger.passes(round)
-        return {site: rounded(self._one(site, count)) for site, count in passes.items()}
-
-    def _one(self, site: str, passes: int) -> float:
-        steps = steps_of(self.images[site], self.batch_size, passes, self.noise[site])
-        return epsilon([steps], self.privacy.delta)
+        spent = {}
+        for site, count in passes.items():
+            steps = steps_of(self.images[site], self.batch_size, count, self.noise[site])
+            spent[site] = rounded(epsilon([steps], self.privacy.delta))
+        return spent
 
     def planned(self) -> dict[str, float | None]:
         """By site: ε of the whole run."""

@@ -148,12 +148,10 @@ class SiteData:
         hidden = dict(holding.hidden)
         if holding.labelled is not None:
             hidden["train"] = ~holding.labelled
-        self.splits = {
-            split: Rows(
-                samples, getattr(holding, split), hidden.get(split), device, f"{holding.name}/{split}"
-            )
-            for split in ("train", "validation", "test")
-        }
+        self.splits = {}
+        for split in ("train", "validation", "test"):
+            rows, name = getattr(holding, split), f"{holding.name}/{split}"
+            self.splits[split] = Rows(samples, rows, hidden.get(split), device, name)
         self.attributes = {
             name: {split: values[getattr(holding, split)] for split in self.splits}
             for name, values in samples.attributes.items()

@@ -58,12 +58,10 @@ def coarse(stats: dict[str, Tensor], least: int = LEAST, bins: int = MOST) -> di
         group = _groups(rows, max(least, -(-int(rows.sum()) // bins)))
         merged[c].index_add_(1, group, histogram)
     calibration = stats["calibration"]
-    group = _groups(
-        calibration[:, 0], least * (len(scores) if "binary" in stats else 1)
-    )  # with several labels: decisions
-    last = torch.zeros(len(group), dtype=torch.int64).scatter_reduce(
-        0, group, torch.arange(len(group)), "amax"
-    )
+    decisions = len(scores) if "binary" in stats else 1  # per image
+    group = _groups(calibration[:, 0], least * decisions)
+    last = torch.zeros(len(group), dtype=torch.int64)
+    last = last.scatter_reduce(0, group, torch.arange(len(group)), "amax")
     calibration = torch.zeros_like(calibration).index_add_(0, last[group], calibration)
     return stats | {"scores": merged, "calibration": calibration}
 
@@ -106,9 +104,8 @@ def tallies(logits: Tensor, labels: Tensor, *, task: Task, calibration_bins: int
         confidence = torch.maximum(chance, 1 - chance)[labelled]
         correct = (positive == target)[labelled]
     bucket = ((confidence * calibration_bins).ceil().long() - 1).clamp(0, calibration_bins - 1)
-    columns = torch.stack(
-        [torch.ones_like(bucket), correct.long(), (confidence * FIXED_POINT).round().long()], dim=1
-    )
+    sure = (confidence * FIXED_POINT).round().long()
+    columns = torch.stack([torch.ones_like(bucket), correct.long(), sure], dim=1)
     calibration = torch.zeros(calibration_bins, 3, dtype=torch.int64).index_add_(0, bucket, columns)
     return decided | {"calibration": calibration}
 

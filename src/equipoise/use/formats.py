@@ -116,10 +116,6 @@ def _header(model: Predictor) -> dict[str, Any]:
     return {"blueprint": plan.model_dump(mode="json"), "origin": model.origin.model_dump(mode="json")}
 
 
-def _from_safetensors(path: Path) -> Answer:
-    return load(path)
-
-
 # ONNX -------------------------------------------------------------------------------------------------------
 
 
@@ -170,7 +166,7 @@ def _onnx() -> tuple[Any, Any]:
 
 
 KINDS: dict[str, tuple[Callable[[Predictor], bytes], Callable[[Path], Answer]]] = {
-    "safetensors": (_to_safetensors, _from_safetensors),
+    "safetensors": (_to_safetensors, load),
     "onnx": (_to_onnx, _from_onnx),
 }
 """by name: how a predictor becomes bytes, and how such a file is asked"""

@@ -33,10 +33,8 @@ def method(one: dict[str, Any]) -> None:
     """One method in full."""
     console = terminal()
     console.print(escape(one["text"]), end="\n\n", soft_wrap=True)
-    console.print(
-        f"labels: {', '.join(one['tasks'])}   stays at the site: "
-        f"{escape(', '.join(one['private']) or 'nothing')}"
-    )
+    private = escape(", ".join(one["private"]) or "nothing")
+    console.print(f"labels: {', '.join(one['tasks'])}   stays at the site: {private}")
     if one["recommends"]:
         advice = ", ".join(f"train.{key} = {value}" for key, value in one["recommends"].items())
         console.print(escape(f"recommends: {advice}"))

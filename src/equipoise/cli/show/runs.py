@@ -39,15 +39,12 @@ def result(run: Result, page: Path) -> None:
         table = grid("recall", "test images", "global predictor")
         everyone = test["generalisation"]
         for i in by_size(everyone["support"]):
-            table.add_row(
-                escape(run.classes[i]), f"{everyone['support'][i]:,.0f}", percent(everyone["recall"][i])
-            )
+            support, recall = everyone["support"][i], everyone["recall"][i]
+            table.add_row(escape(run.classes[i]), f"{support:,.0f}", percent(recall))
         console.print(table)
         worst = test["worst_site"]
-        console.print(
-            f"worst site  {escape(str(worst['name'] or 'differs'))}, balanced accuracy "
-            f"{percent(worst['balanced_accuracy'])}"
-        )
+        name, accuracy = escape(str(worst["name"] or "differs")), percent(worst["balanced_accuracy"])
+        console.print(f"worst site  {name}, balanced accuracy {accuracy}")
     console.print("sites       simulated on one machine")
     rounds = reported_rounds(run.rounds, run.ending_of)
     console.print(f"rounds      {rounds}\nstate       {run.state_hash}")
@@ -83,16 +80,14 @@ def evaluated(facts: dict[str, Any]) -> None:
     console.print(table)
     table = grid("recall", "images", "")
     for i in by_size(metrics["support"]):
-        table.add_row(
-            escape(facts["classes"][i]), f"{metrics['support'][i]:,}", percent(metrics["recall"][i])
-        )
+        support, recall = metrics["support"][i], metrics["recall"][i]
+        table.add_row(escape(facts["classes"][i]), f"{support:,}", percent(recall))
     console.print(table)
     if len(facts["sites"]) > 1:
         table = grid("site", "balanced accuracy", "macro AUC", "recall, tail classes")
         for name, one in facts["sites"].items():
-            table.add_row(
-                escape(name), *(percent(one[key]) for key in ("balanced_accuracy", "macro_auc", "tail"))
-            )
+            cells = (percent(one[key]) for key in ("balanced_accuracy", "macro_auc", "tail"))
+            table.add_row(escape(name), *cells)
         console.print(table)
     console.print(f"model  {escape(facts['model'])}", soft_wrap=True)
     which = (

@@ -28,10 +28,8 @@ def compared(facts: dict[str, Any], folder: Path) -> None:
     ]
     figures = [(head, [row[i] for row in marked]) for i, head in enumerate(comparison.columns)]
     several = len(references(facts)) > 1
-    tests = [
-        (head, [escape(row.remarks[i]) for row in comparison.rows])
-        for i, head in enumerate(comparison.remarks)
-    ]
+    remarks = enumerate(comparison.remarks)
+    tests = [(head, [escape(row.remarks[i]) for row in comparison.rows]) for i, head in remarks]
     head = "" if several else f"against {escape(facts['reference'])}"
     for table in (*stacked(console, ("", labels), figures), *stacked(console, (head, labels), tests)):
         console.print(table)
@@ -132,9 +130,8 @@ def paper_table(one: dict[str, Any]) -> None:
         columns.append((escape(name), cells))
     for table in stacked(console, ("as published", [*map(escape, one["rows"])]), columns):
         console.print(table)
-    blocked = [
-        f"{label} cannot be run: {row['cannot']}" for label, row in one["rows"].items() if "cannot" in row
-    ]
+    rows = one["rows"].items()
+    blocked = [f"{label} cannot be run: {row['cannot']}" for label, row in rows if "cannot" in row]
     for text in (*one["notes"], *blocked):
         console.print(f"- {escape(text)}")
     console.print(COST)

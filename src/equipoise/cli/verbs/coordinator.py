@@ -119,9 +119,8 @@ def server_start(
     )
     listed = AllowList(folder)
     process = link.start(folder, host, port, limits)
-    print(
-        f"listening on {host}:{port}; `equipoise submit FILE.toml --to {folder}` hands in a run", flush=True
-    )
+    submit = f"equipoise submit FILE.toml --to {folder}"
+    print(f"listening on {host}:{port}; `{submit}` hands in a run", flush=True)
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         with serving(health_port, lambda: of_coordinator(folder)):

@@ -51,9 +51,8 @@ def predict(
     if bad and json:
         raise typer.Exit(DataError.exit_code)
     if bad:
-        raise DataError(
-            f"{len(bad)} of {len(rows)} images cannot be read, the first is {bad[0].file}: {bad[0].error}"
-        )
+        first = f"{bad[0].file}: {bad[0].error}"
+        raise DataError(f"{len(bad)} of {len(rows)} images cannot be read, the first is {first}")
 
 
 def evaluate(

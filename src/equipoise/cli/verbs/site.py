@@ -43,10 +43,8 @@ def site_init(
         print_json({"made": [str(path) for path in made]})
     else:
         print("\n".join(map(str, made)))
-        print(
-            f"next: describe your data in {folder / 'site.toml'}, send {folder / 'keys' / 'site.pub'} to "
-            f"the coordinator,"
-        )
+        toml, key = folder / "site.toml", folder / "keys" / "site.pub"
+        print(f"next: describe your data in {toml}, send {key} to the coordinator,")
         print(f"put their ca.crt into {folder / 'keys'}, then `equipoise site check {folder}`")
 
 
@@ -72,9 +70,8 @@ def site_check(
     if checked.ledger is not None:
         leaving = {"leaves": checked.joining + checked.ledger.rows(), "questions": totals(checked.ledger)}
     if json:
-        print_json(
-            {"checked": checked.facts, "warnings": checked.warnings, **leaving, "refused": checked.refused}
-        )
+        facts = {"checked": checked.facts, "warnings": checked.warnings, **leaving}
+        print_json(facts | {"refused": checked.refused})
     else:
         for what, text in checked.facts.items():
             print(f"✓ {what:<8} {text}")

@@ -172,6 +172,4 @@ def _some_failed(failures: Sequence[dict[str, Any]], runs: int, json: bool) -> N
         raise typer.Exit(RunsFailed.exit_code)
     if failures:
         first = f"{failures[0]['run']}: {failures[0]['error']}"
-        raise RunsFailed(
-            f"{len(failures)} of {runs} runs failed ({first}); the same command tries them again"
-        )
+        raise RunsFailed(f"{len(failures)} of {runs} runs failed ({first}); run the command again to retry")

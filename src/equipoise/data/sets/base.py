@@ -209,11 +209,9 @@ def check(options: SetData, base: Path) -> dict[str, Any]:
     sites = {name: (held.sites.get(name, 0), wanted.sites.get(name)) for name in (*wanted.sites, *held.sites)}
     splits = Counter(row.split for row in good if row.split is not None)
     compared = {"images": (len(good), wanted.images), **_titled("class", classes), **_titled("site", sites)}
-    problems += [
-        f"{name}: {has:,} where {want:,} are published"
-        for name, (has, want) in compared.items()
-        if want not in (None, has)
-    ]
+    for name, (has, want) in compared.items():
+        if want not in (None, has):
+            problems.append(f"{name}: {has:,} where {want:,} are published")
     return {
         "name": options.kind,
         "title": options.facts.title,

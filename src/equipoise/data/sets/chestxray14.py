@@ -80,9 +80,8 @@ class ChestXray14(SetData):
         return self.findings
 
     def expected(self) -> Counts:
-        return Counts(
-            VIEWS[self.view], {name: FINDINGS[name] for name in self.findings} if self.view == "both" else {}
-        )
+        both = {name: FINDINGS[name] for name in self.findings}
+        return Counts(VIEWS[self.view], both if self.view == "both" else {})
 
     def rows(self, download: Download) -> Iterator[Row | Bad]:
         places = download.below("images")

@@ -81,7 +81,8 @@ class RsnaIch(SetData):
         held = self._types(download)
         names = [name for name, types in held.items() if (types if self.multi else len(types) == 1)]
         if self.multi:
-            healthy = sorted((name for name, types in held.items() if not types), key=_hash)
+            healthy = [name for name, types in held.items() if not types]
+            healthy.sort(key=lambda name: hashlib.sha256(name.encode()).hexdigest())
             names += healthy[: self.healthy]
         for number, name in enumerate(names):
             types, file = held[name], places.get(name, f"{name}.dcm")
@@ -110,7 +111,3 @@ class RsnaIch(SetData):
             elif kind != "any" and fields["Label"] == "1" and kind not in types:
                 types.append(kind)
         return held
-
-
-def _hash(name: str) -> str:
-    return hashlib.sha256(name.encode()).hexdigest()

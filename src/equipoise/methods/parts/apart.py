@@ -28,9 +28,8 @@ def shown(up: Upload, loc: Loc) -> Upload:
 def distance(a: Change, b: Change) -> float:
     """Σ over tensors of the norm of their difference (not the norm of all of it); shared tensors are never
     integers."""
-    return sum(
-        float(torch.linalg.vector_norm((a[name] - b[name]).flatten(), dtype=torch.float64)) for name in a
-    )
+    changes = ((a[name] - b[name]).flatten() for name in a)
+    return sum(float(torch.linalg.vector_norm(change, dtype=torch.float64)) for change in changes)
 
 
 def blend(changes: Mapping[str, Change], weight: Tensor) -> Tree:

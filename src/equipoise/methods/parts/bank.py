@@ -82,11 +82,8 @@ def vote(logits: Tensor) -> Tensor:
 
 def head_of(net: Net) -> dict[str, Tensor]:
     """The tensors of the head a net holds."""
-    return {
-        name.removeprefix(HEAD): t.detach().cpu().clone()
-        for name, t in state(net).items()
-        if name.startswith(HEAD)
-    }
+    tensors = {name.removeprefix(HEAD): t for name, t in state(net).items() if name.startswith(HEAD)}
+    return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
 
 
 def drawn_anew(head: Tree, draw: torch.Generator) -> Tree:
