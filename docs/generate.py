@@ -276,10 +276,12 @@ def masked() -> str:
     found = json.loads((DOCS / "results" / "costs.json").read_text())
     rows = []
     for name in METHODS:
-        leaves = found[name]["leaves"] if name in found else {}
-        read = [leaf for leaf, kind in leaves.items() if kind == "each"]
-        whole = "not measured yet" if name not in found else "" if read else "yes"
-        rows.append((f"[`{name}`](methods.md#{address(name)})", whole, code(read)))
+        link = f"[`{name}`](methods.md#{address(name)})"
+        if METHODS[name].standard == "pooled":
+            rows.append((link, "refused", "all images are in one place: there are no sites to mask"))
+            continue
+        read = [leaf for leaf, kind in found[name]["leaves"].items() if kind == "each"]
+        rows.append((link, "" if read else "yes", code(read)))
     return table(("method", "fully masked", "read for every site all the same"), rows)
 
 

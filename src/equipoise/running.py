@@ -446,7 +446,7 @@ def make_engine(plan: Plan, dataset: Material, folder: RunFolder) -> Engine:
     if config.engine.kind == "serial":
         sites = dataset.sites(place.device, config.method.standard == "pooled")
         host = Host(plan.blueprint, sites, Store(private), place, plan.built)
-        host.noise = noise
+        host.noise, host.clip = noise, config.exchange.clip
         return Serial(host, members)
     if config.engine.kind == "ray" and config.engine.device == "auto" and not config.engine.gpus:
         config = config.with_engine(device="cpu")  # no share of a GPU, on whichever node a site runs

@@ -196,7 +196,9 @@ def make_host(config: Config, dataset: Material, private: Path, shared: bool = F
     place = place_of(config)
     store = Store(private, shared=shared)
     sites = dataset.sites(place.device, config.method.standard == "pooled")
-    return Host(blueprint, sites, store, place, built)
+    host = Host(blueprint, sites, store, place, built)
+    host.clip = config.exchange.clip
+    return host
 
 
 def order(config: Config, blueprint: Blueprint, private: Path, noise: Mapping[str, float] = {}) -> bytes:

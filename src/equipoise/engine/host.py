@@ -14,7 +14,7 @@ from torch import Tensor
 
 from equipoise.blueprint import HERE, Blueprint, Built, Place
 from equipoise.errors import EquipoiseError, MethodError, SiteError
-from equipoise.exchange import encode_upload, unpack
+from equipoise.exchange import clipped, encode_upload, received_by, unpack
 from equipoise.exchange.question import Call
 from equipoise.losses import knows_counts, make_objective
 from equipoise.names import unknown
@@ -52,6 +52,8 @@ class Host:
         self.initial = {name: tensor.detach().cpu().clone() for name, tensor in state(self.net).items()}
         self.least = LEAST
         """images in a bin of what is told for one site alone, at least"""
+        self.clip: float | None = None
+        """largest norm of an update that a site sends; none: as it is"""
         self.noise: Mapping[str, float] = {}
         """with differential privacy: the noise of each site's training"""
         self.source: Source = Seeded
@@ -140,6 +142,9 @@ class Host:
             loc.moments = private_state.get("optimizer", {})
         self.begin()
         upload = getattr(self.method, call.question)(self.net, loc)
+        if self.clip is not None:
+            upload, factors = clipped(upload, received_by(flatten(down)), self.clip)
+            loc.notes |= {f"clipped.{leaf}": factor for leaf, factor in factors.items()}
         wrote = self._keep(call, loc)
         self._note_reads(data.name, loc, wrote)
         if loc.notes:

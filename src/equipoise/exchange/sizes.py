@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
+from equipoise.exchange.clip import Part, norm_of
 from equipoise.exchange.guard import Bounds
 from equipoise.exchange.ledger import Line
-from equipoise.exchange.reduction import part_of, tensors_of, whole
+from equipoise.exchange.reduction import part_of, tensors_of
 from equipoise.leaves import Upload
 
 HARMLESS = 0.1
@@ -22,10 +22,6 @@ SLOWED = 1 / 3
 """the share of the largest ratio from which on a leaf is made smaller"""
 LENIENT = 10.0
 """how much further than models other means, such as class prototypes, may lie apart at honest sites"""
-
-
-Part = tuple[str, str]
-"""a leaf, and which of its tensors: those whose last name begins so, or all others"""
 
 
 class Sizes:
@@ -53,7 +49,7 @@ class Sizes:
     def measure(self, site: str, upload: Upload) -> bool:
         """Take note of an answer; whether it passes without a look at the others."""
         self._found[site] = {
-            (leaf, kind): _length(x for path, x in tensors_of(upload[leaf]).items() if part_of(path) == kind)
+            (leaf, kind): norm_of(x for path, x in tensors_of(upload[leaf]).items() if part_of(path) == kind)
             for leaf, kind in self._rules
         }
         return not any(self._large(site))
@@ -104,17 +100,6 @@ class Sizes:
         return {self._name(part): max(norm, self._known[part]) for part, norm in middle.items()}
 
 
-def smaller(upload: Upload, factors: Mapping[Part, float]) -> Upload:
-    """An answer with some of its parts multiplied."""
-    made = dict(upload)
-    for name in {leaf for leaf, _ in factors}:
-        tensors = {
-            path: x * factors.get((name, part_of(path)), 1.0) for path, x in tensors_of(upload[name]).items()
-        }
-        made[name] = replace(upload[name], value=whole(tensors))
-    return made
-
-
 def _rules(
     line: Line, bounds: Bounds, ratio: float, sent: Mapping[str, Tensor]
 ) -> Iterator[tuple[Part, tuple[float, float]]]:
@@ -135,11 +120,6 @@ def _rules(
         if bounded or not fixed or count < 2:
             continue
         if all(entry.tensor in sent and sent[entry.tensor].shape == entry.shape for entry in found):
-            yield part, (HARMLESS * _length(sent[entry.tensor] for entry in found), ratio)
+            yield part, (HARMLESS * norm_of(sent[entry.tensor] for entry in found), ratio)
         else:
             yield part, (0.0, ratio) if found[0].kind == "each" else (count**0.5, LENIENT * ratio)
-
-
-def _length(tensors: Iterable[Tensor]) -> float:
-    """The Euclidean norm of all values together."""
-    return math.hypot(*(float(torch.linalg.vector_norm(x.reshape(-1))) for x in tensors))
