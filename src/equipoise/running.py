@@ -198,7 +198,7 @@ class Plan:
 
 
 def prepare(config: Config, facts: Facts, dataset: Material | None = None) -> Plan:
-    """Build the networks and try every question on two made-up sites; `dataset` is the data, where it is at
+    """Build the networks and try every question on two generated sites; `dataset` is the data, where it is at
     hand."""
     watchable(config, facts)
     blueprint, built = draw(config, facts, dataset)

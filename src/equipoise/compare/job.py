@@ -1,4 +1,4 @@
-"""One run of a comparison, as a process of the pool or a task of a cluster is told of it and carries it
+"""One run of a comparison, as a process of the pool or a task of a cluster gets it and carries it
 out."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from equipoise.trust import only, remember
 
 
 def letter(job: Job, out: Path) -> str:
-    """A job as another process is told of it."""
+    """A job as it is sent to another process."""
     table = {"config": job.config.table(), "code": job.config.marks, "out": str((out / job.name).absolute())}
     return json.dumps(table)
 

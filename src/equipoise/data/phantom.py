@@ -1,4 +1,4 @@
-"""`kind = "phantom"`: made-up dermoscopy images at six hospitals, for tests and examples without real data.
+"""`kind = "phantom"`: generated dermoscopy images at six hospitals, for tests and examples without real data.
 
 Classes, hospitals and their label skew are those of Fed-ISIC2019, scaled down. Every image is drawn from
 traits (size, asymmetry, border, colours, network, dots, vessels, …). A class is a distribution over traits,

@@ -1,6 +1,6 @@
-"""The ledger by trial: a method's round, asked of two small made-up sites, shows every leaf that would leave.
+"""The ledger by trial: a method's round, asked of two small generated sites, shows every leaf that would leave.
 
-The made-up sites hold noise; they differ in size, so a length that depends on a site's data is seen to vary.
+The generated sites hold noise; they differ in size, so a length that depends on a site's data is seen to vary.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ def made_up(
 
 
 class Trial(Ask):
-    """A conversation with made-up sites that writes down what it saw.
+    """A conversation with generated sites that writes down what it saw.
 
     It speaks of as many sites as the real round has, since shapes may depend on that; all but two of them
-    drop out. Where the real round has one site, the second made-up one is looked at but not counted.
+    drop out. Where the real round has one site, the second generated one is looked at but not counted.
     `everyone` is how many the federation has.
     """
 

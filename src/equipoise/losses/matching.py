@@ -1,4 +1,4 @@
-"""Made-up features whose classifier gradients match given ones, and a classifier trained on them (CReFF)."""
+"""Generated features whose classifier gradients match given ones, and a classifier trained on them (CReFF)."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ from equipoise.tree import Tree, plus
 
 
 class CReFF(Method):
-    """FedAvg whose classifier is re-trained on balanced, made-up features."""
+    """FedAvg whose classifier is re-trained on balanced, generated features."""
 
     paper: ClassVar[str] = "Shang et al. 2022"
     tasks = ("single",)

@@ -202,11 +202,11 @@ def _cell(value: str | float | None) -> str:
 def changed_options(run: Run) -> str:
     """The method, and those of its options that are not as they are by default; all of them for a method of
     one's own."""
-    given = {key: value for key, value in run.config["method"].items() if key != "name"}
+    options = {key: value for key, value in run.config["method"].items() if key != "name"}
     if run.method in METHODS:
         usual = METHODS[run.method].model_validate({}).model_dump(mode="json", exclude_none=True)
-        given = {key: value for key, value in given.items() if usual.get(key) != value}
-    return ", ".join([run.method, *(f"{key} = {value}" for key, value in given.items())])
+        options = {key: value for key, value in options.items() if usual.get(key) != value}
+    return ", ".join([run.method, *(f"{key} = {value}" for key, value in options.items())])
 
 
 def _ends(run: Run) -> dict[str, Mapping[str, Any]]:

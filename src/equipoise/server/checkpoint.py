@@ -26,7 +26,7 @@ HEAD = "HEAD.json"
 
 @dataclass(frozen=True)
 class Header:
-    """What a checkpoint says of itself."""
+    """The metadata of a checkpoint."""
 
     round: int
     """rounds done"""

@@ -38,7 +38,7 @@ def private_steps(
     epochs: Sequence[int],
     views: Sequence[str] | None,
 ) -> Iterator[tuple[Tensor, int]]:
-    """One noisy gradient after the other, on the parameters. What is told of them is nothing: no image counts
+    """One noisy gradient after the other, on the parameters. Nothing is reported of them: no image counts
     towards the mean loss."""
     mechanism, stretch, nothing = loc.mechanism, loc.trace.passes, torch.zeros((), device=loc.device)
     assert mechanism is not None

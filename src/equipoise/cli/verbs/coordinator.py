@@ -153,8 +153,8 @@ def submit(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Hand a run to the server and wait for its end. Handed in again with the same --out, it goes on where it
-    stopped.
+    """Hand a run to the server and wait for its end. Handed in again with the same --out, it continues
+    where it stopped.
 
     Example: `equipoise submit fca.toml --to federation --out runs/fca`
     """
