@@ -1,4 +1,4 @@
-"""Draws a batch of generated dermoscopy images from traits: all images of the batch at once, as arrays [batch,
+"""Draws a batch of dermoscopy images from traits: all images of the batch at once, as arrays [batch,
 y, x]."""
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class _Stack:
                 f"{path}: {name} ({size}) holds 3-D volumes and only 2-D images can be used: save slices"
             )
         if len(shape) not in (3, 4) or dtype != np.uint8:
-            raise DataError(f"{path}: {name} is {dtype} ({size}): make it uint8 [N, H, W] or [N, H, W, 3]")
+            raise DataError(f"{path}: {name} is {dtype} ({size}): convert to uint8 [N, H, W] or [N, H, W, 3]")
         if by_column:
             raise DataError(f"{path}: {name} is stored by column: save numpy.ascontiguousarray of it")
         if math.prod(shape[1:]) > MOST_VALUES:

@@ -1,6 +1,6 @@
-"""The ledger by trial: a method's round, asked of two small generated sites, shows every leaf that would leave.
+"""The ledger by trial: a method's round, asked of two small generated sites, shows every leaf that leaves.
 
-The generated sites hold noise; they differ in size, so a length that depends on a site's data is seen to vary.
+The generated sites hold noise; they differ in size, so a length that depends on a site's data varies visibly.
 """
 
 from __future__ import annotations

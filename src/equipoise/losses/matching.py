@@ -1,4 +1,4 @@
-"""Generated features whose classifier gradients match given ones, and a classifier trained on them (CReFF)."""
+"""Features made to give wanted classifier gradients, and a classifier trained on them (CReFF)."""
 
 from __future__ import annotations
 

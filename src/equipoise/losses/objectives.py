@@ -54,7 +54,7 @@ class ObjectiveOptions(Options):
         for part in self.parts[:-1]:
             if part.last:
                 raise ConfigError(
-                    f"objective: '{part.name}' has its own criterion, so it must be the last part"
+                    f"objective: '{part.name}' brings its own criterion, so it must be the last part"
                 )
         if not self.tasks:
             names = "+".join(part.name for part in self.parts)
@@ -245,7 +245,7 @@ def make_objective(
         valid = sorted(name for name, part in OBJECTIVES.items() if task in part.tasks)
         names = "+".join(part.name for part in options.parts)
         raise ConfigError(
-            f"objective '{names}' does not fit {task}-label tasks; use one of {', '.join(valid)}"
+            f"objective '{names}' does not fit a {task}-label task; use one of {', '.join(valid)}"
         )
     counts = counts.to(torch.float64)
     full = torch.as_tensor(total, dtype=torch.float64, device=counts.device)
