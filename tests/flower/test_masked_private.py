@@ -1,5 +1,5 @@
-"""Masks and differential privacy together over Flower's messages: noisy answers are masked like any other, and
-a site whose budget is spent drops out of a masked sum without spoiling it."""
+"""Masks and differential privacy together over Flower's messages: noisy answers are masked like any other,
+and a site whose budget is spent drops out of a masked sum without spoiling it."""
 
 from __future__ import annotations
 
