@@ -214,21 +214,25 @@ class Blueprint(Options):
         own = self.marks
         return next((name for name in (*own, *marks) if own.get(name) != marks.get(name)), None)
 
-    def make_net(self, place: Place = HERE, start: bool = True) -> Net:
-        """The network with the method's heads and projector; without `start`, no file of weights is read."""
-        options = place.located(self.net) if start else self.net.model_copy(update={"weights": None})
+    def make_net(self, place: Place = HERE, given: Mapping[str, Tensor] | None = None) -> Net:
+        """The network with the method's heads and projector; with the tensors of such a network `given`, no
+        file of weights is read."""
+        options = place.located(self.net)
+        if given is not None:
+            options = self.net.model_copy(update={"weights": None})
         method = self.method
         return build(
             options,
             classes=len(self.classes),
             heads=method.heads,
             projector=method.projection(),
-            frozen=method.frozen(),
+            frozen={name: place.located(one) for name, one in method.frozen().items()},
             make_head=method.make_head,
             channels=self.input.channels,
             image_size=self.input.image_size,
             seed=derive(self.train.seed, "net"),
             base=place.base,
+            given=given,
         ).to(place.device)
 
     def make_frozen(self, place: Place = HERE) -> dict[str, nn.Module]:

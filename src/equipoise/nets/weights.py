@@ -65,9 +65,7 @@ def load_weights(
     A three-channel stem is summed over its channels for a net that reads grey images: the same as showing it
     the grey image three times.
     """
-    content = _read(path, net.name)
-    _check(path, hashlib.sha256(content).hexdigest(), sha256, net.name)
-    tensors = _parse(path, content)
+    tensors = _parse(path, read_checked(path, sha256, net.name))
     own = state(net.body)
     if net.name in NETS:
         found, stem = _body(tensors, net.name), NETS[net.name].stem
@@ -111,6 +109,13 @@ def _own_body(tensors: dict[str, Tensor], net: Net, gone: Collection[str]) -> di
                 "choose the net the file was made for"
             )
     return found
+
+
+def read_checked(path: Path, sha256: str | None, net: str) -> bytes:
+    """The bytes of a file for a net, if they are those that are meant."""
+    content = _read(path, net)
+    _check(path, hashlib.sha256(content).hexdigest(), sha256, net)
+    return content
 
 
 def _read(path: Path, net: str) -> bytes:

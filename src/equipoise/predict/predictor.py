@@ -62,7 +62,7 @@ class Predictor(nn.Module):
         self.blueprint, self.origin, self.method = blueprint, origin, blueprint.method
         self.own_metrics: Mapping[str, Any] = {}
         """metrics of the run's own, which `evaluate` computes as well"""
-        self.net = blueprint.make_net(start=False) if net is None else net
+        self.net = blueprint.make_net(given=tensors["net"]) if net is None else net
         self.net.expect(halfway=False)
         for tensor in state(self.net).values():
             # What nobody gives must not be mistaken for something learnt, see `whole`.

@@ -19,13 +19,15 @@ from equipoise.reproduce.recipe import Paper, Recipe, flat, notes_of
 
 SCALES = ("full", "small")
 
-SMALL_SIZE, SMALL_ROUNDS, SMALL_BATCH, SMALL_EVERY = 32, 20, 32, 4
+SMALL_SIZE, SMALL_BATCH, SMALL_VALIDATION = 32, 32, 0.1
+SMALL_EPOCHS, SMALL_EVALUATIONS, SMALL_PATIENCE = 200, 25, 5
+"""the budget of a run: local epochs over all its rounds; how often it is evaluated; evaluations without an
+improvement on validation images after which it ends"""
 SMALL_TRAIN = {
-    "epochs": 1, "optimizer": "adam", "lr": 2e-3, "momentum": 0.0, "nesterov": False,
-    "schedule": "cosine", "final_lr": 0.0, "milestones": [],
+    "optimizer": "adam", "lr": 2e-3, "momentum": 0.0, "nesterov": False,
+    "schedule": "constant", "milestones": [], "stop": {"patience": SMALL_PATIENCE},
 }  # fmt: skip
-"""what a small network that starts at random learns with in a few rounds; the papers' rates are for large
-pretrained ones"""
+"""what a small network that starts at random learns with; the papers' rates are for large pretrained ones"""
 IN_ROUNDS = ("warmup", "ramp")
 """methods' options that count rounds"""
 KEPT = ("image_size", "channels", "split")
@@ -148,15 +150,25 @@ def placed(paper: Paper, data: Path | None, base: Path) -> dict[str, Any]:
 
 
 def shrunk(table: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
-    """The table for a laptop: a small network on small images, few rounds, and an optimiser that suits it."""
+    """The table for a laptop: a small network on small images, an optimiser that suits it, and rounds of as
+    many local epochs as in the paper until validation improves no more, at most `SMALL_EPOCHS` in all."""
     data, train, evaluate = (dict(table.get(name, {})) for name in ("data", "train", "evaluate"))
     data["image_size"] = min(data.get("image_size", SMALL_SIZE), SMALL_SIZE)
+    data["split"] = validated(data.get("split", {}))
     train |= SMALL_TRAIN
-    train["rounds"] = min(train.get("rounds", SMALL_ROUNDS), SMALL_ROUNDS)
+    rounds = max(1, SMALL_EPOCHS // train.get("epochs", 1))
+    train["rounds"] = min(train.get("rounds", rounds), rounds)
     train["batch_size"] = min(train.get("batch_size", SMALL_BATCH), SMALL_BATCH)
-    evaluate["every"] = min(evaluate.get("every", 1), SMALL_EVERY)
+    evaluate["every"] = max(1, train["rounds"] // SMALL_EVALUATIONS)
     result = {**table, "data": data, "train": train, "evaluate": evaluate, "net": {"name": "small-cnn"}}
     return merged(result, {name: keys for name, keys in recipe.small.items() if name != "method"})
+
+
+def validated(split: Any) -> Any:
+    """The split with validation images, which tell when a run has converged."""
+    if isinstance(split, str) or split.get("validation", SMALL_VALIDATION) > 0:
+        return split  # a column of the file: what it does not bring is cut by the default share
+    return {**split, "validation": SMALL_VALIDATION}
 
 
 def small_arms(paper: Paper, arms: Sequence[Arm], table: Mapping[str, Any], base: Path) -> list[Arm]:
@@ -184,11 +196,12 @@ def small_remark(configs: Sequence[Config]) -> str:
 
     return (
         f"Small scale: {each(one.net.name for one in configs)} on images of "
-        f"{each(one.data.image_size for one in configs)} pixels, {each(one.train.rounds for one in configs)} "
-        f"rounds of {each(one.train.epochs for one in configs)} epoch with "
-        f"{each(one.train.optimizer for one in configs)} at {each(one.train.lr for one in configs)}. These "
-        "numbers are no reproduction of the paper's: only the order of the rows can be compared, and that "
-        "with care."
+        f"{each(one.data.image_size for one in configs)} pixels, at most "
+        f"{each(one.train.rounds for one in configs)} rounds (local epochs: "
+        f"{each(one.train.epochs for one in configs)}), {each(one.train.optimizer for one in configs)} at "
+        f"{each(one.train.lr for one in configs)}; a run ends when validation has not improved for "
+        f"{SMALL_PATIENCE} evaluations. These numbers are no reproduction of the paper's: only the order of "
+        "the rows can be compared, and that with care."
     )
 
 

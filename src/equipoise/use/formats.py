@@ -28,6 +28,7 @@ from equipoise.exchange.codec import HEADER
 from equipoise.locate import Code, Parts, context
 from equipoise.losses import ObjectiveOptions
 from equipoise.names import unknown
+from equipoise.nets import ONNX
 from equipoise.predict import Predictor
 from equipoise.seeds import generator
 from equipoise.site import TrainOptions
@@ -125,6 +126,10 @@ def _from_safetensors(path: Path) -> Answer:
 
 def _to_onnx(model: Predictor) -> bytes:
     onnx, _ = _onnx()
+    if model.blueprint.net.name == ONNX:
+        raise ConfigError(
+            "a run whose encoder is an ONNX file is exported with --to safetensors, file and all"
+        )
     file = io.BytesIO()
     with warnings.catch_warnings():
         # The older exporter, which follows one pass through the network: the newer one takes five to thirty
