@@ -101,7 +101,9 @@ class Trial(Ask):
         line = Line(question.name, self.round, merge(leaves), size, passes, read, fine=frozenset(fine))
         for i, seen in enumerate(self._lines):
             if _alike(line, seen):
-                self._lines[i] = replace(seen, fine=seen.fine | line.fine)
+                # The ending is tried before evaluation, which asks in every round.
+                since = min(seen.since, line.since)
+                self._lines[i] = replace(seen, since=since, fine=seen.fine | line.fine)
                 return
         self._lines.append(line)
 

@@ -19,6 +19,7 @@ from equipoise.methods.centralised import Centralised
 from equipoise.methods.climb import CLIMB
 from equipoise.methods.creff import CReFF
 from equipoise.methods.disco import FedDisco
+from equipoise.methods.equipoise import Equipoise
 from equipoise.methods.fca import FCA
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.fedbabu import FedBABU
@@ -48,6 +49,7 @@ METHODS: dict[str, type[Method]] = {
     "local": Local,
     "centralised": Centralised,
     "fedavg": FedAvg,
+    "equipoise": Equipoise,
     "fca": FCA,
     "fediic": FedIIC,
     "fedmlp": FedMLP,
