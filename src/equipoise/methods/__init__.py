@@ -103,11 +103,11 @@ def look_up(name: str, parts: Parts) -> type[Method]:
         return METHODS[name]
     if not named(name):
         raise ConfigError("method.name: " + unknown("method", name, METHODS) + ", or FILE.py:Class")
-    found = parts.find(name, "method.name")
-    if not (isinstance(found, type) and issubclass(found, Method)):
+    method = parts.find(name, "method.name")
+    if not (isinstance(method, type) and issubclass(method, Method)):
         source, _, attribute = name.rpartition(":")
         raise ConfigError(f"method.name: '{attribute}' of '{source}' is not a method class")
-    return found
+    return method
 
 
 def fingerprint(cls: type[Method]) -> str:
