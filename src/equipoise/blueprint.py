@@ -207,7 +207,8 @@ class Blueprint(Options):
         for name, value in table.items():
             below = value if isinstance(value, dict) else {}
             parts |= {f"{name}.{key}": one for key, one in below.items()} or {name: value}
-        return {name: _mark(value) for name, value in parts.items()}
+        texts = {name: json.dumps(value, sort_keys=True) for name, value in parts.items()}
+        return {name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in texts.items()}
 
     def difference(self, marks: Mapping[str, str]) -> str | None:
         """The first part in which another blueprint, known by its `marks`, is not as this one."""
@@ -267,10 +268,6 @@ def frozen_tensors(net: Net) -> dict[str, Tensor]:
     return {name: tensor.cpu().clone() for name, tensor in sorted(state(net).items()) if name in net.still}
 
 
-def _mark(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
-
-
 def nobody(code: Any) -> None:
     """For names that lead to no code."""
     raise AssertionError(code)
@@ -326,7 +323,6 @@ def divided(net: Net, method: Method, options: NetOptions) -> tuple[tuple[str, .
     local = options.batch_norm == "local" or method.local_batch_norm
     own = set(batch_norm_names(net)) if local and method.standard != "pooled" else set()
     names = [name for name in state(net) if name not in net.still]
-    private = tuple(
-        name for name in names if name in own or any(fnmatchcase(name, glob) for glob in method.private)
-    )
+    globs = method.private
+    private = tuple(name for name in names if name in own or any(fnmatchcase(name, glob) for glob in globs))
     return tuple(name for name in names if name not in private), private

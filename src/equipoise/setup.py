@@ -40,10 +40,9 @@ SITES_KEPT = 4096
 
 def cache_folder() -> Path:
     """Where decoded images are kept: $EQUIPOISE_CACHE, or the user's cache folder."""
-    given = os.environ.get("EQUIPOISE_CACHE")
-    return (
-        Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "equipoise"
-    )
+    chosen = os.environ.get("EQUIPOISE_CACHE")
+    home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    return Path(chosen) if chosen else home / "equipoise"
 
 
 def keep_memory() -> None:
@@ -165,9 +164,8 @@ def draw(config: Config, facts: Facts, dataset: Material | None = None) -> tuple
     """The blueprint of a run and its networks; `dataset` is its data, where that is at hand."""
     evaluate, augment = config.evaluate, config.train.augment
     measured = dataset.measured() if dataset and augment.normalise == "data" else None
-    shots = shot_groups(
-        facts.census.counts(), evaluate.shots, head=evaluate.head_over, tail=evaluate.tail_under
-    )
+    bounds = {"head": evaluate.head_over, "tail": evaluate.tail_under}
+    shots = shot_groups(facts.census.counts(), evaluate.shots, **bounds)
     place = place_of(config)
     blueprint, built = draw_blueprint(
         facts,

@@ -68,6 +68,5 @@ def compare(folder: Path, workers: int | None, quiet: bool) -> tuple[list[dict[s
             run(job.config.with_engine(**engine), folder / job.name, watch=watch)
             write_report(folder / job.name)
     conclude(chosen, folder)
-    return [
-        {"method": job.arm.label, **standing(read_run(folder / job.name))} for job in chosen.jobs
-    ], folder / PAGE
+    rows = [{"method": job.arm.label, **standing(read_run(folder / job.name))} for job in chosen.jobs]
+    return rows, folder / PAGE

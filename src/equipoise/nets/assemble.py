@@ -79,11 +79,12 @@ class NetOptions(Options):
         if self._maker is not None:
             return self  # checked before, and put into other options now
         self._maker = find(self.name, info)
-        given = self.model_extra or {}
+        further = self.model_extra or {}
         if self._maker is not None:
-            self._maker.check(given, type(self).model_fields)
-        elif given:
-            wrong = [InitErrorDetails(type="extra_forbidden", loc=(key,), input=given[key]) for key in given]
+            self._maker.check(further, type(self).model_fields)
+        elif further:
+            kind = "extra_forbidden"
+            wrong = [InitErrorDetails(type=kind, loc=(key,), input=further[key]) for key in further]
             raise ValidationError.from_exception_data(type(self).__name__, wrong)
         elif self.features is not None and self.name != ONNX:
             raise ValueError(f"features is for a network of your own, not for '{self.name}': leave it out")
@@ -163,7 +164,7 @@ def build(
         frozen=options.batch_norm == "frozen",
     )
     if options.weights is not None and options.name != ONNX:
-        load_weights(net, base / options.weights, options.sha256, made.gone)
+        load_weights(net, base / options.weights, options.sha256, made.removed)
     if options.batch_norm == "group":
         to_group_norm(net)
     if options.freeze is not None or options.stage is not None:
@@ -180,11 +181,8 @@ def _freeze(net: Net, options: NetOptions) -> None:
         known = list(_stages(options.name, net.body))
         names = [stage.name for stage in known]
         if options.stage not in names:
-            what = (
-                unknown("stage", options.stage, names)
-                if names
-                else f"the stages of '{options.name}' have no names"
-            )
+            what = f"the stages of '{options.name}' have no names"
+            what = unknown("stage", options.stage, names) if names else what
             raise ConfigError(f"net.freeze: {what}; or use globs such as body.conv1.*")
         below = known[: names.index(options.stage) + 1]
         globs = [f"body.{prefix}*" for stage in below for prefix in stage.holds]
@@ -226,8 +224,8 @@ def _body(
         return make_encoder(path, options.sha256, options.features, (channels, image_size), given)
     own = options._maker
     if own is not None:
-        given = options.model_extra or {}
-        return _seeded(lambda: make(own, given, options.features, channels, image_size), seed, "body")
+        further = options.model_extra or {}
+        return _seeded(lambda: make(own, further, options.features, channels, image_size), seed, "body")
     arch = NETS[options.name]
     if image_size < arch.smallest:
         raise ConfigError(
@@ -235,7 +233,7 @@ def _body(
             f"make the images larger or choose another net"
         )
     body = _seeded(lambda: arch.make(channels, image_size), seed, "body")
-    return Made(body, arch.width, channels_last=True, gone=frozenset())
+    return Made(body, arch.width, channels_last=True, removed=frozenset())
 
 
 def _seeded(make: Callable[[], Part], seed: int, *purpose: str) -> Part:

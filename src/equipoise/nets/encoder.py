@@ -105,7 +105,7 @@ def make_encoder(
     body = Encoder(content, title, output).eval()
     channels, size = shape
     body.width = body(torch.zeros(2, channels, size, size)).shape[1]
-    return Made(body, body.width, channels_last=False, gone=frozenset())
+    return Made(body, body.width, channels_last=False, removed=frozenset())
 
 
 def stages(body: nn.Module) -> Iterator[Stage]:

@@ -104,9 +104,8 @@ def chosen(paper: Paper, rows: Sequence[str]) -> list[Arm]:
     """The arms of the rows asked for, in the table's order; all without any."""
     arms = {arm.label.lower(): arm for arm in paper.arms}
     for label in rows:
-        blocked = next(
-            (row.cannot for name, row in paper.recipe.rows.items() if name.lower() == label.lower()), ""
-        )
+        known = paper.recipe.rows.items()
+        blocked = next((row.cannot for name, row in known if name.lower() == label.lower()), "")
         if blocked:
             raise ConfigError(f"--rows: '{label}' cannot be run: {blocked}")
         if label.lower() not in arms:
@@ -122,20 +121,16 @@ def placed(paper: Paper, data: Path | None, base: Path) -> dict[str, Any]:
     """The recipe's table with the data where the user has it."""
     table = copy.deepcopy(dict(paper.table))
     if data is None:
-        home = (
-            "a folder that holds it"
-            if len(paper.sets) == 1
-            else f"a folder that holds {', '.join(paper.sets)}"
-        )
+        home = f"a folder that holds {'it' if len(paper.sets) == 1 else ', '.join(paper.sets)}"
         raise ConfigError(
             f"{paper.name} needs {' and '.join(paper.sets)}: give --data ROOT, {home}, or a .toml with [data]"
         )
     if data.suffix == ".toml":
-        given = load(base / data.expanduser())
-        if "data" not in given:
+        config = load(base / data.expanduser())
+        if "data" not in config:
             raise ConfigError(f"--data: {data} has no section [data]")
         own = {key: value for key, value in table["data"].items() if key in KEPT}
-        return merged({**table, "data": own}, given)
+        return merged({**table, "data": own}, config)
     root = base / data.expanduser()
     if table["data"]["kind"] == "joined":
         for part in table["data"]["parts"]:
@@ -179,9 +174,8 @@ def small_arms(paper: Paper, arms: Sequence[Arm], table: Mapping[str, Any], base
     def further(arm: Arm) -> Changes:
         method = resolve(variant(table, arm), base).method
         counts = {key: getattr(method, key, None) for key in IN_ROUNDS}
-        rounds = {
-            key: max(1, round(count * ratio)) for key, count in counts.items() if isinstance(count, int)
-        }
+        whole = {key: count for key, count in counts.items() if isinstance(count, int)}
+        rounds = {key: max(1, round(count * ratio)) for key, count in whole.items()}
         shared = fitting(flat({"method": recipe.small.get("method", {})}), arm, table, base)
         return (*flat({"method": rounds}), *shared, *flat(recipe.rows[arm.label].small))
 
@@ -211,11 +205,8 @@ def small_remark(configs: Sequence[Config]) -> str:
 def fitting(changes: Changes, arm: Arm, table: Mapping[str, Any], base: Path) -> Changes:
     """Those changes that a row can take: keys of [method] are for methods that have them."""
     method = find_method(arm.method or table.get("method", {}).get("name", "fedavg"), base)
-    return tuple(
-        (path, value)
-        for path, value in changes
-        if not path.startswith("method.") or path[7:] in method.model_fields
-    )
+    fields = {f"method.{name}" for name in method.model_fields}
+    return tuple(one for one in changes if not one[0].startswith("method.") or one[0] in fields)
 
 
 def missing_weights(recipe: Recipe, configs: Sequence[Config]) -> dict[str, str]:
@@ -225,6 +216,5 @@ def missing_weights(recipe: Recipe, configs: Sequence[Config]) -> dict[str, str]
         section, key = path.split(".")
         return getattr(getattr(config, section), key, "") is None
 
-    return {
-        path: what for path, what in recipe.weights.items() if any(empty(config, path) for config in configs)
-    }
+    needed = recipe.weights.items()
+    return {path: what for path, what in needed if any(empty(config, path) for config in configs)}

@@ -62,9 +62,9 @@ def _epsilon(steps: tuple[tuple[float, float, int], ...], delta: float) -> float
         return 0.0
     if any(noise == 0 for noise, _, _ in steps):
         return math.inf
-    found = _discretised(steps, delta, COARSE)
+    coarse = _discretised(steps, delta, COARSE)
     enough = ENOUGH * math.sqrt(sum(count for _, _, count in steps))
-    return found if found > enough else _discretised(steps, delta, FINE)
+    return coarse if coarse > enough else _discretised(steps, delta, FINE)
 
 
 def _discretised(steps: tuple[tuple[float, float, int], ...], delta: float, interval: float) -> float:

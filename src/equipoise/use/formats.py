@@ -117,10 +117,6 @@ def _header(model: Predictor) -> dict[str, Any]:
     return {"blueprint": plan.model_dump(mode="json"), "origin": model.origin.model_dump(mode="json")}
 
 
-def _from_safetensors(path: Path) -> Answer:
-    return load(path)
-
-
 # ONNX -------------------------------------------------------------------------------------------------------
 
 
@@ -157,8 +153,8 @@ def _from_onnx(path: Path) -> Answer:
     session = runtime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
 
     def answer(x: Tensor) -> Tensor:
-        (found,) = session.run(["probabilities"], {"images": np.ascontiguousarray(x.numpy())})
-        return torch.from_numpy(found)
+        (probabilities,) = session.run(["probabilities"], {"images": np.ascontiguousarray(x.numpy())})
+        return torch.from_numpy(probabilities)
 
     return answer
 
@@ -175,7 +171,7 @@ def _onnx() -> tuple[Any, Any]:
 
 
 KINDS: dict[str, tuple[Callable[[Predictor], bytes], Callable[[Path], Answer]]] = {
-    "safetensors": (_to_safetensors, _from_safetensors),
+    "safetensors": (_to_safetensors, load),
     "onnx": (_to_onnx, _from_onnx),
 }
 """by name: how a predictor becomes bytes, and how such a file is asked"""
