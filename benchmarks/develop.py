@@ -3,7 +3,8 @@
     python benchmarks/develop.py [SETTING …] [--seeds 2] [--rows NAME …] [--page]
 
 Short runs of files in recipes/ with overrides (16 pixels where one label per image is given, 20 rounds, a
-fifth of the images for validation; `data.split.seed` keeps the test images of the tables apart). Of every run
+fifth of the images for validation). The tables that judge the method have the same split, so none of their
+test images was among these; tables with another share for validation have other test images. Of every run
 only its figures on validation images are kept, in docs/results/records/own-method.jsonl; recorded runs are
 not repeated. Writes docs/results/own-method.md, with the remarks of own-method.notes.md.
 """
