@@ -78,7 +78,7 @@ def test_a_replayed_answer_is_asked_for_again(tiny: MakeConfig, town: Any) -> No
 # A coordinator that is killed -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["fca", pytest.param("fediic", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["fca", pytest.param("fediic", marks=pytest.mark.sweep)])
 def test_a_run_that_was_broken_off_anywhere_goes_on_to_the_same_bits(
     method: str, tiny: MakeConfig, town: Any
 ) -> None:
@@ -115,7 +115,7 @@ def test_a_run_that_was_broken_off_anywhere_goes_on_to_the_same_bits(
 
 
 @pytest.mark.parametrize(
-    "method", ["fca", *(pytest.param(one, marks=pytest.mark.slow) for one in ("fediic", "fedsdc"))]
+    "method", ["fca", *(pytest.param(one, marks=pytest.mark.sweep) for one in ("fediic", "fedsdc"))]
 )
 def test_the_ledger_is_what_crosses_the_wire(method: str, tiny: MakeConfig, town: Any) -> None:
     there, seen = town(tiny(method)), list[tuple[str, dict[str, Any], dict[str, bytes]]]()
@@ -149,7 +149,7 @@ def test_the_ledger_is_what_crosses_the_wire(method: str, tiny: MakeConfig, town
     assert trained == sum(row["bytes_up"] for row in result.history)
 
 
-@pytest.mark.parametrize("method", ["fca", pytest.param("fedsdc", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["fca", pytest.param("fedsdc", marks=pytest.mark.sweep)])
 def test_what_is_private_is_nowhere_but_at_its_site(
     method: str, town: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

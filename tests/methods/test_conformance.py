@@ -12,8 +12,8 @@ from equipoise.testing import Bench, method_checks
 
 SLOW = {"pool"}
 """starts worker processes"""
-OF_THE_ENGINE = {"pool", "resume", "dropout", "other_seed"}
-"""what a method could break only by what it asks, sends or keeps"""
+OF_THE_ENGINE = {"pool", "resume", "dropout", "other_seed", "overfits"}
+"""what a method could break only by what it asks, sends or keeps; and its loss has tests of its own"""
 
 
 def cases() -> Iterator[object]:

@@ -47,7 +47,7 @@ FIRST = ("huge change", "moderately huge change", "just below the norm")
     ("method", "kinds"),
     [
         ("fedavg", (FIRST[0], *KINDS)),
-        ("fedavg", (FIRST[1], *DOZEN)),
+        pytest.param("fedavg", (FIRST[1], *DOZEN), marks=pytest.mark.sweep),
         ("fedavg", FIRST[2:]),
         pytest.param("fca", (FIRST[0], *KINDS), marks=pytest.mark.sweep),
     ],

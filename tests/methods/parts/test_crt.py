@@ -404,9 +404,10 @@ def test_labels_a_site_may_not_see_do_not_enter(make_findings: Callable[..., Any
             ("site_order", "resume", "private", "ledger", "dropout", "odd_sites", "neutral", "pool"),
         ),
         pytest.param("fca", "single", None, marks=pytest.mark.sweep),
-        ("fedavg", "multi", ("resume", "ledger", "dropout")),
-        ("fedrep", "single", ("resume", "ledger", "dropout", "odd_sites")),
-        ("fedsdc", "single", ("resume", "ledger", "dropout", "odd_sites")),
+        *(
+            pytest.param(*one, ("resume", "ledger", "dropout", "odd_sites"), marks=pytest.mark.sweep)
+            for one in (("fedavg", "multi"), ("fedrep", "single"), ("fedsdc", "single"))
+        ),
     ],
 )
 def test_every_rule_holds_with_the_stage(method: str, task: Any, only: tuple[str, ...] | None) -> None:
