@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from equipoise.exchange import decode_upload
 from equipoise.exchange.codec import unpack
 from equipoise.losses import kl
-from equipoise.losses.seesaw import refinement, seesaw
+from equipoise.losses.seesaw import refinement, seesaw, shared_prototypes
 from equipoise.methods.prr import PRRImb, class_features, macro_f1
 from equipoise.nets import Net, load
 from equipoise.nets.fourier import mix_nets
@@ -198,14 +198,14 @@ def test_shared_prototypes() -> None:
         torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(0)).double()
         * torch.tensor([3.0, 0.1])[None, :, None]
     )
-    about: Any = {"prototype": own.mean(0), "square": (own**2).mean(0)}
-    ask: Any = SimpleNamespace(generator=lambda *purpose: generator(0, *purpose))
-    assert torch.equal(PRRImb(prototype="mean").shared_prototypes(about, ask), own.mean(0))
+    moments = own.mean(0), (own**2).mean(0)
+    assert torch.equal(shared_prototypes(*moments, None), own.mean(0))
     noise = torch.randn(2, 4, generator=generator(0, "prototypes"))
     std = own.std(0, unbiased=False)
     assert (std[0] > 1).any() and (std[1] < 1).all()
     expected = own.mean(0) + torch.maximum(std, torch.ones(())) * noise
-    torch.testing.assert_close(PRRImb().shared_prototypes(about, ask), expected, rtol=1e-6, atol=1e-9)
+    drawn = shared_prototypes(*moments, generator(0, "prototypes"))
+    torch.testing.assert_close(drawn, expected, rtol=1e-6, atol=1e-9)
 
 
 def test_deputies_and_global_model_from_the_answers(make_config: Callable[..., Any], tmp_path: Path) -> None:
