@@ -103,7 +103,7 @@ def test_every_file_with_a_digest_is_named_when_it_changes(copy: Path) -> None:
             "metrics.jsonl has not the rows it had when the run ended",
         ),
         (lambda run: (run / "timing.jsonl").unlink(), "timing.jsonl has lost rows"),
-        (lambda run: (run / "sites/site-01/1.0.safetensors").unlink(), "1.0.safetensors is gone"),
+        (lambda run: (run / "sites/site-01/1.0.safetensors").unlink(), "1.0.safetensors is missing"),
         (lambda run: (run / "checkpoints/round-000002.safetensors").unlink(), "is missing or damaged"),
         (
             lambda run: doctored.change(run / "result.json", state_hash="0"),
