@@ -20,11 +20,11 @@ from equipoise.keeping import write_json
 def server(monkeypatch: pytest.MonkeyPatch, said: list[str | None], outcome: str = "completed") -> None:
     """A server whose run is in these states, one after the other; None: it misses the call."""
 
-    def answer(request: Any) -> Any:
+    def runs(number: int) -> Any:
         status = said.pop(0)
         assert status is not None
         state = SimpleNamespace(status=status, sub_status=outcome, details="")
-        return SimpleNamespace(run_dict={request.run_id: SimpleNamespace(status=state)})
+        return {number: SimpleNamespace(status=state)}
 
     @contextmanager
     def control(folder: Path) -> Iterator[Any]:
@@ -32,7 +32,7 @@ def server(monkeypatch: pytest.MonkeyPatch, said: list[str | None], outcome: str
             if len(said) > 1:
                 said.pop(0)
             raise SiteError("does not answer")
-        yield SimpleNamespace(ListRuns=answer)
+        yield SimpleNamespace(runs=runs)
 
     monkeypatch.setattr(link, "control", control)
 

@@ -9,21 +9,14 @@ server.log      what it says
 
 from __future__ import annotations
 
-import hashlib
 import json
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
-
-from flwr.cli.build import build_fab_from_files
-from flwr.common.serde import fab_to_proto
-from flwr.proto.control_pb2 import ListRunsRequest, StartRunRequest
-from flwr.supercore.fab import Fab
 
 from equipoise.config import Config
 from equipoise.deploy import processes
@@ -138,20 +131,13 @@ def submit(folder: Path, config: Config, out: Path) -> int:
         "equipoise_run/__init__.py": b"",
         "equipoise_run/apps.py": CODE.encode(),
     }
-    with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # Flower names a pattern style that its own dependency has renamed
-        bundle, _ = build_fab_from_files(files)
     with control(folder) as client:
-        found = client.StartRun(
-            StartRunRequest(fab=fab_to_proto(Fab(hashlib.sha256(bundle).hexdigest(), bundle, {})))
-        )
-    if not found.HasField("run_id"):
+        number = client.start_run(files)
+    if number is None:
         raise SiteError(f"the server did not take the run: {folder / 'server.log'} says why")
-    enter(folder, found.run_id, out)
-    write_json(out / FLOWER, {"run": found.run_id, "coordinator": str(folder.resolve())})
-    return int(found.run_id)
+    enter(folder, number, out)
+    write_json(out / FLOWER, {"run": number, "coordinator": str(folder.resolve())})
+    return number
 
 
 def wait(
@@ -163,7 +149,7 @@ def wait(
     while True:
         try:
             with control(folder) as client:
-                run = client.ListRuns(ListRunsRequest(run_id=number)).run_dict[number]
+                run = client.runs(number)[number]
             heard = time.monotonic()
         except SiteError:
             if has_ended(folder):
