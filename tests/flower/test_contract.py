@@ -295,9 +295,21 @@ NEEDS: dict[str, Check] = {
     "flwr.supercore.superexec.run_superexec:*": says("get_executor(", "'FLWR_SUPEREXEC_TASK_POLL_INTERVAL'"),
     "flwr.supercore.cli.flower_superexec:flower_superexec": says("def flower_superexec()"),
     "flwr.superlink.cli.flwr_serverapp:flwr_serverapp": says("def flwr_serverapp()"),
-    "flwr.superlink.extensions:get_middleware": says("def get_middleware()"),
-    "flwr.superlink.main:_get_middleware": says("get_middleware()"),
-    "flwr.superlink.main:*": says("get_objectstore_linkstate_factories("),
+    "flwr.superlink.main:_get_middleware": says(
+        *("list[Middleware]", "BaseHTTPMiddleware, dispatch=http_error_translator"),
+        *("ControlAuthenticationMiddleware", "ProtobufTranslationMiddleware", "NodeAuthMiddleware"),
+    ),
+    "flwr.superlink.main:*": says("get_objectstore_linkstate_factories(", "=_get_middleware()"),
+    "flwr.superlink.routers.control.middlewares:_is_control_path": says("path.startswith('/v1/control/')"),
+    "flwr.superlink.routers.control.middlewares:ControlAuthenticationMiddleware": says(
+        "not _is_control_path(request.url.path)"
+    ),
+    "flwr.superlink.routers.fleet.node_auth:NodeAuthMiddleware": says(
+        "request.url.path.startswith('/v1/fleet/')"
+    ),
+    "flwr.superlink.routers.fleet.middlewares:FleetEventLogMiddleware": says(
+        "not request.url.path.startswith('/v1/fleet/')"
+    ),
     "flwr.superlink.cli.flower_superlink:_get_superexec_command": says("def _get_superexec_command("),
     "flwr.superlink.cli.flower_superlink:_run_superlink_http_api": says(
         "uvicorn.run(app=", "host=", "port=", "ssl_keyfile=", "ssl_certfile="

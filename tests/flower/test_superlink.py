@@ -17,6 +17,7 @@ from flwr.supercore.constant import TaskType
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.retry.http_retry import _RETRYABLE_STATUS_CODES
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResultStatus
+from starlette.middleware import Middleware
 
 from equipoise.deploy import flower, inside, processes, superlink
 
@@ -262,3 +263,48 @@ def test_a_process_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
             return
         time.sleep(0.05)
     raise AssertionError("the grandchild lives on")
+
+
+# The layers of Flower's server ------------------------------------------------------------------------------
+
+
+class Layer:
+    def __init__(self, app: Any, name: str) -> None:
+        self.app, self.name = app, name
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        scope["passed"].append(self.name)
+        await self.app(scope, receive, send)
+
+
+class ControlLayer(Layer): ...
+
+
+class NodeAuthLayer(Layer): ...
+
+
+class ErrorLayer(Layer): ...
+
+
+@pytest.mark.parametrize(
+    ("path", "passed"),
+    [
+        ("/v1/control/start-run", ["control", "error"]),
+        ("/v1/fleet/push-object", ["node", "error"]),
+        ("/v1/runtime/push-object", ["error"]),
+        ("/health", ["error"]),
+    ],
+)
+def test_a_layer_is_run_for_the_requests_it_looks_at(path: str, passed: list[str]) -> None:
+    """One that is not known by its name is run for all."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        pass
+
+    chain: Any = app
+    for kind, name in ((ErrorLayer, "error"), (NodeAuthLayer, "node"), (ControlLayer, "control")):
+        layer = flower.narrowed(Middleware(kind, name=name))
+        chain = layer.cls(chain, *layer.args, **layer.kwargs)
+    scope: dict[str, Any] = {"type": "http", "path": path, "passed": []}
+    asyncio.run(chain(scope, None, None))
+    assert scope["passed"] == passed

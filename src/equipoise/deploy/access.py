@@ -1,7 +1,7 @@
 """Who may speak to the coordinator's server: decided by a request's headers, before a byte of its body is
 read.
 
-Sites show a signature by a listed key, as Flower's SuperNode sends it with every request. Everything else
+Sites show a signature by a listed key, sent with every request as Flower has it. Everything else
 (the control of runs, and what Flower's own processes need) is for whoever can read the secret: a file for its
 owner alone, in the coordinator's folder. It counts on the coordinator's own machine only; where a request
 comes from is what the connection says, and never what a header says.

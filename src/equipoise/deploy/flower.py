@@ -69,6 +69,8 @@ __all__ = ["ExecutionSpec", "LaunchResult", "SubprocessExecutor", "TaskType"]
 FLEET, RUNTIME = "/v1/fleet/", "/v1/runtime/"
 """where sites come in at the SuperLink, and where the processes of its own do"""
 PUSHES, PULL = ("push-messages", "push-object"), "pull-messages"
+LAYERS = {"Control": "/v1/control/", "NodeAuth": FLEET, "Fleet": FLEET, "RuntimeTracing": RUNTIME}
+"""by the first word of its name: the requests that a layer of the SuperLink looks at"""
 KEY_HEADER, SIGNATURE_HEADER = FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 TIME_HEADER = TIMESTAMP_HEADER
 AHEAD, OLDEST = SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
@@ -189,6 +191,31 @@ def in_memory(database: str, manager: Any) -> tuple[Any, Any]:
     return store, LinkStateFactory(database, manager, store)
 
 
+class ForPath:
+    """A layer of the server for requests below one path; all others pass it by."""
+
+    def __init__(self, app: Any, path: str, layer: Any) -> None:
+        self._app, self._path = app, path
+        self._layer = layer.cls(app, *layer.args, **layer.kwargs)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        concerned = scope["type"] == "http" and str(scope["path"]).startswith(self._path)
+        await (self._layer if concerned else self._app)(scope, receive, send)
+
+
+def narrowed(layer: Any) -> Any:
+    """One of the server's layers, for the requests that it looks at only.
+
+    Each is a task and two queues for every request, nine of them more than half of what a request costs.
+    """
+    from starlette.middleware import Middleware
+
+    for prefix, path in LAYERS.items():
+        if layer.cls.__name__.startswith(prefix):
+            return Middleware(ForPath, path=path, layer=layer)
+    return layer
+
+
 def run_superlink(
     middleware: Sequence[Any],
     serve: Callable[..., None],
@@ -199,13 +226,12 @@ def run_superlink(
     `middleware` comes before all of Flower's own, outermost first; `serve` is called in place of
     `uvicorn.run`; `superexec` is given the arguments of the process that starts runs and returns its command.
     """
-    from flwr.superlink import extensions
-
     app: Any = importlib.import_module("flwr.superlink.main")
     # Its package has a function of the same name, which an import would find.
     program: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")
     original = program._get_superexec_command
-    extensions.get_middleware = lambda: tuple(middleware)
+    layers = app._get_middleware
+    app._get_middleware = lambda: [*middleware, *map(narrowed, layers())]
     app.get_objectstore_linkstate_factories = in_memory
     program._get_superexec_command = lambda **options: superexec(*original(**options)[1:])
     program.uvicorn = SimpleNamespace(run=serve)
@@ -406,10 +432,10 @@ def failure_of(error: httpx.HTTPError) -> Exception:
         return NotReached(str(error))
     from flwr.supercore.error import ApiErrorCode, FlowerError
 
-    status, told = error.response.status_code, FlowerError.from_json(error.response.text)
-    code = None if told is None else told.code
+    status, reason = error.response.status_code, FlowerError.from_json(error.response.text)
+    code = None if reason is None else reason.code
     if code == ApiErrorCode.RUNTIME_VERSION_INCOMPATIBLE:
-        return OtherVersion(str(told))
+        return OtherVersion(str(reason))
     if code == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:
         return StillOnline(str(error))
     if status == FORBIDDEN:

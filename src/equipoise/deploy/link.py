@@ -75,6 +75,8 @@ ABANDONED = "the server ended while the run was going on"
 UP = 300.0
 """seconds a server may take to listen: on a busy machine Flower is slow to start, and one that has ended is
 noticed at once"""
+LOOKS = 5
+"""looks at a run's folder for each call to the server, which has better things to do"""
 MUTE = 120.0
 """seconds a server that runs may miss calls before it is given up; one whose process is gone is noticed at
 once"""
@@ -163,7 +165,11 @@ def wait(
             look()
             if run.status.status == "finished":
                 break
-        time.sleep(pause)
+        for _ in range(LOOKS):
+            time.sleep(pause)
+            look()
+            if (out / RESULT).exists() or has_ended(folder):
+                break
     lines, _ = read_journal(out / JOURNAL)
     if run.status.sub_status == "completed" and (out / RESULT).exists():
         return RunFolder(out).read(RESULT)

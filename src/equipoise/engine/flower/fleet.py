@@ -148,7 +148,7 @@ class FlowerEngine:
             }
             return call, wrap({**table, **call})
 
-        found = {}
+        cards = {}
         self.tell("invited", sites=list(sites), seconds=patience)
 
         def more() -> list[str]:
@@ -160,7 +160,7 @@ class FlowerEngine:
 
         for site, reply, _ in self._converse(sites, INVITATION, letter, 0, patience, more):
             if isinstance(reply.get("card"), dict):
-                found[site] = reply["card"]
+                cards[site] = reply["card"]
                 self.tell("joined", site=site)
             else:
                 self.tell(
@@ -170,7 +170,7 @@ class FlowerEngine:
                     question="",
                     reason="accepted the run without saying what it holds",
                 )
-        return found
+        return cards
 
     def ask(self, question: Question, sites: Sequence[str]) -> Iterator[tuple[str, bytes]]:
         payload = array(question.payload)
