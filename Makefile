@@ -51,10 +51,8 @@ FLOWER ?= 1.42
 FLOWER_VENV = .venv-flower-$(FLOWER)
 
 test-flower: $(VENV)/.dev  ## tests/flower, real processes included, with another version of Flower: FLOWER=1.42
-	$(PYTHON) -m venv $(FLOWER_VENV)
-	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
-	  > $(FLOWER_VENV)/lib/$$(ls $(FLOWER_VENV)/lib)/site-packages/of_dev.pth
-	$(FLOWER_VENV)/bin/pip install --quiet --disable-pip-version-check $(FLOWER_PIP) "flwr==$(FLOWER).*"
+	test -d $(FLOWER_VENV) || { mkdir $(FLOWER_VENV) && cp -a $(VENV)/. $(FLOWER_VENV)/; }
+	$(FLOWER_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(FLOWER_PIP) "flwr==$(FLOWER).*"
 	$(FLOWER_VENV)/bin/python -m pytest -n 0 tests/flower
 
 quick: $(VENV)/.dev browser  ## the tests that take seconds

@@ -263,10 +263,14 @@ NEEDS: dict[str, Check] = {
     "flwr.common.serde:message_to_proto": takes("message"),
     f"{MEMBER}:get_all_nested_objects": takes("obj"),
     f"{MEMBER}:get_object_tree": takes("obj"),
-    f"{MEMBER}:iterate_object_tree": takes("tree"),
+    f"{MEMBER}:get_object_body": takes("object_content", "cls"),
+    f"{MEMBER}:get_object_head_values_from_object_content": takes("object_content"),
+    "flwr.app.message.array:Array": says(
+        "'dtype': self.dtype, 'shape': self.shape, 'stype': self.stype, 'arraychunk_ids': arraychunk_ids"
+    ),
     f"{MEMBER}:no_object_id_recompute": takes(),
     "flwr.supercore.inflatable.inflatable_utils:inflate_object_from_contents": takes(
-        "object_id", "object_contents"
+        "object_id", "object_contents", "*objects"
     ),
     "flwr.supercore.error:FlowerError": exports,
     "flwr.supercore.error:ApiErrorCode": exports,

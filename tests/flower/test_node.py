@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 import ssl
 import time
+import tracemalloc
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -15,7 +17,8 @@ from typing import Any
 import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.app import Message
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE as PIECE
 from flwr.proto.message_pb2 import Message as Envelope
 from flwr.proto.message_pb2 import Metadata, ObjectTree, PullObjectResponse, PushObjectResponse
 from flwr.supercore.error import ApiErrorCode
@@ -28,7 +31,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 
 from equipoise.deploy import flower
 from equipoise.deploy.keys import new_keys, new_pair
-from equipoise.engine.flower.wire import array, unwrap, wrap
+from equipoise.engine.flower.wire import BYTES, JSON, TABLE, array, unwrap, wrap
 
 RUN = 7
 KEY = ec.generate_private_key(ec.SECP384R1())
@@ -125,6 +128,11 @@ def make(server: SuperLink) -> tuple[flower.Node, list[bool], list[float]]:
     return node, notes, pauses
 
 
+def large(data: bytes) -> RecordDict:
+    """The content of a message whose bytes are an array, however few they are."""
+    return RecordDict({TABLE: ConfigRecord({JSON: "{}"}), BYTES: ArrayRecord({"payload": array(data)})})
+
+
 def question(data: bytes = b"tensors") -> Message:
     return Message(wrap({"ticket": 1}, {"payload": array(data)}), 3, "train.train", group_id="1", ttl=60.0)
 
@@ -139,6 +147,34 @@ def test_a_message_is_received_whole(late: int) -> None:
     assert message.metadata.message_id == server.message.object_id  # type: ignore[union-attr]
     assert server.calls[0] == "PullMessages" and server.calls[-1] == "ConfirmMessageReceived"
     assert len(pauses) == late * len(server.parts)
+
+
+@pytest.mark.parametrize("data", [b"", bytes(3 * PIECE), random.Random(0).randbytes(2 * PIECE + 5)])
+def test_a_large_message_is_put_together_again(data: bytes) -> None:
+    """Pieces that are alike are sent once."""
+    message = make(SuperLink(Message(large(data), 3, "train.train")))[0].receive()
+    assert message is not None and unwrap(message.content)[1] == {"payload": data}
+
+
+def test_a_large_message_is_not_held_three_times() -> None:
+    data = random.Random(0).randbytes(3 * PIECE)
+    server = SuperLink(Message(large(data), 3, "train.train"))
+    node, _, _ = make(server)
+    tracemalloc.start()
+    try:
+        message = node.receive()
+        received = tracemalloc.get_traced_memory()[1]
+        assert message is not None
+        reply = Message(wrap({}, {"answer": array(data)}), reply_to=message)
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        server.on_PushObject = lambda request: PushObjectResponse(stored=True)  # type: ignore[method-assign]
+        node.send(reply, 1.0)
+        sent = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    assert received < 2.2 * len(data)
+    assert sent < 1.2 * len(data)  # beside the answer itself: one piece, and its copies on the way
 
 
 def test_no_message_is_none() -> None:

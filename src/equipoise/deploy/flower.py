@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import json
 import ssl
 import threading
 import time
@@ -26,7 +27,7 @@ from typing import Any, Protocol, TypeVar
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
-from flwr.app import Message
+from flwr.app import Array, Message
 from flwr.app.message import remove_content_from_message
 from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
 from flwr.common.serde import fab_to_proto, message_to_proto
@@ -52,8 +53,9 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
+    get_object_body,
+    get_object_head_values_from_object_content,
     get_object_tree,
-    iterate_object_tree,
     no_object_id_recompute,
 )
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
@@ -333,16 +335,36 @@ class Node:
             return None
         run, tree = answer.messages_list[0].metadata.run_id, answer.message_object_trees[0]
         number = tree.object_id
-        contents = {part.object_id: self._object(run, part.object_id) for part in iterate_object_tree(tree)}
+        contents, arrays = dict[str, bytes](), dict[str, Any]()
+        self._fetch(run, tree, contents, arrays)
         self._call(
             self._client.ConfirmMessageReceived,
             ConfirmMessageReceivedRequest(node=self._node, run_id=run, message_object_id=number),
         )
-        message = inflate_object_from_contents(number, contents)
+        message = inflate_object_from_contents(number, contents, objects=arrays)
         if not isinstance(message, Message):
             raise MessageLost(f"a {type(message).__name__} came in place of a message")
         message.metadata.__dict__["_message_id"] = number  # its own number is not in its content
         return message
+
+    def _fetch(self, run: int, tree: Any, contents: dict[str, bytes], arrays: dict[str, Any]) -> None:
+        """Fetch a part of a message with all that is below it. An array, which may be as large as a model, is
+        put together here: Flower would hold its bytes three times."""
+        content = self._object(run, tree.object_id)
+        kind, children, _ = get_object_head_values_from_object_content(content)
+        if kind != Array.__qualname__:
+            contents[tree.object_id] = content
+            for child in tree.children:
+                self._fetch(run, child, contents, arrays)
+            return
+        facts = json.loads(get_object_body(content, Array))
+        pieces = {}
+        for child in children:
+            piece = self._object(run, child)
+            length = get_object_head_values_from_object_content(piece)[2]
+            pieces[child] = memoryview(piece)[len(piece) - length :]
+        data = b"".join(pieces[children[place]] for place in facts["arraychunk_ids"])
+        arrays[tree.object_id] = Array(facts["dtype"], tuple(facts["shape"]), facts["stype"], data)
 
     def _object(self, run: int, number: str) -> bytes:
         """One part of a message, which may still be on its way to the SuperLink."""

@@ -246,9 +246,12 @@ class FlowerEngine:
                 online, looked = self.online(), time.monotonic()
                 back = [site for site in owed if site in online and self._wants(owed[site], online[site])]
                 self._send(back, owed, online, kind, letter, round)
-            for reply in list(
+            asked = time.monotonic()
+            replies = list(
                 self.grid.pull_messages([number for debt in owed.values() for number in debt.sent])
-            ):
+            )
+            waited = time.monotonic() - asked
+            for reply in replies:
                 answered = self._read(reply, owed, round)
                 if answered is not None:
                     del owed[answered[0]]
@@ -263,10 +266,11 @@ class FlowerEngine:
                         f"no answer within {limit:g} s" if debt.tries else f"not online within {patience:g} s"
                     )
                     self.tell("silent", site=site, round=round, tries=debt.tries, reason=what)
-            if (
-                owed
-            ):  # a look costs Flower's server some work: seldom enough that it is a tenth of the wait at most
-                time.sleep(min(LOOK, max(self.poll, (time.monotonic() - began) / 10)))
+            if owed:
+                # A look costs the server some work: seldom enough that it is a tenth of the wait at most. Our
+                # own server lets us wait until there is an answer, which needs no pause.
+                quiet = 0.0 if replies else (time.monotonic() - began) / 10
+                time.sleep(max(0.0, min(LOOK, max(self.poll, quiet)) - waited))
 
     def _wants(self, debt: Owed, node: Node) -> bool:
         """Whether a site that is online has nothing of ours to answer, or was started anew since it had; and
