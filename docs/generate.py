@@ -276,11 +276,60 @@ def masked() -> str:
     found = json.loads((DOCS / "results" / "costs.json").read_text())
     rows = []
     for name in METHODS:
-        leaves = found[name]["leaves"] if name in found else {}
-        read = [leaf for leaf, kind in leaves.items() if kind == "each"]
-        whole = "not measured yet" if name not in found else "" if read else "yes"
-        rows.append((f"[`{name}`](methods.md#{address(name)})", whole, code(read)))
+        link = f"[`{name}`](methods.md#{address(name)})"
+        if METHODS[name].standard == "pooled":
+            rows.append((link, "refused", "all images are in one place: there are no sites to mask"))
+            continue
+        read = [leaf for leaf, kind in found[name]["leaves"].items() if kind == "each"]
+        rows.append((link, "" if read else "yes", code(read)))
     return table(("method", "fully masked", "read for every site all the same"), rows)
+
+
+def masks_cost() -> str:
+    """What masks cost, from what `benchmarks/secure.py --write` measured."""
+    path = DOCS / "results" / "secure.json"
+    if not path.exists():
+        return "Not measured on this version yet."
+    lines = json.loads(path.read_text()).values()
+    rows = [
+        (
+            code([line["net"]]),
+            str(line["sites"]),
+            f"{line['plain_seconds']:.1f}",
+            f"{line['ratio']:.2f}",
+            f"{line['megabytes']:g}",
+            "yes" if line["same"] else "no",
+        )
+        for line in lines
+    ]
+    heads = ("network", "sites", "plain round, s", "masked ÷ plain", "a site sends, MB", "same model")
+    return table(heads, rows)
+
+
+def attacks() -> str:
+    """How far a curious coordinator gets, from what `python -m tests.attacks --write` found."""
+    tried = json.loads((DOCS / "results" / "attacks.json").read_text())
+    rows = []
+    for facts in tried.values():
+        for i, (protection, figure) in enumerate(facts["figures"].items()):
+            rows.append(("" if i else facts["about"], protection, f"{figure:.2f}"))
+    return table(("what is measured", "protection", "figure"), rows)
+
+
+def hostile_sites() -> str:
+    """What hostile sites do, from what `python -m tests.attacks sites IMAGES --write` found."""
+    cells = json.loads((DOCS / "results" / "hostile-sites.json").read_text())["test"]
+    rules = list(next(iter(cells.values())))
+    rows = [(attack, *(_spread(found[rule]) for rule in rules)) for attack, found in cells.items()]
+    return table(("two of ten sites", *rules), rows)
+
+
+def _spread(seeds: list[float | None]) -> str:
+    """Mean, smallest and largest over seeds; runs that ended are counted instead."""
+    done = [value for value in seeds if value is not None]
+    if len(done) < len(seeds):
+        return f"{len(seeds) - len(done)} of {len(seeds)} runs ended"
+    return f"{sum(done) / len(done):.1f} ({min(done):.1f}–{max(done):.1f})"
 
 
 def words(tasks: Iterable[str]) -> str:
@@ -646,7 +695,13 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "cli.md": {"verbs": verbs},
     "exit-codes.md": {"exit-codes": exit_codes},
     "own-method.md": {"hooks": hooks},
-    "privacy.md": {"private": private, "masked": masked},
+    "privacy.md": {
+        "private": private,
+        "masked": masked,
+        "masks-cost": masks_cost,
+        "attacks": attacks,
+        "hostile-sites": hostile_sites,
+    },
     "python.md": {
         "api": api,
         "comparison": lambda: members(verbs_of_python.Comparison),

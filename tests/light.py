@@ -1,9 +1,12 @@
 """Settings under which a few rounds take every path of a method, quickly: for all tests that run every
-method."""
+method, and which of them `make test` leaves to `make test-all`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
+
+import pytest
 
 LIGHT: dict[str, dict[str, Any]] = {
     "fediic": {"spread_steps": 50},
@@ -33,3 +36,16 @@ LIGHTEST: dict[str, dict[str, Any]] = LIGHT | {
     "moon": {"size": 16},
 }
 """Where nothing has to be learnt."""
+
+ALIKE = (
+    *("fedavg-pl", "fedprox", "fedrs", "fedlc", "fedfocal", "ldam-fl", "bsm-fl", "fedlsr", "fedfixmatch"),
+    *("fedadam", "fedyogi", "fedadagrad"),
+)
+"""What they ask and send is what fedavg and fedavgm do (tests/flower/test_methods.py looks): they differ in
+the loss, or in the server's step. Rules about processes, files and messages are tried with others."""
+
+
+def one_of_a_kind(methods: Iterable[str], *, but: Iterable[str] = ()) -> list[Any]:
+    """All methods as parameters; those that are like another (and any that are named) only in the sweep."""
+    left = {*ALIKE, *but}
+    return [pytest.param(name, marks=[pytest.mark.sweep] if name in left else []) for name in methods]

@@ -15,8 +15,8 @@ from equipoise.methods import METHODS, Method
 
 SOURCE = Path(equipoise.__file__).parent
 MODULES = sorted(SOURCE.rglob("*.py"))
-ORDINARY = {"local"}
-"""methods whose names are everyday words of the engine too"""
+ORDINARY = {"local", "equipoise"}
+"""methods whose names are everyday words of the engine too, or the project's"""
 
 PICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
 

@@ -130,7 +130,7 @@ def test_a_target_is_met_site_by_site(tiny: MakeConfig) -> None:
 
 
 def test_epsilon_is_told_rounded_up() -> None:
-    assert spending.told(1.23451) == 1.2346 and spending.told(float("inf")) is None
+    assert spending.rounded(1.23451) == 1.2346 and spending.rounded(float("inf")) is None
     assert spending.largest({"a": 1.5, "b": 2.0}) == "2" and spending.largest({"a": 1.5, "b": None}) == "∞"
 
 

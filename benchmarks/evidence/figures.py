@@ -70,6 +70,8 @@ def closed(joined: Sequence[Record], alone: Sequence[Record], pooled: Sequence[R
 
 
 def settled(records: Sequence[Record]) -> str:
-    """How many of the runs have converged; marked where not all have."""
+    """How many of the runs have converged; marked where not all have, a dash where none can tell."""
+    if all(record["converged"] is None for record in records):
+        return "–"
     done = sum(record["converged"] is True for record in records)
     return f"{done} of {len(records)}" + ("" if done == len(records) else " †")

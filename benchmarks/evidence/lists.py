@@ -199,3 +199,15 @@ TABLES: dict[str, Table] = {
         FEDMLP_LIST,
     ),
 }
+EQUIPOISE: Rows = {
+    "Equipoise": ("method.name=equipoise",),
+    "Equipoise: no draws": ("method.name=equipoise", "method.preset=no-draws"),
+    "Equipoise: no momentum": ("method.name=equipoise", "method.preset=no-momentum"),
+    "Equipoise: no closed form": ("method.name=equipoise", "method.preset=no-closed-form"),
+    "Equipoise: no own means": ("method.name=equipoise", "method.preset=no-own-means"),
+    "Equipoise: no limit": ("method.name=equipoise", "method.preset=no-limit"),
+}
+for name in ("fedsdc-niid1", "sites-48"):
+    TABLES[name].rows.update(EQUIPOISE)
+for rows in (SINGLE, MULTI, FCA_LIST, FEDMLP_LIST):
+    rows["Equipoise"] = EQUIPOISE["Equipoise"]

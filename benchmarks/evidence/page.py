@@ -29,7 +29,8 @@ G: the global predictor on the union of test sets; S: each site's own predictor 
 over sites; A: the mean of both. Per cent, mean ± standard deviation over seeds. Δ: difference from
 *{reference}*, seed by seed, with its 95 % interval (Student's t over seeds). Converged: runs whose mean
 validation bACC over the last quarter of rounds is within one point of the quarter before; a † marks rows
-where not all are, which may tell how fast a method starts rather than how far it gets."""
+where not all are, which may tell how fast a method starts rather than how far it gets; –: without validation
+images nobody can tell."""
 GAP = """\
 Gap closed: how much of the distance between training alone (*Local*, 0) and training on the pooled images
 (*Centralised*, 100) the row covers, in per cent."""

@@ -207,28 +207,33 @@ class Blueprint(Options):
         for name, value in table.items():
             below = value if isinstance(value, dict) else {}
             parts |= {f"{name}.{key}": one for key, one in below.items()} or {name: value}
-        return {name: _mark(value) for name, value in parts.items()}
+        texts = {name: json.dumps(value, sort_keys=True) for name, value in parts.items()}
+        return {name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in texts.items()}
 
     def difference(self, marks: Mapping[str, str]) -> str | None:
         """The first part in which another blueprint, known by its `marks`, is not as this one."""
         own = self.marks
         return next((name for name in (*own, *marks) if own.get(name) != marks.get(name)), None)
 
-    def make_net(self, place: Place = HERE, start: bool = True) -> Net:
-        """The network with the method's heads and projector; without `start`, no file of weights is read."""
-        options = place.located(self.net) if start else self.net.model_copy(update={"weights": None})
+    def make_net(self, place: Place = HERE, given: Mapping[str, Tensor] | None = None) -> Net:
+        """The network with the method's heads and projector; with the tensors of such a network `given`, no
+        file of weights is read."""
+        options = place.located(self.net)
+        if given is not None:
+            options = self.net.model_copy(update={"weights": None})
         method = self.method
         return build(
             options,
             classes=len(self.classes),
             heads=method.heads,
             projector=method.projection(),
-            frozen=method.frozen(),
+            frozen={name: place.located(one) for name, one in method.frozen().items()},
             make_head=method.make_head,
             channels=self.input.channels,
             image_size=self.input.image_size,
             seed=derive(self.train.seed, "net"),
             base=place.base,
+            given=given,
         ).to(place.device)
 
     def make_frozen(self, place: Place = HERE) -> dict[str, nn.Module]:
@@ -261,10 +266,6 @@ class Blueprint(Options):
 def frozen_tensors(net: Net) -> dict[str, Tensor]:
     """The tensors of a network that never change, by name."""
     return {name: tensor.cpu().clone() for name, tensor in sorted(state(net).items()) if name in net.still}
-
-
-def _mark(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def nobody(code: Any) -> None:
@@ -322,7 +323,6 @@ def divided(net: Net, method: Method, options: NetOptions) -> tuple[tuple[str, .
     local = options.batch_norm == "local" or method.local_batch_norm
     own = set(batch_norm_names(net)) if local and method.standard != "pooled" else set()
     names = [name for name in state(net) if name not in net.still]
-    private = tuple(
-        name for name in names if name in own or any(fnmatchcase(name, glob) for glob in method.private)
-    )
+    globs = method.private
+    private = tuple(name for name in names if name in own or any(fnmatchcase(name, glob) for glob in globs))
     return tuple(name for name in names if name not in private), private

@@ -245,19 +245,17 @@ def resolve(
     base = Path(str(table.get("base", base or Path.cwd())))
     parts = Parts(base, allow)
     name, method = _method(dict(sections["method"]), parts)
-    given = _kind(data.KINDS, DataOptions, sections["data"], "data", parts)  # type: ignore[type-abstract]
-    wanted = recommended(method, given.multi or _only_multi(sections["train"].get("objective"), parts))
+    dataset = _kind(data.KINDS, DataOptions, sections["data"], "data", parts)  # type: ignore[type-abstract]
+    wanted = recommended(method, dataset.multi or _only_multi(sections["train"].get("objective"), parts))
     train = {**wanted, **sections["train"], **{key: wanted[key] for key in yields if key in wanted}}
     options = settled(validate(TrainOptions, train, "train", parts), base)
     _check_views(options, name, method)
-    if given.here:
-        options.try_views(given.channels, given.image_size)
+    if dataset.here:
+        options.try_views(dataset.channels, dataset.image_size)
     net = validate(NetOptions, sections["net"], "net", parts)
     if net.weights is not None and options.init is not None:
-        raise ConfigError(
-            "net.weights and train.init both say what the first model is: leave one of them out"
-        )
-    objective = objective_of(options.objective, given.multi, parts)
+        raise ConfigError("net.weights and train.init both say what the first model is: leave one out")
+    objective = objective_of(options.objective, dataset.multi, parts)
     if objective.scale is not None and net.head != "cosine":
         raise ConfigError("train.objective: 'ldam' needs cosines: set net.head = \"cosine\"")
     evaluate = validate(EvaluateOptions, sections["evaluate"], "evaluate", parts)
@@ -266,16 +264,10 @@ def resolve(
     private = None
     if "privacy" in table:
         private = validate(PrivacyOptions, sections["privacy"], "privacy", parts)
+    kinds, own = partition.KINDS, partition.OwnDivision
     return Config(
-        data=given,
-        partition=_kind(
-            partition.KINDS,
-            PartitionOptions,
-            sections["partition"],
-            "partition",
-            parts,
-            partition.OwnDivision,
-        ),
+        data=dataset,
+        partition=_kind(kinds, PartitionOptions, sections["partition"], "partition", parts, own),
         net=_scaled(net, method, objective),
         method=method,
         method_name=name,
@@ -310,14 +302,14 @@ def _kind(
     a function does, the class `around` it."""
     kind = table["kind"]
     if named(kind):
-        found = parts.find(kind, f"{where}.kind")
-        if around is not None and callable(found) and not isinstance(found, type):
+        code = parts.find(kind, f"{where}.kind")
+        if around is not None and callable(code) and not isinstance(code, type):
             return validate(around, table, where, parts)
-        if not (isinstance(found, type) and issubclass(found, base)):
+        if not (isinstance(code, type) and issubclass(code, base)):
             raise ConfigError(f"{where}.kind: '{kind}' is not a class that builds on {base.__name__}")
-        if missing := sorted(getattr(found, "__abstractmethods__", ())):
+        if missing := sorted(getattr(code, "__abstractmethods__", ())):
             raise ConfigError(f"{where}.kind: the class '{kind}' has no '{missing[0]}'")
-        return validate(found, table, where, parts)
+        return validate(code, table, where, parts)
     if not isinstance(kind, str) or kind not in kinds:
         raise ConfigError(f"{where}.kind: " + unknown("kind", str(kind), kinds) + ", or FILE.py:Class")
     return validate(kinds[kind], table, where, parts)
@@ -329,8 +321,8 @@ def _method(table: dict[str, Any], parts: Parts) -> tuple[str, Method]:
     preset = str(table.pop("preset", ""))
     if preset and preset not in cls.presets:
         raise ConfigError("method.preset: " + unknown(f"preset of '{name}'", preset, cls.presets))
-    given = {**cls.presets.get(preset, {}), **table}
-    return name, validate(cls, given, "method", parts, also=("name", "preset"))
+    fields = {**cls.presets.get(preset, {}), **table}
+    return name, validate(cls, fields, "method", parts, also=("name", "preset"))
 
 
 def _check_views(options: TrainOptions, name: str, method: Method) -> None:
@@ -362,14 +354,13 @@ def recommended(method: Method | type[Method], multi: bool) -> dict[str, Any]:
 
 def departures(config: Config) -> list[str]:
     """A line for every key of [train] that is not as the method recommends it."""
-    found = []
+    lines = []
     for key, value in recommended(config.method, config.multi).items():
-        wanted, given = spelt(key, value), spelt(key, config.setting(key))
-        if wanted != given:
-            found.append(
-                f"{config.method_name}: {key} = {given} as the config says; the method recommends {wanted}"
-            )
-    return found
+        wanted, chosen = spelt(key, value), spelt(key, config.setting(key))
+        if wanted != chosen:
+            text = f"{key} = {chosen} as the config says; the method recommends {wanted}"
+            lines.append(f"{config.method_name}: {text}")
+    return lines
 
 
 def spelt(key: str, value: Any) -> str:
@@ -386,9 +377,8 @@ def objective_of(value: Any, multi: bool, parts: Parts | None = None) -> Objecti
         return parse_objective(value, parts)
     except ConfigError as error:
         text = str(error).removeprefix("train.objective: ")  # code that is not found says its place
-        raise type(error)(
-            f"train.{text}" if text.startswith("objective") else f"train.objective: {text}"
-        ) from None
+        where = "train." if text.startswith("objective") else "train.objective: "
+        raise type(error)(where + text) from None
 
 
 def _only_multi(objective: Any, parts: Parts | None = None) -> bool:
@@ -440,17 +430,15 @@ def validate(
         raise ConfigError(f"unknown key '{place}': {hint}valid: {', '.join(sorted(valid))}")
     if first["type"] == "missing":
         raise ConfigError(f"'{place}' is missing: set it in the config")
-    given = first["input"]
+    value = first["input"]
     hint = ""
     if first["type"] == "literal_error":
-        guess = nearest(
-            str(given),
-            [text.strip().strip("'") for text in first["ctx"]["expected"].replace(" or ", ",").split(",")],
-        )
+        expected = first["ctx"]["expected"].replace(" or ", ",").split(",")
+        guess = nearest(str(value), [text.strip().strip("'") for text in expected])
         hint = f" (did you mean '{guess}'?)" if guess else ""
     message = first["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
-    shown = "" if isinstance(given, dict) else f" is {json.dumps(given, default=str)}:"
+    shown = "" if isinstance(value, dict) else f" is {json.dumps(value, default=str)}:"
     raise ConfigError(f"'{place}'{shown} {message}{hint}")
 
 

@@ -75,10 +75,10 @@ def read_result(run: RunFolder) -> dict[str, Any]:
 def read_selected(run: RunFolder, rounds: list[int]) -> tuple[Tree, Header]:
     """The coordinator's state after the reported round, the last of several; without any, the newest."""
     checkpoints = Checkpoints(run / CHECKPOINTS, make=False)
-    found = checkpoints.load(rounds[-1]) if rounds else checkpoints.newest()
-    if found is None:
+    checkpoint = checkpoints.load(rounds[-1]) if rounds else checkpoints.newest()
+    if checkpoint is None:
         raise StorageError(f"{run} has no checkpoint: finish the run with {run.again}")
-    return found
+    return checkpoint
 
 
 # What another run starts from -------------------------------------------------------------------------------
@@ -111,11 +111,11 @@ def chosen(net: Net, blueprint: Blueprint, train: TrainOptions, base: Path) -> d
             f"train.init: {run} tells apart {', '.join(source.classes)}, and this run "
             f'{", ".join(blueprint.classes)}: set train.init_parts = "body" to start with a new head'
         )
-    given: dict[str, Tensor] = {**source.method.serving(server)["model"], **read_frozen(run, source)}
+    tensors: dict[str, Tensor] = {**source.method.serving(server)["model"], **read_frozen(run, source)}
     mine = state(net)
-    wanted = [name for name in mine if name.startswith(BODY) or (not body and name in given)]
+    wanted = [name for name in mine if name.startswith(BODY) or (not body and name in tensors)]
     for name in wanted:
-        theirs = tuple(given[name].shape) if name in given else None
+        theirs = tuple(tensors[name].shape) if name in tensors else None
         if theirs != tuple(mine[name].shape):
             raise WeightsError(_other(run, name, theirs, tuple(mine[name].shape), source))
     if not body and all(name.startswith(BODY) for name in wanted):
@@ -123,7 +123,7 @@ def chosen(net: Net, blueprint: Blueprint, train: TrainOptions, base: Path) -> d
             f"train.init: the model of {run} ({source.method_name}) shares no head with this one: set "
             f'train.init_parts = "body" to start with a new head'
         )
-    return {name: given[name] for name in wanted}
+    return {name: tensors[name] for name in wanted}
 
 
 def _read(name: str, base: Path) -> tuple[RunFolder, Tree, Header]:

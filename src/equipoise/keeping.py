@@ -133,10 +133,10 @@ def read_text(path: Path, fix: str) -> str:
     except OSError:
         raise _damaged(path, fix) from None
     place = data.rfind(b"\n", 0, -1) + 1
-    found = LAST_LINE.fullmatch(data, place)
-    if found is None:
+    match = LAST_LINE.fullmatch(data, place)
+    if match is None:
         raise _damaged(path, fix, OLDER)
-    if found[1].decode() != sha256(data[:place]):
+    if match[1].decode() != sha256(data[:place]):
         raise _damaged(path, fix)
     return data[:place].decode()
 

@@ -38,9 +38,8 @@ class Listing:
         return len(self.cells)
 
     def __repr__(self) -> str:
-        return "\n".join(
-            line for line in (self.title, aligned([self.columns, *self.cells]), self.note) if line
-        )
+        lines = (self.title, aligned([self.columns, *self.cells]), self.note)
+        return "\n".join(line for line in lines if line)
 
     def _repr_html_(self) -> str:
         title, note = (f"<p>{escape(text)}</p>" if text else "" for text in (self.title, self.note))

@@ -79,20 +79,17 @@ class Code:
     def files(self) -> tuple[File, ...]:
         """Every file that belongs to the code, the named one first."""
         first = self._named() if self.path is None else [File("", self.path, self._bytes(self.path))]
-        found = {file.module: file for file in first}
+        by_module = {file.module: file for file in first}
         waiting, followed = list(first), set[str]()
         while waiting:
             names = set(_imported(waiting.pop())) - followed
             followed |= names
             for name in sorted(names):
-                new = [one for one in self._chain(name) if one.module not in found]
-                found |= {one.module: one for one in new}
+                new = [one for one in self._chain(name) if one.module not in by_module]
+                by_module |= {one.module: one for one in new}
                 waiting += new
-        named = first[-1]
-        return (
-            named,
-            *sorted((file for file in found.values() if file is not named), key=lambda file: file.module),
-        )
+        named = by_module.pop(first[-1].module)
+        return (named, *(by_module[module] for module in sorted(by_module)))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -112,9 +109,8 @@ class Code:
             raise
         except (Exception, SystemExit) as error:
             kind = "cannot be read as Python" if self.path else "cannot be imported"
-            raise self._wrong(
-                f"{self.path or self.title} {kind} ({type(error).__name__}: {error})"
-            ) from error
+            place = self.path or self.title
+            raise self._wrong(f"{place} {kind} ({type(error).__name__}: {error})") from error
         return getattr(module, self.attribute, None)
 
     # Finding, without running -------------------------------------------------------------------------------
@@ -132,10 +128,10 @@ class Code:
 
     def _named(self) -> list[File]:
         """The named module, after the packages it is in."""
-        found = list(self._chain(self.source)) if re.fullmatch(r"\w+(\.\w+)*", self.source) else []
-        if not found or found[-1].module != self.source:
+        chain = list(self._chain(self.source)) if re.fullmatch(r"\w+(\.\w+)*", self.source) else []
+        if not chain or chain[-1].module != self.source:
             raise self._wrong(f"the module '{self.source}' cannot be imported: there is none of that name")
-        return found
+        return chain
 
     def _chain(self, name: str) -> Iterator[File]:
         """The files of a module and of the packages it is in, as far as they belong to this code."""
@@ -178,10 +174,8 @@ class Code:
     def _module(self) -> ModuleType:
         named, *others = self.files
         if self.path is not None:  # a name of its own, so that two files that are called the same do not meet
-            stem, mark = (
-                re.sub(r"\W", "_", self.path.stem),
-                hashlib.sha256(f"{self.path}\0{self.fingerprint}".encode()),
-            )
+            stem = re.sub(r"\W", "_", self.path.stem)
+            mark = hashlib.sha256(f"{self.path}\0{self.fingerprint}".encode())
             named = File(f"{OF_FILE}{stem}_{mark.hexdigest()[:12]}", named.path, named.data)
         served = {file.module: file for file in (named, *others) if file.served}
         for file in served.values():
@@ -254,10 +248,10 @@ class Parts:
         """What a name leads to; `where` is the key of the config that holds it."""
         code = Code(name, self.base, where)
         self.ask(code)
-        found = code.load()
-        if found is None:
+        value = code.load()
+        if value is None:
             raise ConfigError(f"{where}: '{code.source}' has no '{code.attribute}'")
-        return found
+        return value
 
     def ask(self, code: Code) -> None:
         """Ask whether code may be run, and take note of it."""
@@ -277,10 +271,10 @@ def context(parts: Parts) -> dict[str, Any]:
 
 def parts_of(info: ValidationInfo, name: str) -> Parts:
     """Where a validator looks up a name that leads to code."""
-    found = (info.context or {}).get("parts")
-    if not isinstance(found, Parts):
+    parts = (info.context or {}).get("parts")
+    if not isinstance(parts, Parts):
         raise ConfigError(f"'{name}' leads to code, which only a config may name")
-    return found
+    return parts
 
 
 def digest(files: Iterable[bytes]) -> str:
@@ -350,8 +344,8 @@ def _definer(module: str, name: str) -> str | None:
     """The module of Equipoise that defines a name of another: `equipoise.methods.fedprox` for `FedProx`."""
     if module.partition(".")[0] != PACKAGE or module not in sys.modules:
         return None
-    found = getattr(getattr(sys.modules[module], name, None), "__module__", None)
-    return found if isinstance(found, str) and found.startswith(COUNTED) else None
+    definer = getattr(getattr(sys.modules[module], name, None), "__module__", None)
+    return definer if isinstance(definer, str) and definer.startswith(COUNTED) else None
 
 
 def _spec(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
@@ -377,6 +371,5 @@ def _installed(spec: ModuleSpec) -> bool:
 def _places() -> tuple[Path, ...]:
     """Where Python's own modules and installed packages are."""
     own = [sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
-    return tuple(
-        Path(place).resolve() for place in {*own, *site.getsitepackages(), site.getusersitepackages()}
-    )
+    places = {*own, *site.getsitepackages(), site.getusersitepackages()}
+    return tuple(Path(place).resolve() for place in places)

@@ -6,11 +6,11 @@ import difflib
 from collections.abc import Iterable
 
 
-def nearest(word: str, valid: Iterable[str]) -> str | None:
-    """The valid name most like `word`, or None when nothing is alike."""
-    names = {name.lower(): name for name in valid}
-    close = difflib.get_close_matches(word.lower(), names, n=5, cutoff=0.5)
-    return names[min(close, key=lambda name: edits(word.lower(), name))] if close else None
+def nearest(name: str, valid: Iterable[str]) -> str | None:
+    """The valid name most like `name`, or None when nothing is alike."""
+    names = {one.lower(): one for one in valid}
+    close = difflib.get_close_matches(name.lower(), names, n=5, cutoff=0.5)
+    return names[min(close, key=lambda one: edits(name.lower(), one))] if close else None
 
 
 def edits(a: str, b: str) -> int:
@@ -27,9 +27,9 @@ def edits(a: str, b: str) -> int:
     return row[-1]
 
 
-def unknown(what: str, word: str, valid: Iterable[str]) -> str:
+def unknown(what: str, name: str, valid: Iterable[str]) -> str:
     """One sentence for an unknown name: what it was, the nearest valid one, and all there are."""
     names = sorted(valid)
-    guess = nearest(word, names)
+    guess = nearest(name, names)
     hint = f"did you mean '{guess}'? " if guess else ""
-    return f"unknown {what} '{word}': {hint}valid: {', '.join(names)}"
+    return f"unknown {what} '{name}': {hint}valid: {', '.join(names)}"

@@ -21,12 +21,12 @@ def open_regular(path: str | os.PathLike[str], limit: int) -> BinaryIO:
     bytes."""
     number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
     try:
-        found = os.fstat(number)
-        if stat.S_ISDIR(found.st_mode):
+        status = os.fstat(number)
+        if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
-        if found.st_size > limit:
+        if status.st_size > limit:
             raise _too_large(path, limit)
         return os.fdopen(number, "rb")
     except BaseException:

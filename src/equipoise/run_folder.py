@@ -154,9 +154,7 @@ class RunFolder(os.PathLike[str]):
         too."""
         lines, _ = keeping.read_lines(self / name)
         if last is not None and last != (lines[-1]["hash"] if lines else keeping.FIRST):
-            raise StorageError(
-                f"{self / name} has not the rows the run wrote: restore it, or start the run anew"
-            )
+            raise StorageError(f"{self / name} has not the rows the run wrote: restore it, or start anew")
         return [keeping.bare(line) for line in lines]
 
     def append(self, name: str, row: Mapping[str, Any], sync: bool = False) -> str:
@@ -169,14 +167,14 @@ class RunFolder(os.PathLike[str]):
         `last` is the hash of the last row that was committed.
         """
         lines, _ = keeping.read_lines(self / name)
-        kept = [line for line in lines if line["round"] <= upto]
-        if (kept[-1]["hash"] if kept else keeping.FIRST) != last:
+        committed = [line for line in lines if line["round"] <= upto]
+        if (committed[-1]["hash"] if committed else keeping.FIRST) != last:
             raise StorageError(
                 f"{self / name} has not the rows it had when the newest checkpoint was written: restore it, "
                 f"or start the run anew"
             )
-        keeping.write_atomic(self / name, b"".join(keeping.as_bytes(line) for line in kept))
-        return [keeping.bare(line) for line in kept]
+        keeping.write_atomic(self / name, b"".join(keeping.as_bytes(line) for line in committed))
+        return [keeping.bare(line) for line in committed]
 
     # One process at a time ----------------------------------------------------------------------------------
 

@@ -44,7 +44,7 @@ from equipoise.run_folder import (
     RunFolder,
 )
 from equipoise.seeds import generator
-from equipoise.server import Checkpoints, Federation, Header, Journal, Spending, check_same, drawn, sample
+from equipoise.server import Checkpoints, Federation, Journal, Spending, check_same, drawn, sample
 from equipoise.server.spending import UNIT
 from equipoise.setup import Material, draw, keep_memory, material, order, place_of
 from equipoise.site import Store
@@ -88,13 +88,13 @@ class Result:
     """with differential privacy: ε of every site, δ, whom it protects and what it does not cover"""
 
     def __repr__(self) -> str:
-        return "\n".join([f"Result({str(self.folder)!r})", *self._told()])
+        return "\n".join([f"Result({str(self.folder)!r})", *self._lines()])
 
     def _repr_html_(self) -> str:
-        told = "".join(f"<p>{escape(line)}</p>" for line in (str(self.folder), *self._told()[:-1]))
-        return told + self._listing()._repr_html_()
+        lines = "".join(f"<p>{escape(line)}</p>" for line in (str(self.folder), *self._lines()[:-1]))
+        return lines + self._listing()._repr_html_()
 
-    def _told(self) -> list[str]:
+    def _lines(self) -> list[str]:
         """The rounds and the headline figures in two lines."""
         trained = sum(ENDING not in row for row in self.history)
         reported = ", ".join(map(str, self.ending_of or self.rounds)) or "none"
@@ -198,7 +198,7 @@ class Plan:
 
 
 def prepare(config: Config, facts: Facts, dataset: Material | None = None) -> Plan:
-    """Build the networks and try every question on two made-up sites; `dataset` is the data, where it is at
+    """Build the networks and try every question on two generated sites; `dataset` is the data, where it is at
     hand."""
     watchable(config, facts)
     blueprint, built = draw(config, facts, dataset)
@@ -206,8 +206,9 @@ def prepare(config: Config, facts: Facts, dataset: Material | None = None) -> Pl
     participants = drawn(config.train.participation, everyone)
     comparable(config, participants)
     first = blueprint.first(built.net)
-    told = config.evaluate
-    ledger = probe(blueprint, built, everyone, participants, told.scored, place_of(config), told.per_site)
+    evaluate = config.evaluate
+    scored, per_site = evaluate.scored, evaluate.per_site
+    ledger = probe(blueprint, built, everyone, participants, scored, place_of(config), per_site)
     ledger = replace(ledger, compared=config.exchange.compare is not None)
     return Plan(config, blueprint, facts, built, first, ledger, spending_of(config, facts, ledger))
 
@@ -234,12 +235,8 @@ def privacy_of(plan: Plan, history: Sequence[Mapping[str, Any]]) -> dict[str, An
     """What a run's result says of its differential privacy."""
     if plan.spending is None or not history:
         return None
-    return {
-        "epsilon": history[-1]["epsilon"],
-        "delta": plan.spending.privacy.delta,
-        "unit": UNIT,
-        "not_covered": plan.spending.not_covered,
-    }
+    facts = {"epsilon": history[-1]["epsilon"], "delta": plan.spending.privacy.delta}
+    return facts | {"unit": UNIT, "not_covered": plan.spending.not_covered}
 
 
 def comparable(config: Config, participants: int) -> None:
@@ -283,8 +280,8 @@ def train(
     """
     config, blueprint, census = plan.config, plan.blueprint, plan.facts.census
     checkpoints = Checkpoints(folder / CHECKPOINTS)
-    found = checkpoints.newest()
-    begun = found[1] if found else None
+    newest = checkpoints.newest()
+    begun = newest[1] if newest else None
     if begun:
         check_same(begun, folder, blueprint.config, blueprint.data, journal)
     for text in departures(config):
@@ -309,7 +306,8 @@ def train(
         dataset.holdings if dataset else (),
         tell,
     )
-    evaluation.resume(_done(begun), begun.metrics if begun else FIRST)
+    committed = -1 if begun is None else sys.maxsize if begun.finished else begun.round
+    evaluation.resume(committed, begun.metrics if begun else FIRST)
     folder.write(BLUEPRINT, blueprint.model_dump(mode="json"))
     if blueprint.frozen:
         write_atomic(folder / FROZEN, seal({}, frozen_tensors(plan.built.net)))
@@ -398,23 +396,16 @@ def measure_features(
 ) -> None:
     """Write down where the classes lie in the features of the reported round's global predictor, if there is
     one."""
-    found = checkpoints.load(rounds[-1]) if rounds else checkpoints.newest()
-    if found is None:
+    checkpoint = checkpoints.load(rounds[-1]) if rounds else checkpoints.newest()
+    if checkpoint is None:
         return
-    server, header = found
+    server, header = checkpoint
     origin = Origin(round=header.round, rule=plan.config.evaluate.select, state=header.state)
     net = plan.built.net
     model = assemble(plan.blueprint, server, origin, net=net, frozen=frozen_tensors(net))
     maps = class_maps(model, dataset.samples, dataset.holdings)
     if maps is not None:
         folder.write(FEATURES, {"round": header.round, **maps})
-
-
-def _done(begun: Header | None) -> int:
-    """The last round whose metrics count."""
-    if begun is None:
-        return -1
-    return sys.maxsize if begun.finished else begun.round
 
 
 @cache
@@ -430,13 +421,8 @@ def code_hash() -> str:
 def make_tracking(plan: Plan, folder: RunFolder, history: Sequence[Mapping[str, Any]]) -> Tracking:
     """The trackers of the config, told that the run begins; none for a run that has its result."""
     config, blueprint = plan.config, plan.blueprint
-    tags = {
-        "method": blueprint.method_name,
-        "version": blueprint.version,
-        "code": code_hash(),
-        "config": blueprint.config,
-        "data": blueprint.data,
-    }
+    tags = {"method": blueprint.method_name, "version": blueprint.version}
+    tags |= {"code": code_hash(), "config": blueprint.config, "data": blueprint.data}
     run = describe(folder.path, config.table(), blueprint.classes, tags, history)
     return Tracking(_trackers(config, folder), run)
 
@@ -460,7 +446,7 @@ def make_engine(plan: Plan, dataset: Material, folder: RunFolder) -> Engine:
     if config.engine.kind == "serial":
         sites = dataset.sites(place.device, config.method.standard == "pooled")
         host = Host(plan.blueprint, sites, Store(private), place, plan.built)
-        host.noise = noise
+        host.noise, host.clip = noise, config.exchange.clip
         return Serial(host, members)
     if config.engine.kind == "ray" and config.engine.device == "auto" and not config.engine.gpus:
         config = config.with_engine(device="cpu")  # no share of a GPU, on whichever node a site runs

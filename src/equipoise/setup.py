@@ -40,10 +40,9 @@ SITES_KEPT = 4096
 
 def cache_folder() -> Path:
     """Where decoded images are kept: $EQUIPOISE_CACHE, or the user's cache folder."""
-    given = os.environ.get("EQUIPOISE_CACHE")
-    return (
-        Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "equipoise"
-    )
+    chosen = os.environ.get("EQUIPOISE_CACHE")
+    home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    return Path(chosen) if chosen else home / "equipoise"
 
 
 def keep_memory() -> None:
@@ -165,9 +164,8 @@ def draw(config: Config, facts: Facts, dataset: Material | None = None) -> tuple
     """The blueprint of a run and its networks; `dataset` is its data, where that is at hand."""
     evaluate, augment = config.evaluate, config.train.augment
     measured = dataset.measured() if dataset and augment.normalise == "data" else None
-    shots = shot_groups(
-        facts.census.counts(), evaluate.shots, head=evaluate.head_over, tail=evaluate.tail_under
-    )
+    bounds = {"head": evaluate.head_over, "tail": evaluate.tail_under}
+    shots = shot_groups(facts.census.counts(), evaluate.shots, **bounds)
     place = place_of(config)
     blueprint, built = draw_blueprint(
         facts,
@@ -198,7 +196,9 @@ def make_host(config: Config, dataset: Material, private: Path, shared: bool = F
     place = place_of(config)
     store = Store(private, shared=shared)
     sites = dataset.sites(place.device, config.method.standard == "pooled")
-    return Host(blueprint, sites, store, place, built)
+    host = Host(blueprint, sites, store, place, built)
+    host.clip = config.exchange.clip
+    return host
 
 
 def order(config: Config, blueprint: Blueprint, private: Path, noise: Mapping[str, float] = {}) -> bytes:

@@ -23,7 +23,7 @@ def parameters(code: Callable[..., Any]) -> Mapping[str, Parameter] | None:
 
 
 def check_options(
-    code: Callable[..., Any], given: Collection[str], filled: Collection[str], where: str, first: int = 0
+    code: Callable[..., Any], options: Collection[str], filled: Collection[str], where: str, first: int = 0
 ) -> None:
     """Refuse options that the code does not take, and the lack of one that it needs.
 
@@ -35,16 +35,14 @@ def check_options(
     placed = [p for p in known.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:first]
     if len(placed) < first and not _any(known, Parameter.VAR_POSITIONAL):
         raise ConfigError(f"{where} must take {first} arguments, and takes {len(placed)}")
-    free = {
-        name: p
-        for name, p in known.items()
-        if p not in placed and name not in filled and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-    }
-    for key in given:
+    by_name = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    free = {name: p for name, p in known.items() if p not in placed and p.kind in by_name}
+    free = {name: p for name, p in free.items() if name not in filled}
+    for key in options:
         if key not in free and not _any(known, Parameter.VAR_KEYWORD):
             raise ConfigError(unknown(f"option of {where}", key, free))
     for name, p in free.items():
-        if p.default is p.empty and name not in given:
+        if p.default is p.empty and name not in options:
             raise ConfigError(f"{where} needs the option '{name}': set it in the config")
 
 

@@ -21,8 +21,8 @@ def answer(order: bytes, call: str, payload: bytes, extra: bytes) -> bytes:
     here = node()
     try:
         host = _host(order)
-        asked = Call.model_validate_json(call)
-        return framed({"node": here}, host.answer(asked, host.same(payload), extra or None))
+        question = Call.model_validate_json(call)
+        return framed({"node": here}, host.answer(question, host.same(payload), extra or None))
     except EquipoiseError as error:
         return framed({"node": here, "error": type(error).__name__, "message": str(error)})
 

@@ -26,24 +26,24 @@ here: set[str] = set()
 
 def trusted_file() -> Path:
     """Where the fingerprints are kept."""
-    given = os.environ.get("EQUIPOISE_TRUSTED")
+    chosen = os.environ.get("EQUIPOISE_TRUSTED")
     home = Path(os.environ.get("XDG_CONFIG_HOME", Path.home() / ".config"))
-    return Path(given) if given else home / "equipoise" / "trusted.jsonl"
+    return Path(chosen) if chosen else home / "equipoise" / "trusted.jsonl"
 
 
 def trusted() -> set[str]:
     """The fingerprints this user has noted, unless others can write to the file."""
-    path, found = trusted_file(), set[str]()
+    path, fingerprints = trusted_file(), set[str]()
     try:
         if path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            return found
+            return fingerprints
         lines = read_regular(path).splitlines()
     except OSError:
-        return found
+        return fingerprints
     for line in lines:
         with suppress(ValueError, LookupError, TypeError):  # a line that is damaged trusts nothing
-            found.add(str(json.loads(line)["fingerprint"]))
-    return found
+            fingerprints.add(str(json.loads(line)["fingerprint"]))
+    return fingerprints
 
 
 def remember(code: Code) -> None:

@@ -23,7 +23,6 @@ class Verb(ModuleType):
 
     @property
     def _function(self) -> Callable[..., Any]:
-        found: Callable[..., Any] = getattr(
-            importlib.import_module("equipoise.api"), self.__name__.rpartition(".")[2]
-        )
-        return found
+        api = importlib.import_module("equipoise.api")
+        function: Callable[..., Any] = getattr(api, self.__name__.rpartition(".")[2])
+        return function

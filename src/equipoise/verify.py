@@ -60,31 +60,31 @@ def verify(folder: Path, other: Path | None = None) -> Findings:
     folder."""
     if not folder.is_dir():
         raise StorageError(f"there is no folder {folder}: {NAME}")
-    found = Findings()
+    findings = Findings()
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     for path in files:
         inside = path.relative_to(folder)
         check = None if set(inside.parts[:-1]) & set(FOREIGN) else check_of(path)
         if check is None:
-            found.without_digest.append(str(inside))
+            findings.without_digest.append(str(inside))
             continue
-        before = len(found.problems)
-        with found.noting():
+        before = len(findings.problems)
+        with findings.noting():
             check(path)
-        if len(found.problems) == before:
-            found.checked.append(str(inside))
-    if not found.checked and not found.problems:
+        if len(findings.problems) == before:
+            findings.checked.append(str(inside))
+    if not findings.checked and not findings.problems:
         raise StorageError(f"{folder} holds no file with a digest: {NAME}")
     for path in files:
-        with found.noting():
+        with findings.noting():
             if path.name == CONFIG:
-                _check_run(path.parent, found)
+                _check_run(path.parent, findings)
             elif path.name == "site.toml":
-                _check_site(path.parent, found)
+                _check_site(path.parent, findings)
     if other is not None:
-        with found.noting():
-            found.problems += compared(_journal(folder), _journal(other))
-    return found
+        with findings.noting():
+            findings.problems += compared(_journal(folder), _journal(other))
+    return findings
 
 
 # One file ---------------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def _check_tensors(path: Path) -> None:
 # What files say of each other -------------------------------------------------------------------------------
 
 
-def _check_run(folder: Path, found: Findings) -> None:
+def _check_run(folder: Path, findings: Findings) -> None:
     """Metrics, journal, checkpoints and result of a run must fit together."""
     checkpoints = Checkpoints(folder / CHECKPOINTS, make=False)
     newest = checkpoints.newest()
@@ -134,50 +134,49 @@ def _check_run(folder: Path, found: Findings) -> None:
     heads = {FIRST, *(line["hash"] for line in read_lines(folder / JOURNAL)[0])}
     lost = f"{folder / METRICS} has not the rows it had when"
     cut = f"{folder / JOURNAL} has lost lines or was written anew since"
-    found.expect(header.metrics in {FIRST, *rows}, f"{lost} the newest checkpoint was written: {FIX}")
-    found.expect(header.journal in heads, f"{cut} the newest checkpoint was written: {FIX}")
+    findings.expect(header.metrics in {FIRST, *rows}, f"{lost} the newest checkpoint was written: {FIX}")
+    findings.expect(header.journal in heads, f"{cut} the newest checkpoint was written: {FIX}")
     for round in checkpoints.rounds():
-        with found.noting():
-            _check_parent(checkpoints, round, found)
+        with findings.noting():
+            _check_parent(checkpoints, round, findings)
     for site, version in header.versions.items():
         path = folder / PRIVATE / site / f"{version}.safetensors"
-        gone = (folder / PRIVATE).is_dir() and not path.is_file()
-        found.expect(not gone, f"{path} is gone, and the newest checkpoint needs it: {FIX}")
+        there = path.is_file() or not (folder / PRIVATE).is_dir()
+        findings.expect(there, f"{path} is missing, and the newest checkpoint needs it: {FIX}")
     if (folder / RESULT).is_file():
         result = read_json(folder / RESULT, FIX)
         last = next(reversed(rows), FIRST)
         timed = {line["round"] for line in read_lines(folder / TIMING)[0]}
-        found.expect(result["metrics_hash"] == last, f"{lost} the run ended: {FIX}")
-        found.expect(result["journal_hash"] in heads, f"{cut} the run ended: {FIX}")
+        findings.expect(result["metrics_hash"] == last, f"{lost} the run ended: {FIX}")
+        findings.expect(result["journal_hash"] in heads, f"{cut} the run ended: {FIX}")
         same = result["state_hash"] == header.state
-        found.expect(same, f"{folder / RESULT} is not of the newest checkpoint: {FIX}")
-        found.expect(set(rows.values()) <= timed, f"{folder / TIMING} has lost rows: {FIX}")
+        findings.expect(same, f"{folder / RESULT} is not of the newest checkpoint: {FIX}")
+        findings.expect(set(rows.values()) <= timed, f"{folder / TIMING} has lost rows: {FIX}")
 
 
-def _check_parent(checkpoints: Checkpoints, round: int, found: Findings) -> None:
+def _check_parent(checkpoints: Checkpoints, round: int, findings: Findings) -> None:
     """A checkpoint names the one before it."""
     if round - 1 in checkpoints.rounds():
         parent, before = checkpoints.load(round)[1].parent, checkpoints.load(round - 1)[1].state
         path = checkpoints.path(round)
-        found.expect(parent == before, f"{path} does not follow the checkpoint before it: {FIX}")
+        findings.expect(parent == before, f"{path} does not follow the checkpoint before it: {FIX}")
 
 
-def _check_site(folder: Path, found: Findings) -> None:
+def _check_site(folder: Path, findings: Findings) -> None:
     """A site's journal must reach up to the last message of every run, and know the settings."""
     lines = read_lines(folder / JOURNAL)[0]
     heads = {FIRST, *(line["hash"] for line in lines)}
     for path in sorted(folder.glob(f"runs/*/{TICKET}")):
-        with found.noting():
+        with findings.noting():
             reached = read_json(path, FIX)["journal"] in heads
             cut = f"{folder / JOURNAL} has lost lines or was written anew since {path} was: {FIX}"
-            found.expect(reached, cut)
+            findings.expect(reached, cut)
     recorded = [line["files"] for line in lines if line["event"] == settings.EVENT]
     now = settings.digests(folder)
     for name in sorted({*now, *recorded[-1]} if recorded else ()):
-        found.expect(
-            now.get(name) == recorded[-1].get(name),
-            f"{folder / name} is not what it was when this site last looked: if you did not change it, {FIX}",
-        )
+        same = now.get(name) == recorded[-1].get(name)
+        changed = f"{folder / name} is not what it was when this site last looked"
+        findings.expect(same, f"{changed}: if you did not change it, {FIX}")
 
 
 # Two journals -----------------------------------------------------------------------------------------------
@@ -200,12 +199,12 @@ def compared(one: Sequence[Line], two: Sequence[Line]) -> list[str]:
     name = _site_name(site)
     received = [line for line in coordinator if line["event"] == "received" and line["site"] == name]
     runs = {line["run"] for line in received}
-    asked = [line for line in site if line.get("run") in runs and line.get("coordinator")]
-    if not received or not asked:
+    questions = [line for line in site if line.get("run") in runs and line.get("coordinator")]
+    if not received or not questions:
         return [f"the two journals know nothing of each other: has '{name}' ever answered this run?"]
     return [
         *_strange(received, "journal", site, "coordinator", f"site '{name}'"),
-        *_strange(asked, "coordinator", coordinator, f"site '{name}'", "coordinator"),
+        *_strange(questions, "coordinator", coordinator, f"site '{name}'", "coordinator"),
     ]
 
 
@@ -217,10 +216,10 @@ def _site_name(lines: Sequence[Line]) -> str | None:
 def _strange(lines: Sequence[Line], key: str, theirs: Sequence[Line], keeper: str, writer: str) -> list[str]:
     """A sentence on the first head that was received from somebody and is not in their journal."""
     heads = {FIRST, *(line["hash"] for line in theirs)}
-    gone: list[Mapping[str, Any]] = [line for line in lines if line[key] not in heads]
-    if not gone:
+    missing: list[Mapping[str, Any]] = [line for line in lines if line[key] not in heads]
+    if not missing:
         return []
     return [
-        f"the journal of the {writer} was cut or written anew: {len(gone)} of the {len(lines)} heads that "
-        f"the {keeper} has of it are not in it, the first in line {gone[0]['seq'] + 1} of the {keeper}'s"
+        f"the journal of the {writer} was cut or written anew: {len(missing)} of the {len(lines)} heads that "
+        f"the {keeper} has of it are not in it, the first in line {missing[0]['seq'] + 1} of the {keeper}'s"
     ]

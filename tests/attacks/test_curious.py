@@ -7,19 +7,15 @@ from typing import Any
 
 import pytest
 from tests.attacks import figures, kit
-from tests.attacks.figures import MASKED, NOISY, NONE, Protection, known
+from tests.attacks.figures import MASKED, NOISY, NONE, Protection, noisy
 from tests.flower.test_hostile_coordinator import ask, home, invite
 
 from equipoise.config import Config
+from equipoise.errors import SiteError
 
 pytestmark = pytest.mark.audit
 MakeConfig = Callable[..., Config]
 __all__ = ["home"]
-
-
-def there(protection: Protection) -> None:
-    if not known(protection):
-        pytest.skip(f"this version has no {', '.join(protection)}")
 
 
 # Class counts from the bias of the head ---------------------------------------------------------------------
@@ -31,7 +27,6 @@ def test_counts_are_found() -> None:
 
 @pytest.mark.parametrize("protection", [figures.ADAPTIVE, NOISY, MASKED], ids=["adam", "dp", "secure"])
 def test_counts_are_not_found(protection: Protection) -> None:
-    there(protection)
     assert figures.counts_found(protection) < 0.5
 
 
@@ -49,7 +44,6 @@ def test_images_are_found() -> None:
 
 @pytest.mark.parametrize("protection", [NOISY, MASKED], ids=["dp", "secure"])
 def test_images_are_not_found(protection: Protection) -> None:
-    there(protection)
     assert figures.images_found(protection) == 0.0
 
 
@@ -62,12 +56,12 @@ def test_a_site_refuses_a_network_that_it_has_not_approved(home: Any, tiny: Make
 
 
 def test_members_are_found() -> None:
-    assert figures.members_found(NONE) > 0.7
+    """With 143 images on either side the AUC of a guess is nearly always within 0.07 of 0.5."""
+    assert figures.members_found(NONE) > 0.62
 
 
 def test_members_are_not_found() -> None:
-    there(NOISY)
-    assert figures.members_found(NOISY) < 0.58
+    assert abs(figures.members_found(noisy(8.0)) - 0.5) < 0.07
 
 
 # One site by the difference of two sums ---------------------------------------------------------------------
@@ -75,6 +69,17 @@ def test_members_are_not_found() -> None:
 
 def test_one_site_is_found_by_difference() -> None:
     assert figures.site_found(NONE) > 0.999
+
+
+def test_masked_sums_of_one_round_have_no_difference() -> None:
+    """Whoever has answered for one set of sites answers for no other in that round."""
+    with pytest.raises(SiteError, match="a sum of another set of sites was unmasked"):
+        figures.by_difference(MASKED, later=0)
+
+
+def test_masked_sums_of_two_rounds_do() -> None:
+    """What docs/privacy.md says masks do not stop."""
+    assert figures.site_found(MASKED, later=1) > 0.999
 
 
 def test_a_site_can_refuse_to_be_asked_twice(home: Any, tiny: MakeConfig) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from tests import doctored
 
 from equipoise import __version__
 from equipoise.config import Config
@@ -94,7 +95,7 @@ class Asked:
 
     def letter(self, **changes: Any) -> dict[str, Any]:
         run = self.table["run"]
-        config = json.loads((self.desk.folder / "runs" / run / "config.json").read_text())
+        config = doctored.table(self.desk.folder / "runs" / run / "config.json")
         letter = {
             "run": run,
             "site": SITE,

@@ -79,6 +79,7 @@ def test_a_gap_is_closed_by_its_share() -> None:
 def test_rows_that_have_not_converged_are_marked() -> None:
     assert settled([run("x", 0, 0.5), run("x", 1, 0.5)]) == "2 of 2"
     assert settled([run("x", 0, 0.5), run("x", 1, 0.5, converged=None)]) == "1 of 2 †"
+    assert settled([run("x", 0, 0.5, converged=None)]) == "–"
 
 
 def test_the_page_names_rows_that_are_missing_and_how_rates_were_chosen(

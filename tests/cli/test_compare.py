@@ -78,7 +78,8 @@ def test_failed_runs_have_a_code_of_their_own(cli, file: Path, monkeypatch: pyte
     done = cli(*words)
     assert done.code == 9
     assert (
-        "1 of 1 runs failed (none/0: round 0: too few sites); the same command" in done.err.splitlines()[-1]
+        "1 of 1 runs failed (none/0: round 0: too few sites); run the command again"
+        in done.err.splitlines()[-1]
     )
     assert "failed    none/0" in done.out
     told = cli(*words, "--json")

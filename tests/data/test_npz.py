@@ -104,11 +104,11 @@ def test_bad_labels_are_refused_or_skipped(tmp_path: Path) -> None:
     [
         ({"train_images": np.zeros((4, 28, 28, 28), np.uint8)}, "3-D volumes"),
         ({"train_images": np.zeros((4, 9, 9, 9, 3), np.uint8)}, "3-D volumes"),
-        ({"train_images": np.zeros((4, 28, 28), np.float32)}, "convert it to uint8"),
+        ({"train_images": np.zeros((4, 28, 28), np.float32)}, "convert to uint8"),
         ({"train_images": np.zeros((3, 28, 28), np.uint8)}, "3 images and 4 labels"),
         ({"train_images": np.asfortranarray(np.zeros((4, 28, 28), np.uint8))}, "ascontiguousarray"),
         ({"train_labels": np.array([["nv"]] * 4)}, "make it integers"),
-        ({"train_labels": np.zeros((4, 2), int)}, "different numbers of columns"),
+        ({"train_labels": np.zeros((4, 2), int)}, "differ in number of columns"),
         ({"train_labels": np.array([None] * 4)}, "make it integers"),
     ],
 )

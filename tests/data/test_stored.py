@@ -196,7 +196,7 @@ def test_a_dataset_of_dicts(clinic: Path, store: Store) -> None:
     assert found.attributes["sex"].tolist() == ["f"] * COUNT
     with pytest.raises(DataError, match=r"row 0: unknown key 'wher': did you mean 'where'\?"):
         store(rows, **keys | {"sites": "wher"})
-    with pytest.raises(DataError, match="row 0: site = 'where' is a key of dicts, and this is a pair"):
+    with pytest.raises(DataError, match="row 0: site = 'where' is a key, and this is a pair"):
         store(zip(PIXELS, LABELS, strict=True), sites="where")
 
 
@@ -534,9 +534,9 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
         "row 0: the label has 2 values and there are 3",
     ),
     "one class": ([(pixels, 0) for pixels in PIXELS], {}, "holds only one class"),
-    "few sites": (pairs(), {"sites": ["a"] * 11}, "site has 11 values and there are 12 images: give one per"),
+    "few sites": (pairs(), {"sites": ["a"] * 11}, "site has 11 values for 12 images: give one per"),
     "few sites of a stream": (iter(pairs()), {"sites": ["a"] * 11}, "row 11: site has only 11 values"),
-    "many sites of a stream": (iter(pairs()), {"sites": ["a"] * 13}, "site has 13 values and there are 12"),
+    "many sites of a stream": (iter(pairs()), {"sites": ["a"] * 13}, "site has 13 values for 12 images"),
     "empty site": (pairs(), {"sites": [""] * 12}, "row 0: site is empty"),
     "no patient": (pairs(), {"groups": [None] * 12}, "row 0: group is empty"),
     "strange site": (pairs(), {"sites": ["a\x07"] * 12}, "row 0: .* holds a control or invisible character"),
@@ -742,7 +742,7 @@ def test_a_set_of_another_layout_is_refused(change: dict[str, Any], tmp_path: Pa
     table = json.loads(path.read_text())
     del table["sha256"]
     write_json(path, table | change)
-    with pytest.raises(StorageError, match=r"labels\.json was written by another version"):
+    with pytest.raises(StorageError, match=r"labels\.json is of another version"):
         read_back(tmp_path)
 
 

@@ -36,7 +36,7 @@ class Tap:
 
 
 @pytest.mark.parametrize("exact", [True, False])
-@pytest.mark.parametrize("method", ["fedavg", "fca", "local"])
+@pytest.mark.parametrize("method", ["fedavg", "fca", "local", "equipoise"])
 def test_every_real_answer_is_in_the_ledger(
     method: str, exact: bool, tiny: MakeConfig, tmp_path: Path
 ) -> None:

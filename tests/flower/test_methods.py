@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests import doctored
-from tests.light import LIGHTEST
+from tests.light import ALIKE, LIGHTEST
 
 from equipoise.config import Config
 from equipoise.methods import METHODS
@@ -32,17 +32,15 @@ QUICK = ("fca", "fediic", "fedsdc")
 """private state; two questions; leaves that are read site by site"""
 
 
-ALIKE = (
-    *("fedavg-pl", "fedprox", "fedrs", "fedlc", "fedfocal", "ldam-fl", "bsm-fl", "fedlsr", "fedfixmatch"),
-    *("fedadam", "fedyogi", "fedadagrad"),
-)
-"""what they ask and send is what fedavg and fedavgm do: they differ in the loss, or in the server's step"""
+ALSO = ("fedavg", "fedmlp", "fedmas", "creff", "fedbabu", "rscfed", "cbafed")
+"""a plain mean; one label of several; weights of a site's own; a server that trains; an ending; sites in
+groups; a model of rounds ago"""
 
 
 def mark(name: str) -> Any:
-    if name in ALIKE:
-        return pytest.mark.sweep
-    return () if name in QUICK else pytest.mark.slow
+    if name in QUICK:
+        return ()
+    return pytest.mark.slow if name in ALSO else pytest.mark.sweep
 
 
 def test_those_left_to_the_sweep_exchange_what_another_does(tiny: MakeConfig, tmp_path: Path) -> None:

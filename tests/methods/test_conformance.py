@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.light import LEARNING
+from tests.light import ALIKE, LEARNING, one_of_a_kind
 
 from equipoise.methods import METHODS
 from equipoise.testing import Bench, method_checks
 
 SLOW = {"pool"}
 """starts worker processes"""
+OF_THE_ENGINE = {"pool", "resume", "dropout", "other_seed"}
+"""what a method could break only by what it asks, sends or keeps"""
 
 
 def cases() -> Iterator[object]:
     for method in METHODS:
         for name, check in method_checks(method, LEARNING.get(method)):
-            yield pytest.param(check, id=f"{method}-{name}", marks=[pytest.mark.slow] if name in SLOW else [])
+            marks = [pytest.mark.slow] if name in SLOW else []
+            if method in ALIKE and name in OF_THE_ENGINE:
+                marks.append(pytest.mark.sweep)
+            yield pytest.param(check, id=f"{method}-{name}", marks=marks)
 
 
 @pytest.mark.parametrize("check", list(cases()))
@@ -45,7 +50,7 @@ TASK_MATTERS = ("ledger", "odd_sites", "neutral", "overfits")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", BOTH)
+@pytest.mark.parametrize("method", one_of_a_kind(BOTH, but=["fedavgm", "fedrep", "local", "isfl", "climb"]))
 def test_method_for_several_labels(method: str) -> None:
     for _, check in method_checks(method, LEARNING.get(method), task="multi", only=TASK_MATTERS):
         check()

@@ -17,7 +17,7 @@ from torch import Tensor
 from equipoise.config import Config
 from equipoise.exchange import decode_upload
 from equipoise.losses import make_objective, parse_objective
-from equipoise.methods.fednoro import ABSENT, FITS, FedNoRo, nearness, noisy
+from equipoise.methods.fednoro import ABSENT, FITS, FedNoRo, nearness, noisy_sites
 from equipoise.nets import Net, load
 from equipoise.running import run
 from equipoise.site import Batch
@@ -43,7 +43,7 @@ def losses(seed: int = 0) -> Tensor:
 
 def test_sites_with_large_losses_are_noisy_whatever_a_class_is_scaled_by() -> None:
     for seed in range(5):
-        assert noisy(losses(seed), draws()).nonzero().flatten().tolist() == [1, 5]
+        assert noisy_sites(losses(seed), draws()).nonzero().flatten().tolist() == [1, 5]
 
 
 def test_votes_are_those_of_scikit_learn() -> None:
@@ -53,23 +53,23 @@ def test_votes_are_those_of_scikit_learn() -> None:
         for i in range(FITS):
             fit = GaussianMixture(2, covariance_type="diag", random_state=i).fit(scaled)
             votes += fit.predict(scaled) == fit.means_.sum(1).argmax()
-        assert noisy(x, draws()).tolist() == (votes > FITS / 2).tolist()
+        assert noisy_sites(x, draws()).tolist() == (votes > FITS / 2).tolist()
 
 
 def test_class_a_site_lacks_counts_as_the_smallest_of_the_others() -> None:
     given, filled = losses(), losses()
     given[2, 1] = given[5, 0] = ABSENT
     filled[2, 1], filled[5, 0] = given[[0, 1, 3, 4, 5, 6, 7], 1].min(), given[[0, 1, 2, 3, 4, 6, 7], 0].min()
-    assert torch.equal(noisy(given, draws()), noisy(filled, draws()))
+    assert torch.equal(noisy_sites(given, draws()), noisy_sites(filled, draws()))
     nobody = torch.cat([losses(), torch.full((8, 1), ABSENT, dtype=torch.float64)], 1)
-    assert noisy(nobody, draws()).nonzero().flatten().tolist() == [1, 5]
+    assert noisy_sites(nobody, draws()).nonzero().flatten().tolist() == [1, 5]
 
 
 @pytest.mark.parametrize(
     "given", [torch.ones(4, 3, dtype=torch.float64), losses()[:1], torch.zeros(3, 0)], ids=str
 )
 def test_equal_sites_one_site_or_no_losses_mean_that_nobody_is_noisy(given: Tensor) -> None:
-    found = noisy(given, draws())
+    found = noisy_sites(given, draws())
     assert found.dtype == torch.bool and found.tolist() == [False] * len(given)
 
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from equipoise.errors import MethodError
 from equipoise.exchange import decode_upload, unpack
-from equipoise.methods.fedsdc import Bottleneck, FedSDC, FedSDCPlus, vote
+from equipoise.methods.fedsdc import FedSDC, FedSDCPlus
+from equipoise.methods.parts.bank import Bottleneck, vote
 from equipoise.nets import Net, NetOptions, build, load, state
 from equipoise.running import Result, run
 from equipoise.seeds import generator

@@ -104,7 +104,7 @@ def test_pseudo_labels_are_what_they_are_whatever_the_base_loss_says_of_missing_
     assert found[0] == found[1]
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("cls", EAGER)
 def test_presets_name_options_that_exist_and_run(make_findings: Make, tmp_path: Path, cls: Any) -> None:
     for preset, options in cls.presets.items():

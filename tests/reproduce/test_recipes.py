@@ -59,8 +59,16 @@ def test_every_row_resolves_at_both_scales(name: str) -> None:
         assert all(view in VIEWS for view in config.train.views or ())
         assert config.evaluate.select != "best_validation" or config.evaluate.every == 1
     for config in small.values():
-        assert config.net.name == "small-cnn" and config.data.image_size <= 56 and config.train.rounds <= 40
+        assert config.net.name == "small-cnn" and config.data.image_size <= 56
         assert getattr(config.method, "target", "small-cnn") == "small-cnn"
+    for label, config in small.items():
+        assert config.train.epochs == full[label].train.epochs
+        assert (
+            config.train.epochs * config.train.rounds <= 200
+            and config.train.rounds <= full[label].train.rounds
+        )
+        assert config.train.stop is not None and config.train.rounds // config.evaluate.every >= 20
+        assert config.data.split.validation > 0
 
 
 @pytest.mark.parametrize("name", names())
@@ -193,8 +201,8 @@ def test_protocols() -> None:
 
 def test_what_counts_rounds_is_shortened_with_them() -> None:
     small = configs(find("fedmlp-table1-miss1"), small=True)
-    assert small["FedNoRo"].method.model_dump()["ramp"] == round(489 * 40 / 500)
-    assert small["FedMLP"].method.model_dump()["warmup"] == 15
+    assert small["FedNoRo"].method.model_dump()["ramp"] == round(489 * 200 / 500)
+    assert small["FedMLP"].method.model_dump()["warmup"] == round(50 * 200 / 500)
     assert "warmup" not in small["FedAvg"].method.model_dump()
 
 

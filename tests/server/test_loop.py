@@ -164,7 +164,9 @@ def test_private_state_is_kept_for_both_checkpoints_and_the_round_under_way(
 
 @pytest.mark.slow
 @pytest.mark.real_probe
-@pytest.mark.parametrize(("place", "rounds", "writes"), [("fsync", 1, 9), ("replace", 2, 16)])
+@pytest.mark.parametrize(
+    ("place", "rounds", "writes"), [("fsync", 1, 9), pytest.param("replace", 2, 16, marks=pytest.mark.sweep)]
+)
 def test_a_full_disk_at_any_write_is_told_and_the_run_goes_on_later(
     place: str,
     rounds: int,

@@ -49,7 +49,7 @@ FIRST = ("huge change", "moderately huge change", "just below the norm")
         ("fedavg", (FIRST[0], *KINDS)),
         ("fedavg", (FIRST[1], *DOZEN)),
         ("fedavg", FIRST[2:]),
-        ("fca", (FIRST[0], *KINDS)),
+        pytest.param("fca", (FIRST[0], *KINDS), marks=pytest.mark.sweep),
     ],
 )
 def test_a_bad_answer_counts_as_none(

@@ -64,3 +64,20 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(ConfigError, match="pip install dp-accounting"):
         accounting.accounting()
+
+
+@pytest.mark.parametrize("slope", [0.7, 1.0, 1.94, 3.5])
+def test_the_noise_is_found_in_a_few_tries(slope: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However fast ε falls: as the noise, as its square, or faster."""
+    tried = list[float]()
+
+    def falling(steps: tuple[tuple[float, float, int], ...], delta: float) -> float:
+        ((noise, _, count),) = steps
+        tried.append(noise)
+        return count * float(noise**-slope)
+
+    monkeypatch.setattr(accounting, "_epsilon", falling)
+    for target in (0.5, 8.0, 50.0):
+        tried.clear()
+        noise = noise_for.__wrapped__(target, DELTA, 0.2, 20)
+        assert 0.998 * target <= 20 * noise**-slope <= target and len(tried) < 12

@@ -105,10 +105,9 @@ class Comparison:
     @cached_property
     def pictures(self) -> dict[str, Picture]:
         """Every figure of the comparison's page, by name."""
-        arms = [
-            (label, [read_run(self.folder / run["folder"]) for run in arm["runs"]])
-            for label, arm in self.facts["arms"].items()
-        ]
+        arms = []
+        for label, arm in self.facts["arms"].items():
+            arms.append((label, [read_run(self.folder / run["folder"]) for run in arm["runs"]]))
         return {figure.key: Picture(figure) for figure in comparison_figures(arms)}
 
     def plot(self, name: str = FIRST) -> Picture:
@@ -122,9 +121,8 @@ class Comparison:
         folds = f" × {facts['folds']} folds" if facts["folds"] else ""
         done = sum(len(arm["runs"]) for arm in facts["arms"].values())
         lines = [f"Comparison({str(self.folder)!r})"]
-        lines.append(
-            f"{len(facts['arms'])} methods × {len(facts['seeds'])} seeds{folds}, {done} runs, in per cent"
-        )
+        shape = f"{len(facts['arms'])} methods × {len(facts['seeds'])} seeds{folds}"
+        lines.append(f"{shape}, {done} runs, in per cent")
         heads = ["", *(f"{letter} {NAMES['balanced_accuracy']}" for letter in LETTERS.values())]
         shown = table_of(facts)
         cells = [[row.label, *cells[:3]] for row, cells in zip(shown.rows, shown.cells(), strict=True)]

@@ -226,8 +226,8 @@ def _table(config: Given, stop: Stop | None = None) -> dict[str, Any]:
         table = load(Path(config)) if isinstance(config, str | Path) else dict(config)
     if stop is None:
         return table
-    given = {"patience": stop} if isinstance(stop, int) else dict(stop)
-    return {**table, "train": {**table.get("train", {}), "stop": given}}
+    options = {"patience": stop} if isinstance(stop, int) else dict(stop)
+    return {**table, "train": {**table.get("train", {}), "stop": options}}
 
 
 def _config(config: Given, stop: Stop | None = None) -> Config:

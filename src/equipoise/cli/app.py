@@ -48,14 +48,14 @@ def equipoise(
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code."""
-    given = list(sys.argv[1:] if args is None else args)
+    words = list(sys.argv[1:] if args is None else args)
     try:
-        code = app(given, prog_name="equipoise", standalone_mode=False)
+        code = app(words, prog_name="equipoise", standalone_mode=False)
     except Exception as error:
         sentence, code = refusal(error)
         if os.environ.get("EQUIPOISE_DEBUG"):
             traceback.print_exc()
-        if "--json" in given:
+        if "--json" in words:
             print(json.dumps({"error": sentence, "exit_code": code}))
         say(sentence)
     sys.exit(code if isinstance(code, int) else 0)

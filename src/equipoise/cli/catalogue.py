@@ -67,8 +67,8 @@ def describe_sets() -> list[dict[str, Any]]:
 def _leaves(method: type[Method]) -> str:
     """The words after 'Leaves the site:' in the method's file."""
     text = " ".join((sys.modules[method.__module__].__doc__ or "").split())
-    found = re.search(r"Leaves the site: (.*?)\.?(?: Stays:|$)", text)
-    return found.group(1) if found else ""
+    match = re.search(r"Leaves the site: (.*?)\.?(?: Stays:|$)", text)
+    return match.group(1) if match else ""
 
 
 def _type_name(annotation: Any) -> str:

@@ -58,10 +58,8 @@ def refusal(error: Exception) -> tuple[str, int]:
     if isinstance(error, click.ClickException):
         return error.format_message(), error.exit_code
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return (
-            f"the disk is full ({error.filename or 'while writing'}): free some space, then run again",
-            StorageError.exit_code,
-        )
+        text = f"the disk is full ({error.filename or 'while writing'}): free some space, then run again"
+        return text, StorageError.exit_code
     text = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(": ")
     return f"unexpected {text} (a bug: set EQUIPOISE_DEBUG=1 to see the traceback)", 1
 

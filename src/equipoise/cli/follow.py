@@ -20,7 +20,7 @@ TROUBLE = ("failed", "silent")
 def follow(folder: Path, rounds: int, quiet: bool) -> Callable[[], None]:
     """A line for every site that joins, for every round as it is finished, and for every site or answer that
     is left out, from now on."""
-    told = Told()
+    journal = Sentences()
 
     def rows(name: str) -> list[str]:
         path = folder / name
@@ -38,14 +38,14 @@ def follow(folder: Path, rounds: int, quiet: bool) -> Callable[[], None]:
     def look() -> None:
         if quiet:
             return
-        events = [text for entry in fresh("journal.jsonl") for text in told.sentences(entry)]
+        events = [text for entry in fresh("journal.jsonl") for text in journal.sentences(entry)]
         for text in (*events, *(line(row, rounds) for row in fresh("metrics.jsonl"))):
             print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)
 
     return look
 
 
-class Told:
+class Sentences:
     """Lines of a journal as sentences; who is still waited for is known from the lines before."""
 
     def __init__(self) -> None:
@@ -60,10 +60,8 @@ class Told:
         if event == "invited":
             self.invited += entry["sites"]
             self.waiting += entry["sites"]
-            yield (
-                f"waiting for {', '.join(self.waiting)}: who does not join within {entry['seconds']:g} s "
-                f"is not in the run"
-            )
+            waiting = ", ".join(self.waiting)
+            yield f"waiting for {waiting}: who does not join within {entry['seconds']:g} s is not in the run"
         elif event == "joined":
             yield f"{site} joined{self._still(site)}"
         elif event == "resumed":

@@ -12,6 +12,8 @@ from typing import Annotated
 
 import typer
 
+from equipoise.cli.arguments import Json
+from equipoise.cli.output import print_json
 from equipoise.errors import ConfigError, StorageError
 from equipoise.names import unknown
 
@@ -19,7 +21,7 @@ TASKS = ("single", "multi")
 
 
 def mount(app: typer.Typer) -> None:
-    """Hang the verb into the command."""
+    """Add the verb to the command."""
     app.command()(new_method)
 
 
@@ -31,7 +33,7 @@ def new_method(
         str | None, typer.Option(help="single or multi: labels per image. [default: the method takes both]")
     ] = None,
     folder: Annotated[Path, typer.Option(metavar="DIR", help="Where the files go.")] = Path("."),
-    json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    json: Json = False,
 ) -> None:
     """Begin a method of your own: a small complete one to write over, its test, and a config that runs it.
 
@@ -41,23 +43,19 @@ def new_method(
     if task is not None and task not in TASKS:
         raise ConfigError("--task: " + unknown("task", task, TASKS))
     method, test, config = (folder / file for file in (f"{name}.py", f"test_{name}.py", f"{name}.toml"))
-    cls = "".join(word.capitalize() for word in name.split("_"))
-    _write(
-        {method: "method.py.j2", test: "test.py.j2", config: "config.toml.j2"},
-        {
-            **{
-                "name": name,
-                "cls": cls,
-                "task": task,
-                "source": method.as_posix(),
-                "config": shlex.quote(str(config)),
-            },
-            "method": jsons.dumps(f"{method.as_posix()}:{cls}", ensure_ascii=False),
-        },
-    )
+    cls = "".join(part.capitalize() for part in name.split("_"))
+    values = {
+        "name": name,
+        "cls": cls,
+        "task": task,
+        "source": method.as_posix(),
+        "config": shlex.quote(str(config)),
+        "method": jsons.dumps(f"{method.as_posix()}:{cls}", ensure_ascii=False),
+    }
+    _write({method: "method.py.j2", test: "test.py.j2", config: "config.toml.j2"}, values)
     steps = [f"equipoise run {shlex.quote(str(config))}", f"python -m pytest {shlex.quote(str(test))}"]
     if json:
-        print(jsons.dumps({"made": [str(method), str(test), str(config)], "next": steps}, indent=1))
+        print_json({"made": [str(method), str(test), str(config)], "next": steps})
         return
     print(f"made {method}, {test} and {config}")
     print(f"next: `{steps[0]}` trains it, `{steps[1]}` holds it to the rules;")
@@ -77,20 +75,16 @@ def _check(name: str) -> None:
             f"there is a method '{name}' already: take another name (`equipoise methods {name}` shows it)"
         )
     if importlib.util.find_spec(name) is not None:
-        raise ConfigError(
-            f"'{name}' is a package of Python that a file {name}.py would hide: take another name"
-        )
+        raise ConfigError(f"'{name}' is a Python package that a file {name}.py would hide: take another name")
 
 
-def _write(files: dict[Path, str], words: dict[str, str | None]) -> None:
+def _write(files: dict[Path, str], values: dict[str, str | None]) -> None:
     """Fill the templates; all files or none."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     for path in files:
         if path.exists():
-            raise ConfigError(
-                f"{path} is there already and stays as it is: take another name or another --folder"
-            )
+            raise ConfigError(f"{path} exists and stays as it is: take another name or another --folder")
     templates = Environment(
         loader=PackageLoader("equipoise.cli"),
         undefined=StrictUndefined,
@@ -100,8 +94,8 @@ def _write(files: dict[Path, str], words: dict[str, str | None]) -> None:
     for path, template in files.items():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(templates.get_template(template).render(words), encoding="utf-8")
+            path.write_text(templates.get_template(template).render(values), encoding="utf-8")
         except OSError as error:
             raise StorageError(
-                f"{path} cannot be written ({error.strerror}): choose another --folder"
+                f"{path} cannot be written ({error.strerror}): use another --folder"
             ) from error

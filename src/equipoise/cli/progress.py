@@ -16,10 +16,12 @@ from equipoise.report.folder import percent
 
 Watch = Callable[[str, dict[str, Any]], None]
 
+NOTES = {"rejected": "reason", "note": "text"}
+"""events that are shown as they are, and the field with their text"""
 LINES = 10
 """plain lines a whole run prints at most, besides the first and the last"""
 MANY = 50
-"""sites that are told one by one, at most"""
+"""sites that are listed one by one, at most"""
 
 
 class Clock:
@@ -113,12 +115,10 @@ def _bar(runs: int) -> Iterator[Watch]:
         def watch(event: str, facts: dict[str, Any]) -> None:
             if event == "run":
                 progress.print(f"[bold]{facts['name']}[/bold]")
-            elif event == "rejected":
-                progress.print(facts["reason"], highlight=False, markup=False)
+            elif event in NOTES:
+                progress.print(facts[NOTES[event]], highlight=False, markup=False)
             elif event == "data":
                 progress.update(task, description=f"{facts['text']} {facts['done']:,}/{facts['total']:,}")
-            elif event == "note":
-                progress.print(facts["text"], highlight=False, markup=False)
             elif event == "begin":
                 clock.begin(facts["rounds"], len(facts["sites"]))
                 if clock.run == 0:
@@ -129,12 +129,8 @@ def _bar(runs: int) -> Iterator[Watch]:
                 progress.update(task, completed=clock.share, left=duration(clock.left))
             elif event == "round":
                 clock.round(facts["round"])
-                progress.update(
-                    task,
-                    description=f"round {min(clock.done + 1, clock.rounds)}/{clock.rounds}",
-                    completed=clock.share,
-                    left=duration(clock.left),
-                )
+                text = f"round {min(clock.done + 1, clock.rounds)}/{clock.rounds}"
+                progress.update(task, description=text, completed=clock.share, left=duration(clock.left))
                 if "test" in facts:
                     progress.print(line(facts, clock.rounds), highlight=False)
 
@@ -150,12 +146,10 @@ def _plain(runs: int) -> Watch:
     def watch(event: str, facts: dict[str, Any]) -> None:
         if event == "run":
             say(facts["name"])
-        elif event == "rejected":
-            say(facts["reason"])
+        elif event in NOTES:
+            say(facts[NOTES[event]])
         elif event == "data" and facts["done"] == 0:
             say(f"{facts['text']} ({facts['total']:,})")
-        elif event == "note":
-            say(facts["text"])
         elif event == "begin":
             clock.begin(facts["rounds"], len(facts["sites"]))
             if clock.run == 0:
@@ -195,11 +189,9 @@ class Race:
     @property
     def left(self) -> float | None:
         """Seconds to go; what an earlier session trained is no evidence of speed."""
-        return (
-            None
-            if not self.trained
-            else (time.monotonic() - self._start) * (1 - self.share) * self.total / self.trained
-        )
+        if not self.trained:
+            return None
+        return (time.monotonic() - self._start) * (1 - self.share) * self.total / self.trained
 
     def line(self, event: str, facts: dict[str, Any]) -> str | None:
         """Take note of an event; what is worth a line of its own."""
@@ -211,9 +203,8 @@ class Race:
         before = self._reached.get(facts["run"], 0)
         now = min(facts["rounds"], facts["round"]) if event == "round" else facts["rounds"]
         self._reached[facts["run"]] = now
-        step = (
-            min(1, now - before) if event == "round" else 0
-        )  # a jump is what an earlier session did, or a failure leaves undone
+        # A jump is what an earlier session did, or what a failure leaves undone.
+        step = min(1, now - before) if event == "round" else 0
         self.trained += step
         self.skipped += now - before - step
         if event == "round":
@@ -226,11 +217,6 @@ class Race:
 def racing(quiet: bool) -> Iterator[Watch]:
     """A `watch` for a comparison: one bar for all runs, and a line for each run that ends."""
     race = Race()
-
-    def plain(event: str, facts: dict[str, Any]) -> None:
-        if text := race.line(event, facts):
-            print(text, file=sys.stderr, flush=True)
-
     if quiet:
         yield lambda event, facts: None
     elif sys.stdout.isatty() and sys.stderr.isatty():
@@ -241,10 +227,14 @@ def racing(quiet: bool) -> Iterator[Watch]:
                 if text := race.line(event, facts):
                     progress.print(text, highlight=False, markup=False)
                 if event != "data":
-                    progress.update(
-                        task, description="training", completed=race.share, left=duration(race.left)
-                    )
+                    left = duration(race.left)
+                    progress.update(task, description="training", completed=race.share, left=left)
 
             yield watch
     else:
+
+        def plain(event: str, facts: dict[str, Any]) -> None:
+            if text := race.line(event, facts):
+                print(text, file=sys.stderr, flush=True)
+
         yield plain

@@ -45,10 +45,8 @@ def trial(config: Config) -> Trial:
     }
     if (known := plan.facts.census.known("train")) is not None:
         labelled = ", ".join(f"{name} {n:,}" for name, n in zip(samples.classes, known, strict=True))
-        checked["labels"] = (
-            f"of {sum(sizes):,} training images are labelled: {labelled}; site by site: `equipoise data "
-            "inspect`"
-        )
+        inspect = "site by site: `equipoise data inspect`"
+        checked["labels"] = f"of {sum(sizes):,} training images are labelled: {labelled}; {inspect}"
     if notes := departures(config):
         checked["note"] = "; ".join(notes)
     return Trial(checked, dataset, ledger)
@@ -72,9 +70,8 @@ def can_be_judged(config: Config, dataset: Material) -> None:
 
 def _splits(dataset: Material) -> dict[str, np.ndarray]:
     """The rows for train, validation and test of all sites."""
-    return {
-        split: np.concatenate([getattr(holding, split) for holding in dataset.holdings]) for split in SPLITS
-    }
+    held = dataset.holdings
+    return {split: np.concatenate([getattr(holding, split) for holding in held]) for split in SPLITS}
 
 
 def totals(ledger: Ledger) -> list[dict[str, str | int | bool]]:

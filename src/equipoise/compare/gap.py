@@ -37,7 +37,7 @@ def standard_of(plan: Plan, arm: Arm) -> Standard | None:
 def gaps(plan: Plan, results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """By arm: which arms are its two ends, and what it closes of the gap between them; only where both ends
     are there."""
-    found = {}
+    closed = {}
     for arm in plan.arms:
         alone, pooled = _end(plan, arm, "alone"), _end(plan, arm, "pooled")
         if alone is None or pooled is None or standard_of(plan, arm) in ("alone", "pooled"):
@@ -46,18 +46,17 @@ def gaps(plan: Plan, results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]
         keys = [key for key in tests[0] if all(key in some for some in tests)]
         if not keys:
             continue
-        found[arm.label] = {"alone": alone.label, "pooled": pooled.label} | {
+        closed[arm.label] = {"alone": alone.label, "pooled": pooled.label} | {
             part: _closed([[pick(some[key]) for key in keys] for some in tests])
             for part, pick in (("views", _by_view), ("sites", _by_site), ("classes", _by_class))
         }
-    return found
+    return closed
 
 
 def _end(plan: Plan, arm: Arm, kind: Standard) -> Arm | None:
     """The arm of this kind at the same point of a grid; of several, the one with the same objective."""
-    candidates = [
-        job for job in plan.jobs if job.arm.point == arm.point and job.config.method.standard == kind
-    ]
+    jobs = (job for job in plan.jobs if job.arm.point == arm.point)
+    candidates = [job for job in jobs if job.config.method.standard == kind]
     own = next(job.config for job in plan.jobs if job.arm == arm)
     alike = [job for job in candidates if job.config.objective == own.objective]
     return next((job.arm for job in [*alike, *candidates]), None)
@@ -85,32 +84,28 @@ def _by_class(test: Mapping[str, Any]) -> Values:
 def _closed(values: Sequence[Sequence[Values]]) -> dict[str, dict[str, float | None] | None]:
     """By name the gap, how far the arm is above its lower end, and the share; `values` are those of alone,
     pooled and arm, run by run."""
-    found = dict[str, dict[str, float | None] | None]()
+    closed = dict[str, dict[str, float | None] | None]()
     for name in dict.fromkeys(name for one in values[2] for name in one):
         runs = [tuple(one.get(name) for one in run) for run in zip(*values, strict=True)]
         known = [(a, p, j) for a, p, j in runs if a is not None and p is not None and j is not None]
         if not known:
-            found[name] = None
+            closed[name] = None
             continue
         gap, joined = mean(p - a for a, p, _ in known), mean(j - a for a, _, j in known)
-        found[name] = {"gap": gap, "joined": joined, "closed": joined / gap if gap >= LEAST else None}
-    return found
+        closed[name] = {"gap": gap, "joined": joined, "closed": joined / gap if gap >= LEAST else None}
+    return closed
 
 
 def sheets(facts: Mapping[str, Any]) -> list[Sheet]:
     """The gaps as two tables: by view and site, and by class; none where no arm has both ends."""
-    found = facts.get("gaps") or {}
-    if not found:
+    gaps = facts.get("gaps") or {}
+    if not gaps:
         return []
-    first = next(iter(found.values()))
-    names = {part: dict.fromkeys(name for one in found.values() for name in one[part]) for part in PARTS}
+    first = next(iter(gaps.values()))
+    names = {part: dict.fromkeys(name for one in gaps.values() for name in one[part]) for part in PARTS}
     classes = {str(i): name for i, name in enumerate(facts["classes"])}
-    ends = {
-        end: " or ".join(dict.fromkeys(one[end] for one in found.values())) for end in ("alone", "pooled")
-    }
-    single = all(
-        one["alone"] == first["alone"] and one["pooled"] == first["pooled"] for one in found.values()
-    )
+    ends = {end: " or ".join(dict.fromkeys(one[end] for one in gaps.values())) for end in ("alone", "pooled")}
+    single = all(one["alone"] == first["alone"] and one["pooled"] == first["pooled"] for one in gaps.values())
 
     def table(parts: Sequence[str], shown: Mapping[str, str]) -> Table:
         columns = [(part, name) for part in parts for name in names[part]]
@@ -120,20 +115,16 @@ def sheets(facts: Mapping[str, Any]) -> list[Sheet]:
         )
         rows = (
             Row(label, tuple(_figure(one[part].get(name)) for part, name in columns))
-            for label, one in found.items()
+            for label, one in gaps.items()
         )
         return Table(heads, tuple(rows))
 
     sites = "balanced accuracy (of the views, then of each site's own predictor on its own test set)"
+    recall = "the global predictor's recall of each class on the union of test sets"
+    by_view, by_class = table(("views", "sites"), VIEWS), table(("classes",), classes)
     return [
-        Sheet(
-            "Gap closed, by view and site", table(("views", "sites"), VIEWS), NOTE.format(**ends, what=sites)
-        ),
-        Sheet(
-            "Gap closed, by class",
-            table(("classes",), classes),
-            NOTE.format(**ends, what="the global predictor's recall of each class on the union of test sets"),
-        ),
+        Sheet("Gap closed, by view and site", by_view, NOTE.format(**ends, what=sites)),
+        Sheet("Gap closed, by class", by_class, NOTE.format(**ends, what=recall)),
     ]
 
 

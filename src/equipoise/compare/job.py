@@ -1,4 +1,4 @@
-"""One run of a comparison, as a process of the pool or a task of a cluster is told of it and carries it
+"""One run of a comparison, as a process of the pool or a task of a cluster gets it and carries it
 out."""
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from equipoise.trust import only, remember
 
 
 def letter(job: Job, out: Path) -> str:
-    """A job as another process is told of it."""
+    """A job as it is sent to another process."""
     table = {"config": job.config.table(), "code": job.config.marks, "out": str((out / job.name).absolute())}
     return json.dumps(table)
 
 
-def perform(told: str) -> bytes:
+def perform(letter: str) -> bytes:
     """One run as a task of a cluster: how it ended, and at which node."""
-    return framed({"node": node(), **carry_out(told, lambda facts: None)})
+    return framed({"node": node(), **carry_out(letter, lambda facts: None)})
 
 
 def as_planned(marks: Mapping[str, str]) -> Allow:
@@ -38,13 +38,13 @@ def as_planned(marks: Mapping[str, str]) -> Allow:
     return lambda code: same(code) if code.name in marks else remember(code)
 
 
-def carry_out(told: str | bytes, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """One run from where it was left, with its page; how it ended. `tell` is told of every round."""
-    job = json.loads(told)
+def carry_out(letter: str | bytes, report: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """One run from where it was left, with its page; how it ended. `report` gets every round."""
+    job = json.loads(letter)
 
     def watch(event: str, facts: dict[str, Any]) -> None:
         if event == "round":
-            tell({"event": "round", "round": facts["round"]})
+            report({"event": "round", "round": facts["round"]})
 
     try:
         run(resolve(job["config"], allow=as_planned(job["code"])), job["out"], watch=watch)
@@ -55,9 +55,6 @@ def carry_out(told: str | bytes, tell: Callable[[dict[str, Any]], None]) -> dict
         if os.environ.get("EQUIPOISE_DEBUG"):
             traceback.print_exc()
         text = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(": ")
-        return {
-            "event": "failed",
-            "error": f"unexpected {text} (set EQUIPOISE_DEBUG=1 to see the traceback)",
-            "exit_code": 1,
-        }
+        text = f"unexpected {text} (set EQUIPOISE_DEBUG=1 to see the traceback)"
+        return {"event": "failed", "error": text, "exit_code": 1}
     return {"event": "done"}

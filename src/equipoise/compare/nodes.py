@@ -12,7 +12,7 @@ from equipoise.compare.plan import Job
 from equipoise.engine.ray import cluster, remote, unframed
 from equipoise.run_folder import METRICS
 
-Told = queue.SimpleQueue[tuple[Job, dict[str, Any]]]
+Events = queue.SimpleQueue[tuple[Job, dict[str, Any]]]
 LOOK = 1.0
 """seconds after which the folders of runs are looked at again, to tell how far they are"""
 
@@ -24,17 +24,17 @@ class Nodes:
         self.out, self.most = out, most
         self._halted = False
 
-    def serve(self, waiting: queue.SimpleQueue[Job], told: Told) -> None:
+    def serve(self, waiting: queue.SimpleQueue[Job], events: Events) -> None:
         """Take jobs until there are none; a job that Ray gives up is one that failed."""
         jobs = [waiting.get_nowait() for _ in range(waiting.qsize())]
         left = list(jobs)
         try:
-            self._run(jobs, left, told)
+            self._run(jobs, left, events)
         except Exception as error:
             for job in left:
-                told.put((job, _failed(f"{type(error).__name__}: {error}")))
+                events.put((job, _failed(f"{type(error).__name__}: {error}")))
 
-    def _run(self, jobs: list[Job], left: list[Job], told: Told) -> None:
+    def _run(self, jobs: list[Job], left: list[Job], events: Events) -> None:
         options = jobs[0].config.engine
         with cluster(options) as ray:
             task, running = remote(ray, perform, options), dict[Any, Job]()
@@ -46,12 +46,12 @@ class Nodes:
                 for job in running.values():
                     rounds = self._rounds(job)
                     if rounds > reached.get(job.name, 0):
-                        told.put((job, {"event": "round", "round": rounds}))
+                        events.put((job, {"event": "round", "round": rounds}))
                         reached[job.name] = rounds
                 for one in done:
                     job = running.pop(one)
                     left.remove(job)
-                    told.put((job, self._end(ray, one)))
+                    events.put((job, self._end(ray, one)))
             for one in running:
                 ray.cancel(one, force=True)
 

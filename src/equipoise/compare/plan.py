@@ -92,9 +92,8 @@ class Plan:
     def reference_of(self, arm: Arm) -> Arm:
         """The reference at the arm's point of the grid."""
         family = self.reference.family or self.reference.label
-        return next(
-            one for one in self.arms if (one.family or one.label) == family and one.point == arm.point
-        )
+        arms = (one for one in self.arms if (one.family or one.label) == family)
+        return next(one for one in arms if one.point == arm.point)
 
 
 def make_plan(
@@ -151,9 +150,8 @@ def make_plan(
     tasks = {_check(job.config, progress) for job in jobs[: len(wanted)]}
     if len(tasks) > 1:
         raise ConfigError("the arms are not all single-label or all multi-label: compare them apart")
-    remarks = [
-        text for job in jobs[: len(wanted)] for text in differences(table, job.arm, job.config, by_hand)
-    ]
+    first = jobs[: len(wanted)]
+    remarks = [text for job in first for text in differences(table, job.arm, job.config, by_hand)]
     return Plan(
         arms=tuple(wanted),
         seeds=tuple(seeds),
@@ -187,9 +185,8 @@ def variant(
         put(result, "data.split.fold", fold, "--folds")
     if seed is not None:
         put(result, "train.seed", seed, "--seeds")
-    put(
-        result, "engine.kind", "serial", "engine.kind=serial"
-    )  # runs go side by side, so a run itself has one process
+    # Runs go side by side, so a run itself has one process.
+    put(result, "engine.kind", "serial", "engine.kind=serial")
     return result
 
 
@@ -201,19 +198,19 @@ def settled(table: Mapping[str, Any], arm: Arm, base: Path, by_hand: Sequence[st
 
 def differences(table: Mapping[str, Any], arm: Arm, config: Config, by_hand: Sequence[str] = ()) -> list[str]:
     """A line for every key of [train] about which the file and the arm's method disagree."""
-    said, found = table.get("train", {}), []
+    said, lines = table.get("train", {}), []
     for key, value in recommended(config.method, config.multi).items():
         mine, best = spelt(key, config.setting(key)), spelt(key, value)
         if mine != best:
             why = "as asked for" if _chosen(key, arm, by_hand) else "as the file says"
-            found.append(f"{arm.label}: {key} = {mine} {why}; the method recommends {best}")
+            lines.append(f"{arm.label}: {key} = {mine} {why}; the method recommends {best}")
         elif key in said and spelt(key, said[key]) != best:
             other = spelt(key, said[key])
-            found.append(f"{arm.label}: {key} = {best} as the method recommends; the file says {other}")
-    given, final = config.objective, config.method.base_loss(config.objective)
-    if "objective" in said and any(part not in final.parts for part in given.parts):
-        found.append(f"{arm.label}: objective = {final.toml}, which is the method, in place of {given.toml}")
-    return found
+            lines.append(f"{arm.label}: {key} = {best} as the method recommends; the file says {other}")
+    named, final = config.objective, config.method.base_loss(config.objective)
+    if "objective" in said and any(part not in final.parts for part in named.parts):
+        lines.append(f"{arm.label}: objective = {final.toml}, which is the method, in place of {named.toml}")
+    return lines
 
 
 def _chosen(key: str, arm: Arm, by_hand: Sequence[str]) -> bool:
@@ -232,13 +229,13 @@ def arm_from(text: str) -> Arm:
 
 def numbers(text: str) -> tuple[int, ...]:
     """0..4 or 0,3,7 or both mixed."""
-    found: list[int] = []
+    seeds: list[int] = []
     for part in text.split(","):
         span = re.fullmatch(r"\s*(\d+)\s*(?:\.\.\s*(\d+)\s*)?", part)
         if not span or (span[2] and int(span[2]) < int(span[1])):
             raise ConfigError(f"--seeds: '{text}' is not a list of whole numbers; write 0..4 or 0,3,7")
-        found += range(int(span[1]), int(span[2] or span[1]) + 1)
-    return tuple(dict.fromkeys(found))
+        seeds += range(int(span[1]), int(span[2] or span[1]) + 1)
+    return tuple(dict.fromkeys(seeds))
 
 
 def _arm(text: str) -> Arm:
@@ -275,10 +272,10 @@ def _gridded(arms: Sequence[Arm], grid: Sequence[str], table: Mapping[str, Any],
 
 def _named(label: str, arms: Sequence[Arm]) -> Arm:
     """The arm of a label, or the first of a family."""
-    found = [arm for arm in arms if label in (arm.label, arm.family)]
-    if not found:
+    fitting = [arm for arm in arms if label in (arm.label, arm.family)]
+    if not fitting:
         raise ConfigError("--reference: " + unknown("arm", label, [arm.label for arm in arms]))
-    return found[0]
+    return fitting[0]
 
 
 def _axis(text: str) -> tuple[str, list[Any]]:

@@ -8,12 +8,12 @@ import os
 import queue
 import subprocess
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from equipoise.compare.job import letter
-from equipoise.compare.nodes import Nodes
+from equipoise.compare.nodes import Events, Nodes
 from equipoise.compare.plan import Job, Plan
 from equipoise.config import digest_in
 from equipoise.engine import frames
@@ -57,32 +57,26 @@ def race(
             raise StorageError(f"{folder} holds a run with another config: choose another --out")
     todo = [job for job in plan.jobs if not finished(out / job.name)]
     rounds = {job.name: max(1, job.config.train.rounds) for job in plan.jobs}
-    before = sum(rounds.values()) - sum(rounds[job.name] for job in todo)
-    watch(
-        "begin",
-        {
-            "rounds": sum(rounds.values()),
-            "done": before,
-            "runs": len(rounds),
-            "finished": len(rounds) - len(todo),
-        },
-    )
+    total = sum(rounds.values())
+    done = total - sum(rounds[job.name] for job in todo)
+    watch("begin", {"rounds": total, "done": done, "runs": len(rounds), "finished": len(rounds) - len(todo)})
     count = min(processes or os.cpu_count() or 1, len(todo))
     waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
     for job in todo:
         waiting.put(job)
-    told: queue.SimpleQueue[tuple[Job, dict[str, Any]]] = queue.SimpleQueue()
-    runners: list[_Runner] | list[Nodes] = (
-        [Nodes(out, processes)] if on and todo else [_Runner(out) for _ in range(count)]
-    )
-    threads = [threading.Thread(target=runner.serve, args=(waiting, told), daemon=True) for runner in runners]
+    events: Events = queue.SimpleQueue()
+    runners: Sequence[_Runner | Nodes] = [_Runner(out) for _ in range(count)]
+    if on and todo:
+        runners = [Nodes(out, processes)]
+    queues = (waiting, events)
+    threads = [threading.Thread(target=runner.serve, args=queues, daemon=True) for runner in runners]
     failures: dict[str, Failure] = {}
     ended = 0
     try:
         for thread in threads:
             thread.start()
         while ended < len(todo):
-            job, facts = told.get()
+            job, facts = events.get()
             event = facts["event"]
             watch(event, facts | {"run": job.name, "rounds": rounds[job.name]})
             ended += event in ("done", "failed")
@@ -93,9 +87,7 @@ def race(
             runner.stop()
         for thread in threads:
             thread.join()
-    return [
-        failures[job.name] for job in plan.jobs if job.name in failures
-    ]  # in the plan's order, not the clock's
+    return [failures[job.name] for job in plan.jobs if job.name in failures]  # in the plan's order
 
 
 def placed(on: str | None) -> None:
@@ -114,9 +106,7 @@ class _Runner:
         self._process: subprocess.Popen[bytes] | None = None
         self._halted = False
 
-    def serve(
-        self, waiting: queue.SimpleQueue[Job], told: queue.SimpleQueue[tuple[Job, dict[str, Any]]]
-    ) -> None:
+    def serve(self, waiting: queue.SimpleQueue[Job], events: Events) -> None:
         """Take jobs until there are none."""
         while not self._halted:
             try:
@@ -124,12 +114,12 @@ class _Runner:
             except queue.Empty:
                 return
             try:
-                self._run(job, told)
+                self._run(job, events)
             except (EOFError, OSError):
                 code = self._end()
-                told.put((job, {"event": "failed", "error": _died(code), "exit_code": 1}))
+                events.put((job, {"event": "failed", "error": _died(code), "exit_code": 1}))
 
-    def _run(self, job: Job, told: queue.SimpleQueue[tuple[Job, dict[str, Any]]]) -> None:
+    def _run(self, job: Job, events: Events) -> None:
         process = self._process
         if process is None:
             process = self._process = frames.begin(frames.command("equipoise.compare.worker"))
@@ -139,7 +129,7 @@ class _Runner:
         frames.write(process.stdin, letter(job, self.out).encode())
         while True:
             facts = json.loads(frames.read(process.stdout))
-            told.put((job, facts))
+            events.put((job, facts))
             if facts["event"] in ("done", "failed"):
                 return
 

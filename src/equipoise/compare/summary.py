@@ -191,16 +191,14 @@ def _guesses(task: str, row: Mapping[str, Any]) -> bool:
 def twins(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Arms whose runs all ended with the very figures of an earlier arm: an option, or a whole method, that
     did nothing."""
-    found, seen = [], dict[str, str]()
+    sentences, seen = [], dict[str, str]()
     for label, arm in arms.items():
         key = json.dumps([(row["seed"], row["fold"], row["metrics"]) for row in arm["runs"]], sort_keys=True)
         if arm["runs"] and key in seen:
-            found.append(
-                f"{label} ended exactly as {seen[key]}: what sets it apart had no effect (a warm-up longer "
-                f"than the run?)"
-            )
+            apart = "what sets it apart had no effect (a warm-up longer than the run?)"
+            sentences.append(f"{label} ended exactly as {seen[key]}: {apart}")
         seen.setdefault(key, label)
-    return found
+    return sentences
 
 
 def table_of(facts: Mapping[str, Any]) -> Table:
@@ -213,7 +211,8 @@ def table_of(facts: Mapping[str, Any]) -> Table:
         versus = facts["versus"].get(label)
         remarks = ["", *("" for _ in TESTS)]
         if versus is not None:
-            remarks = [_signed(versus["difference"]), *(p_text(versus["holm"][test]) for test in TESTS)]
+            remarks = [f"{100 * versus['difference']:+.1f}"]
+            remarks += [p_text(versus["holm"][test]) for test in TESTS]
         if several:
             remarks.insert(0, "" if versus is None else arm["reference"])
         done, wanted = len(arm["runs"]), facts["runs"]
@@ -259,11 +258,8 @@ def numbers_of(facts: Mapping[str, Any]) -> tuple[list[str], list[list[Value]]]:
     """The table for programs, heads and rows: shares from 0 to 1, as in comparison.json, and whole numbers
     of runs."""
     columns = [(f"{LETTERS[view]} {NAMES.get(name, name)}", view, name) for view, name in columns_of(facts)]
-    heads = [
-        "method",
-        "reference",
-        *(f"{title} {part}" for title, _, _ in columns for part in ("mean", "std")),
-    ]
+    heads = ["method", "reference"]
+    heads += [f"{title} {part}" for title, _, _ in columns for part in ("mean", "std")]
     heads += ["difference", *TESTS.values(), "runs", "runs planned"]
     rows = []
     for label, arm in facts["arms"].items():
@@ -323,13 +319,13 @@ def _versus(plan: Plan, out: Path, results: Mapping[str, Mapping[str, Any]]) -> 
     """Every other arm against the reference, over the seeds and folds that both have finished."""
 
     def scored(arm: Arm) -> dict[tuple[int, int | None], tuple[float, Job]]:
-        found = {}
+        figure = {}
         for job in plan.jobs:
             test = results.get(job.name, {}).get("metrics", {}).get("test", {})
             value = test.get("generalisation", {}).get("balanced_accuracy")
             if job.arm == arm and value is not None:
-                found[job.seed, job.fold] = (value, job)
-        return found
+                figure[job.seed, job.fold] = (value, job)
+        return figure
 
     def judged(job: Job) -> Judged | None:
         scores = read_scores(out / job.name / SCORES, results[job.name]["selected_rounds"])
@@ -337,7 +333,7 @@ def _versus(plan: Plan, out: Path, results: Mapping[str, Mapping[str, Any]]) -> 
 
     references = {arm.label: plan.reference_of(arm) for arm in plan.arms}
     figures = {arm.label: scored(arm) for arm in references.values()}
-    standards = {job.name: judged(job) for found in figures.values() for _, job in found.values()}
+    standards = {job.name: judged(job) for figure in figures.values() for _, job in figure.values()}
     overlap = 1 / (plan.folds - 1) if plan.folds else 0.0
     versus: dict[str, dict[str, Any]] = {}
     for arm in plan.arms:
@@ -368,10 +364,6 @@ def _versus(plan: Plan, out: Path, results: Mapping[str, Mapping[str, Any]]) -> 
         for one, p in zip(versus.values(), corrected, strict=True):
             one.setdefault("holm", {})[test] = p
     return versus
-
-
-def _signed(value: float) -> str:
-    return f"{100 * value:+.1f}"
 
 
 def p_text(value: float | None) -> str:

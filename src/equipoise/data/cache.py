@@ -4,8 +4,8 @@ A cache is two files named by a key: `KEY.raw`, the pixels [rows, height, width,
 which says how many there are; only both together are a cache, and the pixels get their name last. The key is
 the sha256 of a *recipe*: whatever decides the pixels (the files with a stamp that changes when they change,
 size, channels, resize policy). While a cache is built it is `KEY.part` with `KEY.progress`, renewed after
-every chunk: a build that was killed goes on where it stood. Neither is synced to the disk chunk by chunk,
-which would cost as much as a fifth of decoding: a build that goes on first holds the pixels against the
+every chunk: a build that was killed continues where it stopped. Neither is synced to the disk chunk by chunk,
+which would cost as much as a fifth of decoding: a build that continues first compares the pixels with the
 digest in the record, and begins again where the two differ. So does every process that opens a finished
 cache, once: where pixels are not those that were decoded, it is made anew and says so. A lock lets one
 process build while the others wait.
@@ -78,20 +78,20 @@ def decoded(
     needed."""
     key = hashlib.sha256(json.dumps([FORMAT, recipe, count, shape], sort_keys=True).encode()).hexdigest()
     place = folder / key[:32]
-    found = _open(place, key, shape)
-    if found is None:
+    cached = _open(place, key, shape)
+    if cached is None:
         with _locked(place.with_suffix(".lock"), progress, count):
-            found = _open(place, key, shape)  # another process may have built it while this one waited
-            if found is None:
+            cached = _open(place, key, shape)  # another process may have built it while this one waited
+            if cached is None:
                 raw = place.with_suffix(".raw")
                 again = f"{text} anew: {raw} is damaged" if raw.exists() else text
                 _build(place, key, count, shape, make, progress, again)
-                found = _open(place, key, shape)
-    if found is None:
+                cached = _open(place, key, shape)
+    if cached is None:
         raise StorageError(
             f"the image cache {place}.raw changed while it was built; check the disk and run again"
         )
-    return found
+    return cached
 
 
 def write_images(folder: Path, shape: tuple[int, int, int], images: Iterable[np.ndarray]) -> str:
@@ -111,10 +111,10 @@ def write_images(folder: Path, shape: tuple[int, int, int], images: Iterable[np.
 
 def read_images(folder: Path, shape: tuple[int, int, int]) -> Decoded:
     """The images of a stored set; refused where they are not those that were written."""
-    found = _open(folder / STORED, STORED, shape)
-    if found is None:
+    images = _open(folder / STORED, STORED, shape)
+    if images is None:
         raise StorageError(f"{folder / STORED}.raw is damaged or was changed: {RESTORE}")
-    return found
+    return images
 
 
 def _open(place: Path, key: str, shape: tuple[int, int, int]) -> Decoded | None:
@@ -146,21 +146,20 @@ def check_cache(raw: Path) -> None:
     fix = RESTORE if raw.stem == STORED else "delete it, it is made anew when it is needed"
     try:
         record = read_json(raw.with_suffix(".json"), fix)
-        same = (
-            record["key"].startswith(raw.stem)
-            and _digest(raw, record, tuple(record["shape"])) == record["digest"]
-        )
+        size, shape = raw.stat().st_size, tuple(record["shape"])
+        same = record["key"].startswith(raw.stem) and size == record["rows"] * int(np.prod(shape))
+        same = same and _digest(raw, record, shape) == record["digest"]
     except (OSError, LookupError):
         same = False
-    if not same or raw.stat().st_size != record["rows"] * int(np.prod(record["shape"])):
+    if not same:
         raise StorageError(f"{raw} is damaged or was changed: {fix}")
 
 
 @cache
 def _whole(raw: Path, record: str, seen: tuple[int, ...]) -> bool:
     """Read every pixel once per process: a flipped bit changes neither the size nor the date of a file."""
-    told = json.loads(record)
-    result: bool = _digest(raw, told, tuple(told["shape"])) == told["digest"]
+    content = json.loads(record)
+    result: bool = _digest(raw, content, tuple(content["shape"])) == content["digest"]
     return result
 
 
@@ -223,7 +222,8 @@ def _build(
             _write(state, after)
         record = after
     with _writing(place, record, count):
-        _sync(part)
+        with part.open("rb+") as file:
+            os.fsync(file.fileno())
         _write(place.with_suffix(".json"), record, sync=True)
         part.replace(place.with_suffix(".raw"))
         state.unlink(missing_ok=True)
@@ -278,12 +278,6 @@ def _write(path: Path, record: dict[str, Any], sync: bool = False) -> None:
     put(path, json.dumps(sealed(record)).encode(), sync=sync)
 
 
-def _sync(path: Path) -> None:
-    """Wait until the disk holds the file."""
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
-
-
 @contextmanager
 def _locked(path: Path, progress: Progress | None, count: int) -> Iterator[None]:
     """Hold the build lock; the system lets go of it when the process ends, however it ends."""
@@ -308,15 +302,14 @@ def _writing(place: Path, record: dict[str, Any], count: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _refusal(
-            place.parent, error, f"; {record['done']} of {count} images are done and kept"
-        ) from error
+        done = f"; {record['done']} of {count} images are done and kept"
+        raise _refusal(place.parent, error, done) from error
 
 
-def _refusal(folder: Path, error: OSError, kept: str = "") -> StorageError:
+def _refusal(folder: Path, error: OSError, remark: str = "") -> StorageError:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     fix = "free some space" if full else "make it writable"
     return StorageError(
         f"the image cache {folder} cannot be written ({error.strerror}): {fix} or name another folder, "
-        f"then run again{kept}"
+        f"then run again{remark}"
     )

@@ -94,17 +94,9 @@ class CsvData(DataOptions):
 
     def _named(self) -> list[str]:
         """The columns that the config names."""
-        named = [
-            self.file,
-            self.id,
-            self.label,
-            *(self.labels or ()),
-            self.site,
-            self.group,
-            self.slice,
-            self.split.column,
-        ]
-        return [name for name in (*named, *self.attributes) if name is not None]
+        labels = (self.label, *(self.labels or ()))
+        others = (self.site, self.group, self.slice, self.split.column, *self.attributes)
+        return [name for name in (self.file, self.id, *labels, *others) if name is not None]
 
     def _classes(self, table: list[tuple[int, dict[str, str] | str]]) -> tuple[str, ...]:
         """The classes in order."""
@@ -112,7 +104,7 @@ class CsvData(DataOptions):
         if fixed is not None:
             return fixed
         cells = [fields[str(self.label)] for _, fields in table if not isinstance(fields, str)]
-        return tuple(sorted({word for cell in cells for word in self._words(cell) if word}))
+        return tuple(sorted({name for cell in cells for name in self._words(cell) if name}))
 
     def _words(self, cell: str) -> list[str]:
         """The classes named in one cell of the label column."""
@@ -120,7 +112,7 @@ class CsvData(DataOptions):
             return [cell]
         if cell == self.no_finding:
             return []
-        return [word.strip() for word in cell.split(self.label_separator)]
+        return [name.strip() for name in cell.split(self.label_separator)]
 
     def _row(self, number: int, fields: dict[str, str] | str) -> Row | Bad:
         """What one row of the table says."""
@@ -133,13 +125,11 @@ class CsvData(DataOptions):
             return Bad(number, f"{place}: column '{empty[0]}' is empty")
         split = None
         if self.split.column is not None:
-            word = fields[self.split.column]
-            split = SPLITS.get(word.lower())
+            value = fields[self.split.column]
+            split = SPLITS.get(value.lower())
             if split is None:
-                return Bad(
-                    number,
-                    f"{place}: '{word}' in column '{self.split.column}' is not train, validation or test",
-                )
+                wrong = f"'{value}' in column '{self.split.column}' is not train, validation or test"
+                return Bad(number, f"{place}: {wrong}")
         try:
             label, level = self._label(fields), self._slice(fields)
         except ValueError as error:

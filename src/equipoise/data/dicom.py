@@ -56,9 +56,8 @@ def picture(data: bytes, channels: int, windows: Sequence[Window] | None = None)
         if windows is not None:
             raise ValueError("the DICOM file is in colour and data.window is for grey values; remove the key")
         return Image.fromarray(_colours(content, pixels, kind))
-    values = pixels.astype(np.float32) * float(content.get("RescaleSlope", 1)) + float(
-        content.get("RescaleIntercept", 0)
-    )
+    slope, offset = float(content.get("RescaleSlope", 1)), float(content.get("RescaleIntercept", 0))
+    values = pixels.astype(np.float32) * slope + offset
     grey = windowed(values, windows or [_own_window(content, values)], channels)
     return ImageOps.invert(grey) if kind == "MONOCHROME1" else grey
 
@@ -106,9 +105,9 @@ def _own_window(content: Any, values: np.ndarray) -> Window:
     """The window the file asks for (the first of several); without one that of all CT, or all values."""
     centre, width = content.get("WindowCenter"), content.get("WindowWidth")
     if centre is not None and width is not None:
-        asked = float(np.atleast_1d(centre)[0]), float(np.atleast_1d(width)[0])
-        if asked[1] > 0:
-            return asked
+        window = float(np.atleast_1d(centre)[0]), float(np.atleast_1d(width)[0])
+        if window[1] > 0:
+            return window
     return CT if content.get("Modality") == "CT" else span(values)
 
 

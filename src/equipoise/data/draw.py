@@ -1,4 +1,4 @@
-"""Draws a batch of made-up dermoscopy images from traits: all images of the batch at once, as arrays [batch,
+"""Draws a batch of dermoscopy images from traits: all images of the batch at once, as arrays [batch,
 y, x]."""
 
 from __future__ import annotations
@@ -154,25 +154,20 @@ def _lesion(
     ring = np.exp(-(((far - 1) / 0.22) ** 2))
     rays = np.clip(np.cos(np.round(plane.uniform(9, 14)) * angle + plane.uniform(0, 2 * np.pi)), 0, 1)
     image = _mix(image, BLACK, _strength(trait["streaks"]) * ring * rays)
-    image = _mix(
-        image, BLACK, mask * _strength(trait["dots"]) * plane.spots(cx, cy, radius, (0.04, 0.08), 10)
-    )
-    image = _mix(
-        image, RED, mask * _strength(trait["lacunae"]) * plane.spots(cx, cy, 0.8 * radius, (0.10, 0.20), 6)
-    )
-    image = _mix(
-        image, BLUE, mask * _strength(trait["veil"]) * 0.85 * plane.spots(cx, cy, 0.5 * radius, (0.2, 0.4), 1)
-    )
+    dots = plane.spots(cx, cy, radius, (0.04, 0.08), 10)
+    image = _mix(image, BLACK, mask * _strength(trait["dots"]) * dots)
+    lacunae = plane.spots(cx, cy, 0.8 * radius, (0.10, 0.20), 6)
+    image = _mix(image, RED, mask * _strength(trait["lacunae"]) * lacunae)
+    veil = plane.spots(cx, cy, 0.5 * radius, (0.2, 0.4), 1)
+    image = _mix(image, BLUE, mask * _strength(trait["veil"]) * 0.85 * veil)
     centre = plane.spots(cx, cy, 0.1 * radius, (0.12, 0.25), 1)
     image = _mix(image, WHITE, mask * _strength(trait["patch"]) * 0.85 * centre)
     vein = np.exp(-((plane.waves(0.6, 1.6, 3) / 0.16) ** 2))
     image = _mix(image, RED, mask * _strength(trait["vessels"]) * 0.9 * vein)
-    image = _mix(
-        image, SCALE, mask * _strength(trait["scales"]) * 0.9 * _step(5 * plane.waves(2.0, 4.0) - 3.5)
-    )
-    return _mix(
-        image, YELLOW, mask * _strength(trait["cysts"]) * plane.spots(cx, cy, 0.9 * radius, (0.05, 0.09), 7)
-    )
+    scales = _step(5 * plane.waves(2.0, 4.0) - 3.5)
+    image = _mix(image, SCALE, mask * _strength(trait["scales"]) * 0.9 * scales)
+    cysts = plane.spots(cx, cy, 0.9 * radius, (0.05, 0.09), 7)
+    return _mix(image, YELLOW, mask * _strength(trait["cysts"]) * cysts)
 
 
 def _honeycomb(plane: _Plane, turn: np.ndarray, cycles: np.ndarray) -> np.ndarray:
@@ -192,9 +187,8 @@ def _hair(image: np.ndarray, plane: _Plane, share: np.ndarray) -> np.ndarray:
         along = plane.x * np.cos(turn) + plane.y * np.sin(turn)
         off = plane.y * np.cos(turn) - plane.x * np.sin(turn) - shift - bend * along**2
         shown = (hairy & (plane.rng.random(plane.count) < 0.6))[:, None, None].astype(np.float32)
-        image = _mix(
-            image, BLACK, 0.7 * shown * np.exp(-((off / np.maximum(0.014, 0.35 * plane.pixel)) ** 2))
-        )
+        line = np.exp(-((off / np.maximum(0.014, 0.35 * plane.pixel)) ** 2))
+        image = _mix(image, BLACK, 0.7 * shown * line)
     return image
 
 
@@ -206,9 +200,8 @@ def _photograph(image: np.ndarray, plane: _Plane, cameras: Sequence[Camera]) -> 
 
     turn, gain = plane.uniform(0, 2 * np.pi), plane.uniform(0.93, 1.07)
     light = gain * (1 + each("light") * (plane.x * np.cos(turn) + plane.y * np.sin(turn)))
-    light = light * (
-        1 - each("vignette") * _step(9 * (np.hypot(plane.x, plane.y) - plane.uniform(1.0, 1.25)))
-    )
+    corners = _step(9 * (np.hypot(plane.x, plane.y) - plane.uniform(1.0, 1.25)))
+    light = light * (1 - each("vignette") * corners)
     cast = np.array([camera.cast for camera in cameras], np.float32)[:, None, None, :]
     noise = plane.rng.standard_normal(image.shape, np.float32) * each("noise")[..., None]
     result: np.ndarray = image * light[..., None] * cast + noise

@@ -26,7 +26,7 @@ a thousandth"""
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp", ".gif", ".dcm", ".nii", ".nii.gz")
 
-Found = tuple[str, str, int | None]
+ImageFile = tuple[str, str, int | None]
 """name and stamp of a file, and which slice of it"""
 
 
@@ -51,12 +51,12 @@ class Folder:
         self.root = root
 
     def names(self) -> list[str]:
-        found = []
+        names = []
         for folder, below, files in os.walk(self.root):
             below[:] = [name for name in below if not _hidden(name)]
             where = Path(folder).relative_to(self.root)
-            found += [(where / name).as_posix() for name in files if not _hidden(name)]
-        return sorted(found)
+            names += [(where / name).as_posix() for name in files if not _hidden(name)]
+        return sorted(names)
 
     def stamp(self, name: str) -> str | None:
         path = self.root / name
@@ -161,9 +161,7 @@ def open_zip(path: Path, what: str) -> Iterator[zipfile.ZipFile]:
     except FileNotFoundError as error:
         raise not_there(path, "the path") from error
     except (zipfile.BadZipFile, OSError) as error:
-        raise DataError(
-            f"{path} cannot be opened as {what}: {error}; check that it was copied whole"
-        ) from error
+        raise DataError(f"{path} cannot be opened as {what}: {error}; was it copied whole?") from error
     with archive:
         if any(entry.flag_bits & 1 for entry in archive.infolist()):
             raise DataError(f"{path} is protected by a password: unpack it first")

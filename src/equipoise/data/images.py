@@ -16,7 +16,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from equipoise.data import dicom, nifti
 from equipoise.data.cache import STEP, Decoded, decoded
 from equipoise.data.dicom import is_dicom
-from equipoise.data.files import Files, Found
+from equipoise.data.files import Files, ImageFile
 from equipoise.data.grey import eight_bits, windowed
 from equipoise.data.nifti import is_nifti
 from equipoise.data.options import DataOptions, Progress
@@ -62,8 +62,7 @@ def opened(
     if is_dicom(data):
         return dicom.picture(data, channels, look.windows)
     with Image.open(BytesIO(data)) as image:
-        # A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size; twice what is wanted keeps the resampling
-        # good.
+        # A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size; twice the wanted one keeps resampling good.
         if size is not None:
             image.draft("L" if channels == 1 else "RGB", (2 * size, 2 * size))
         deep = ";16" in str(image.tile)
@@ -112,11 +111,7 @@ def _brightest(image: Image.Image) -> int:
 
 
 def decode_files(
-    files: Files,
-    found: Sequence[Found],
-    options: DataOptions,
-    cache: Path,
-    progress: Progress | None,
+    files: Files, images: Sequence[ImageFile], options: DataOptions, cache: Path, progress: Progress | None
 ) -> Decoded:
     """The decoded images of files from the cache."""
     size, channels, resize = options.image_size, options.channels, options.resize
@@ -126,21 +121,19 @@ def decode_files(
             return decode(files.read(name), size, channels, resize, options.look, number)
         except (MemoryError, DataError):
             raise
-        except (
-            Exception
-        ) as error:  # decoders fail in many ways, and all mean the same: this image cannot be used
+        except Exception as error:  # whatever a decoder raises, this image cannot be used
             return f"image '{name}' is broken: {reason(error)}"
 
     def several(start: int) -> list[np.ndarray | str]:
-        return [one(name, number) for name, _, number in found[start : start + BATCH]]
+        return [one(name, number) for name, _, number in images[start : start + BATCH]]
 
     def make(start: int, stop: int) -> list[np.ndarray | str]:
         batches = pool.map(several, range(start, stop, BATCH))
         return [image for batch in batches for image in batch]
 
-    recipe = {"decoding": DECODING, "files": list(found), "resize": resize, **options.look.recipe}
+    recipe = {"decoding": DECODING, "files": list(images), "resize": resize, **options.look.recipe}
     with ThreadPoolExecutor(THREADS) as pool:  # no thread starts before there is work
-        pixels = decoded(cache, recipe, len(found), (size, size, channels), make, progress)
+        pixels = decoded(cache, recipe, len(images), (size, size, channels), make, progress)
     nifti.forget()
     return pixels
 

@@ -121,34 +121,28 @@ class JoinedData(DataOptions):
 
     def load(self, *, cache: Path, base: Path, progress: Progress | None = None) -> Samples:
         """Read every part and line them up."""
-        held = [
-            (part, self._reader(part).load(cache=cache, base=base, progress=progress)) for part in self.parts
-        ]
-        for part, one in held:
+        held = []
+        for part in self.parts:
+            one = self._reader(part).load(cache=cache, base=base, progress=progress)
             if one.task == "multi":  # some readers know only now
                 raise DataError(
                     f"data.parts '{part.title}' is multi-label data, and joined data has one label per "
                     f"image: leave the part out"
                 )
-        classes = self.classes or tuple(
-            dict.fromkeys(ours for part, one in held for ours in _taken(part, one).values())
-        )
-        kept = self._kept(held, classes)
-        labels = np.concatenate(
-            [_labels(part, one, classes)[rows] for (part, one), rows in zip(held, kept, strict=True)]
-        )
-        if not len(labels):
-            raise DataError(
-                "joined data holds no images: see what `take`, `sites` and `but` of the parts leave"
-            )
+            held.append((part, one))
+        taken = dict.fromkeys(ours for part, one in held for ours in _taken(part, one).values())
+        classes = self.classes or tuple(taken)
+        rows = self._rows(held, classes)
 
         def column(values: list[np.ndarray]) -> np.ndarray:
-            return np.concatenate([each[rows] for each, rows in zip(values, kept, strict=True)])
+            return np.concatenate([each[chosen] for each, chosen in zip(values, rows, strict=True)])
 
-        source = [np.full(len(one), part.title) for part, one in held]
+        labels = column([_labels(part, one, classes) for part, one in held])
+        if not len(labels):
+            raise DataError("joined data holds no images: look at `take`, `sites` and `but` of the parts")
         shared = set.intersection(*(set(one.attributes) for _, one in held)) - {"source"}
         attributes = {name: column([one.attributes[name] for _, one in held]) for name in sorted(shared)}
-        attributes["source"] = column(source)
+        attributes["source"] = column([np.full(len(one), part.title) for part, one in held])
         columns = {
             "id": column([_prefixed(part, one.ids) for part, one in held]),
             "site": column([_sites(part, one) for part, one in held]),
@@ -157,9 +151,7 @@ class JoinedData(DataOptions):
         pixels = hashlib.sha256(" ".join(one.fingerprint for _, one in held).encode()).hexdigest()
         named = {f"attribute {name}": values for name, values in attributes.items()}
         return Samples(
-            images=cast(
-                "np.ndarray", Line([one.images for _, one in held], kept)
-            ),  # what rows are read from is all it is used for
+            images=cast("np.ndarray", Line([one.images for _, one in held], rows)),  # only read row by row
             labels=labels,
             classes=classes,
             task="single",
@@ -175,26 +167,25 @@ class JoinedData(DataOptions):
         """The options that read a part alone."""
         shared = {key: getattr(self, key) for key in LOOKS if key in self.model_fields_set}
         shared |= {key: getattr(self, key) for key in ("image_size", "channels")}
+        keys = {**shared, **(part.model_extra or {}), "kind": part.kind}
         try:
-            return READERS[part.kind].model_validate(
-                {**shared, **(part.model_extra or {}), "kind": part.kind}
-            )
+            return READERS[part.kind].model_validate(keys)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             place = ".".join(map(str, (f"parts[{self.parts.index(part)}]", *first["loc"])))
             raise ValueError(f"{place}: {first['msg'].removeprefix('Value error, ')}") from None
 
-    def _kept(self, held: list[tuple[Part, Samples]], classes: tuple[str, ...]) -> list[np.ndarray]:
+    def _rows(self, held: list[tuple[Part, Samples]], classes: tuple[str, ...]) -> list[np.ndarray]:
         """The rows of each part that are in the whole."""
         seen: dict[str, np.ndarray] = {}
-        kept = []
+        rows = []
         for part, one in held:
             stays = (_labels(part, one, classes) >= 0) & (_sites(part, one) != "")
             for name in part.but:
                 stays &= ~np.isin(one.ids, seen[name])
             seen[part.title] = one.ids
-            kept.append(np.flatnonzero(stays))
-        return kept
+            rows.append(np.flatnonzero(stays))
+        return rows
 
 
 class Line:
@@ -213,12 +204,12 @@ class Line:
     def __getitem__(self, index: np.ndarray) -> np.ndarray:
         """A copy of the images at these positions."""
         index = np.asarray(index)
-        found = np.empty((len(index), *self.shape[1:]), self.dtype)
+        images = np.empty((len(index), *self.shape[1:]), self.dtype)
         of = np.searchsorted(self.starts, index, side="right") - 1
         for number in np.unique(of):
             wanted = np.flatnonzero(of == number)
-            found[wanted] = self.arrays[number][self.rows[number][index[wanted] - self.starts[number]]]
-        return found
+            images[wanted] = self.arrays[number][self.rows[number][index[wanted] - self.starts[number]]]
+        return images
 
 
 def _taken(part: Part, one: Samples) -> dict[str, str]:

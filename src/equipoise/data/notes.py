@@ -104,9 +104,7 @@ def _plain(label: Any, several: bool) -> int | str | list[int]:
     values = [UNLABELLED if missing(value) else value for value in values]
     if not values or any(isinstance(value, str) or value not in (0, 1, UNLABELLED) for value in values):
         shown = ", ".join(map(str, values[:20]))
-        raise ValueError(
-            f"the label [{shown}] is no list of 0 and 1 (or -1: not labelled), one for each class"
-        )
+        raise ValueError(f"the label [{shown}] is no list of 0 and 1 (or -1: not labelled), one per class")
     return [int(value) for value in values]
 
 

@@ -17,7 +17,7 @@ from equipoise.data.files import open_zip, unbloated
 from equipoise.data.grey import MOST_VALUES
 from equipoise.data.images import fit
 from equipoise.data.options import SPLITS, DataOptions, Progress
-from equipoise.data.rows import Bad, Row, samples
+from equipoise.data.rows import Bad, Row, samples, used_label
 from equipoise.data.samples import Samples
 from equipoise.errors import DataError
 from equipoise.names import unknown
@@ -50,9 +50,7 @@ class NpzData(DataOptions):
                 raise DataError(f"{path} holds no images: save the arrays again")
             labels = {part: _labels(archive, path, part) for part in parts}
             if len({values.shape[1] for values in labels.values()}) > 1:
-                raise DataError(
-                    f"{path}: the label arrays have different numbers of columns: make them equal"
-                )
+                raise DataError(f"{path}: the label arrays differ in number of columns: make them equal")
             single = all(values.shape[1] == 1 for values in labels.values())
             classes = self._classes(path, labels, single)
             rows: list[Row] = []
@@ -62,39 +60,23 @@ class NpzData(DataOptions):
             for part in parts:
                 info = archive.getinfo(f"{part}_images.npy")
                 stacks[part] = _Stack(opened.enter_context(archive.open(info)), info, path, len(labels[part]))
-            for part in parts:
                 for i, values in enumerate(labels[part].tolist()):
                     number, place = len(rows) + len(bad), f"{part}_labels[{i}]"
                     wrong = _wrong(values, classes, single)
                     if wrong:
                         bad.append(Bad(number, f"{place}: {wrong}"))
                         continue
-                    label = (
-                        int(values[0])
-                        if single
-                        else [math.nan if value == -1 else float(value) for value in values]
-                    )
+                    label = used_label(int(values[0]) if single else values)
                     rows.append(Row(number, place, f"{part}/{i}", label, split=SPLITS[part]))
                     wanted.append((part, i))
 
             def make(start: int, stop: int) -> list[np.ndarray | str]:
-                return [
-                    fit(
-                        Image.fromarray(stacks[part].row(i)),
-                        self.image_size,
-                        self.channels,
-                        self.resize,
-                        self.look,
-                    )
-                    for part, i in wanted[start:stop]
-                ]
+                pictures = (Image.fromarray(stacks[part].row(i)) for part, i in wanted[start:stop])
+                look = (self.image_size, self.channels, self.resize, self.look)
+                return [fit(picture, *look) for picture in pictures]
 
-            recipe = {
-                "stacks": {part: [stack.info.file_size, stack.info.CRC] for part, stack in stacks.items()},
-                "rows": wanted,
-                "resize": self.resize,
-                **self.look.recipe,
-            }
+            stamps = {part: [stack.info.file_size, stack.info.CRC] for part, stack in stacks.items()}
+            recipe = {"stacks": stamps, "rows": wanted, "resize": self.resize, **self.look.recipe}
             shape = (self.image_size, self.image_size, self.channels)
             pixels = decoded(cache, recipe, len(rows), shape, make, progress)
         return samples(str(path), rows, bad, pixels, classes, "single" if single else "multi", self.bad_rows)
@@ -106,12 +88,8 @@ class NpzData(DataOptions):
             if not single and len(self.classes) != width:
                 raise DataError(f"{path} has {width} labels per image: name all of them in data.classes")
             return self.classes
-        count = (
-            width
-            if not single
-            else max((int(values.max(initial=0)) for values in labels.values()), default=0) + 1
-        )
-        return tuple(str(i) for i in range(count))
+        highest = max(int(values.max(initial=0)) for values in labels.values())
+        return tuple(str(i) for i in range(highest + 1 if single else width))
 
 
 class _Stack:
@@ -127,9 +105,7 @@ class _Stack:
                 f"{path}: {name} ({size}) holds 3-D volumes and only 2-D images can be used: save slices"
             )
         if len(shape) not in (3, 4) or dtype != np.uint8:
-            raise DataError(
-                f"{path}: {name} is {dtype} ({size}): convert it to uint8 [N, H, W] or [N, H, W, 3]"
-            )
+            raise DataError(f"{path}: {name} is {dtype} ({size}): convert to uint8 [N, H, W] or [N, H, W, 3]")
         if by_column:
             raise DataError(f"{path}: {name} is stored by column: save numpy.ascontiguousarray of it")
         if math.prod(shape[1:]) > MOST_VALUES:
@@ -153,9 +129,8 @@ def _head(file: IO[bytes], info: zipfile.ZipInfo, path: Path) -> tuple[tuple[int
     unbloated(info, f"{path}: {name}")
     try:
         version = np.lib.format.read_magic(file)
-        read = (
-            np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        )
+        form = np.lib.format
+        read = form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0
         shape, by_column, dtype = read(file)
     except (ValueError, OSError) as error:
         raise DataError(f"{path}: {name} is not a numpy array: {error}; save the file again") from error
@@ -179,9 +154,8 @@ def _labels(archive: zipfile.ZipFile, path: Path, part: str) -> np.ndarray:
     """The labels of one part as [N, columns] of numbers."""
     name = f"{part}_labels"
     if f"{name}.npy" not in archive.namelist():
-        raise DataError(
-            f"{path}: {unknown('array', name, [one.removesuffix('.npy') for one in archive.namelist()])}"
-        )
+        arrays = [one.removesuffix(".npy") for one in archive.namelist()]
+        raise DataError(f"{path}: {unknown('array', name, arrays)}")
     info = archive.getinfo(f"{name}.npy")
     with archive.open(info) as file:
         shape, by_column, dtype = _head(file, info, path)

@@ -55,15 +55,11 @@ class Split(Options):
         ):
             raise ValueError("folds and fold go together, with fold from 0 to folds - 1; set both or neither")
         if self.folds and self.column is not None:
-            raise ValueError(
-                "folds make a split of their own; remove the column of splits, or folds and fold"
-            )
+            raise ValueError("folds make a split of their own; remove the column of splits, or the folds")
         if self.folds and self.seed is not None:
             raise ValueError("folds are drawn from the run's seed; remove seed, or folds and fold")
         if (1 / self.folds if self.folds else self.test) + self.validation >= 1:
-            raise ValueError(
-                "test and validation together leave nothing to train on; make their sum less than 1"
-            )
+            raise ValueError("test and validation leave nothing to train on; make their sum less than 1")
         return self
 
 

@@ -23,16 +23,16 @@ def load_samples(
         return options.load(cache=cache, base=base, progress=progress)
     where = f"data.kind '{options.kind}'"
     try:
-        found: Any = options.load(cache=cache, base=base, progress=progress)
+        samples: Any = options.load(cache=cache, base=base, progress=progress)
     except EquipoiseError:
         raise
     except Exception as error:
         raise DataError(f"{where} fails: {type(error).__name__}: {error}") from error
-    if not isinstance(found, Samples):
-        raise DataError(f"{where} must load Samples, and loaded a {type(found).__name__}")
-    for problem in _problems(found, options):
+    if not isinstance(samples, Samples):
+        raise DataError(f"{where} must load Samples, and loaded a {type(samples).__name__}")
+    for problem in _problems(samples, options):
         raise DataError(f"{where}: {problem}")
-    return found
+    return samples
 
 
 def _problems(samples: Samples, options: DataOptions) -> Iterator[str]:

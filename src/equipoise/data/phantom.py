@@ -1,4 +1,4 @@
-"""`kind = "phantom"`: made-up dermoscopy images at six hospitals, for tests and examples without real data.
+"""`kind = "phantom"`: generated dermoscopy images at six hospitals, for tests and examples without real data.
 
 Classes, hospitals and their label skew are those of Fed-ISIC2019, scaled down. Every image is drawn from
 traits (size, asymmetry, border, colours, network, dots, vessels, …). A class is a distribution over traits,
@@ -107,9 +107,8 @@ class PhantomData(DataOptions):
 
     def load(self, *, cache: Path, base: Path, progress: Progress | None = None) -> Samples:
         """Draw the images into the cache; `base`, `resize` and `bad_rows` have nothing to act on."""
-        from equipoise.seeds import (
-            numpy_generator,
-        )  # here, because it brings torch, which the other readers do without
+        # Here, because it brings torch, which the other readers do without.
+        from equipoise.seeds import numpy_generator
 
         rng = numpy_generator(self.seed, "phantom", self.task, "rows")
         site, disease, split = rows(self.scale, rng)
@@ -196,7 +195,6 @@ def finding_traits(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     present = 0.70 + 0.20 * rng.standard_normal(labels.shape)
     absent = 0.10 + 0.14 * rng.standard_normal(labels.shape)
     for i, (name, _) in enumerate(FINDINGS.values()):
-        traits[:, TRAITS.index(name)] = np.clip(
-            np.where(labels[:, i] == 1, present[:, i], absent[:, i]), 0, 1
-        )
+        values = np.where(labels[:, i] == 1, present[:, i], absent[:, i])
+        traits[:, TRAITS.index(name)] = np.clip(values, 0, 1)
     return traits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Literal, NamedTuple, cast
 import numpy as np
 
 from equipoise.data.cache import Decoded
-from equipoise.data.files import Files, Found, find
+from equipoise.data.files import Files, ImageFile, find
 from equipoise.data.images import decode_files
 from equipoise.data.options import DataOptions, Progress
 from equipoise.data.samples import Samples, Task, fingerprint
@@ -63,20 +64,19 @@ def gather(
 ) -> Samples:
     """Check rows, decode their images, and put both together; `where` is what a message calls the place of
     the images."""
-    good, bad, found = checked(rows, files, where, classes)
-    pixels = decode_files(files, found, options, cache, progress)
-    return samples(
-        source, good, bad, pixels, classes, "multi" if options.multi else "single", options.bad_rows
-    )
+    good, bad, images = checked(rows, files, where, classes)
+    pixels = decode_files(files, images, options, cache, progress)
+    task: Task = "multi" if options.multi else "single"
+    return samples(source, good, bad, pixels, classes, task, options.bad_rows)
 
 
 def checked(
     rows: Iterable[Row | Bad], files: Files, where: str, classes: tuple[str, ...]
-) -> tuple[list[Row], list[Bad], list[Found]]:
+) -> tuple[list[Row], list[Bad], list[ImageFile]]:
     """Rows with a valid label, an image and an id of their own; those without; and the good ones' images."""
     good: list[Row] = []
     bad: list[Bad] = []
-    found: list[Found] = []
+    images: list[ImageFile] = []
     places: dict[str, str] = {}
     for row in rows:
         if isinstance(row, Bad):
@@ -99,8 +99,8 @@ def checked(
             continue
         places[row.id] = row.place
         good.append(replace(row, label=label))
-        found.append((*image, row.slice))
-    return good, bad, found
+        images.append((*image, row.slice))
+    return good, bad, images
 
 
 def encoded(
@@ -116,6 +116,13 @@ def encoded(
         if name not in classes:
             raise ValueError(unknown("label", name, classes))
     return classes.index(label) if isinstance(label, str) else [float(name in names) for name in classes]
+
+
+def used_label(stored: int | Sequence[int]) -> int | list[float]:
+    """A stored label as it is used: the number of a class, or of several NaN for -1 (not labelled)."""
+    if isinstance(stored, int):
+        return stored
+    return [math.nan if value == -1 else float(value) for value in stored]
 
 
 def samples(
@@ -137,10 +144,10 @@ def samples(
     if skipped and bad_rows == "refuse":
         raise DataError(refusal(source, skipped, total))
     rows = [row for i, row in enumerate(rows) if i not in pixels.broken]
+    if skipped and not rows:
+        raise DataError(refusal(source, skipped, total))
     if not rows:
-        raise DataError(
-            refusal(source, skipped, total) if skipped else f"{source} holds no samples: check the path"
-        )
+        raise DataError(f"{source} holds no samples: check the path")
     if task == "single" and len(classes) < 2:
         raise DataError(f"{source} holds only one class ('{classes[0]}'): a classifier needs at least two")
     labels = np.array([row.label for row in rows], np.int64 if task == "single" else np.float32)

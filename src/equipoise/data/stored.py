@@ -6,7 +6,6 @@ all that is known of them. Each has a digest that is checked when the set is rea
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +17,7 @@ from equipoise.data.cache import RESTORE, Decoded, decoded, read_images
 from equipoise.data.images import fit
 from equipoise.data.options import DataOptions, Progress
 from equipoise.data.preprocess import Look, Resize
-from equipoise.data.rows import Row, samples
+from equipoise.data.rows import Row, samples, used_label
 from equipoise.data.samples import Samples, Task
 from equipoise.errors import DataError, StorageError
 from equipoise.keeping import read_json
@@ -55,11 +54,8 @@ class Labelled(Options):
             raise ValueError("columns of different lengths")
         count = len(self.classes)
         for one in self.labels:
-            if isinstance(one, int):
-                fits = 0 <= one < count
-            else:
-                fits = len(one) == count and set(one) <= {-1, 0, 1}
-            if not fits:
+            several = not isinstance(one, int) and len(one) == count and set(one) <= {-1, 0, 1}
+            if not several and not (isinstance(one, int) and 0 <= one < count):
                 raise ValueError("labels of no class")
         return self
 
@@ -78,7 +74,7 @@ class Labelled(Options):
                 i,
                 f"row {i}",
                 name,
-                _label(self.labels[i]),
+                used_label(self.labels[i]),
                 site=cell(self.site, i),
                 split=cell(self.split, i),
                 group=cell(self.group, i),
@@ -103,36 +99,30 @@ class StoredData(DataOptions):
         """Check the digests and map the images; only images of another size or look are copied to the
         cache."""
         path = base / Path(self.path).expanduser()
-        kept, pixels = read_set(path)
-        if kept.resize not in (None, self.resize):
+        labelled, pixels = read_set(path)
+        resize = labelled.resize
+        if resize not in (None, self.resize):
             raise DataError(
-                f"{path} was stored with resize = '{kept.resize}': set data.resize = \"{kept.resize}\", so "
-                f"that images the model is used on are prepared in the same way"
+                f"{path} was stored with resize = '{resize}': set data.resize = \"{resize}\", so that images "
+                "the model is used on are prepared in the same way"
             )
-        images = self._fitted(kept, pixels, cache, progress)
-        return samples(str(path), kept.rows(), [], images, kept.classes, kept.task, self.bad_rows)
+        images = self._fitted(labelled, pixels, cache, progress)
+        return samples(str(path), labelled.rows(), [], images, labelled.classes, labelled.task, self.bad_rows)
 
-    def _fitted(self, kept: Labelled, pixels: Decoded, cache: Path, progress: Progress | None) -> Decoded:
+    def _fitted(self, labelled: Labelled, pixels: Decoded, cache: Path, progress: Progress | None) -> Decoded:
         """The images with the size and look that are asked for."""
-        size, channels = self.image_size or kept.image_size, self.channels or kept.channels
+        size, channels = self.image_size or labelled.image_size, self.channels or labelled.channels
         shape = (size, size, channels)
-        if shape == kept.shape and self.look == Look():
+        if shape == labelled.shape and self.look == Look():
             return pixels
 
         def make(start: int, stop: int) -> list[np.ndarray | str]:
-            grey = kept.channels == 1
+            grey = labelled.channels == 1
             pictures = (Image.fromarray(one[..., 0] if grey else one) for one in pixels.images[start:stop])
             return [fit(picture, size, channels, self.resize, self.look) for picture in pictures]
 
         recipe = {"stored": pixels.digest, "resize": self.resize, **self.look.recipe}
         return decoded(cache, recipe, len(pixels.images), shape, make, progress)
-
-
-def _label(stored: int | list[int]) -> int | list[float]:
-    """A label as it is used: NaN where there is none."""
-    if isinstance(stored, int):
-        return stored
-    return [math.nan if value == -1 else float(value) for value in stored]
 
 
 def is_set(folder: Path) -> bool:
@@ -146,14 +136,12 @@ def read_set(folder: Path) -> tuple[Labelled, Decoded]:
         raise DataError(f"{folder} does not exist: correct data.path, relative to the working folder")
     path = folder / LABELS
     try:
-        kept = Labelled.model_validate(read_json(path, RESTORE))
+        labelled = Labelled.model_validate(read_json(path, RESTORE))
     except FileNotFoundError:
         raise DataError(f"{folder} is not a stored set: make one with equipoise.store") from None
     except ValidationError:
-        raise StorageError(
-            f"{path} was written by another version of Equipoise: store the set again"
-        ) from None
-    pixels = read_images(folder, kept.shape)
-    if pixels.digest != kept.pixels or len(pixels.images) != len(kept.labels):
+        raise StorageError(f"{path} is of another version of Equipoise: store the set again") from None
+    pixels = read_images(folder, labelled.shape)
+    if pixels.digest != labelled.pixels or len(pixels.images) != len(labelled.labels):
         raise StorageError(f"{path} does not belong to the images beside it: {RESTORE}")
-    return kept, pixels
+    return labelled, pixels

@@ -76,31 +76,32 @@ def store(
     do.
     """
     named = attributes if isinstance(attributes, Mapping) else {name: name for name in _names(attributes)}
-    columns = {"site": sites, "group": groups, "split": splits, "id": ids}
-    columns |= {f"attribute {name}": values for name, values in named.items()}
-    given = {name: _listed(values) for name, values in columns.items() if values is not None}
+    wanted = {"site": sites, "group": groups, "split": splits, "id": ids}
+    wanted |= {f"attribute {name}": values for name, values in named.items()}
+    columns = {}
+    for name, values in wanted.items():
+        if values is not None:
+            columns[name] = values if isinstance(values, str) else list(values)
     total = _length(dataset)
     if total is not None:
-        _check_lengths(given, total)
-    notes = Notes(
-        _classes(getattr(dataset, "classes", None) if classes is None else classes, classes is None)
-    )
+        _check_lengths(columns, total)
+    guessed = classes is None
+    notes = Notes(_classes(getattr(dataset, "classes", None) if guessed else classes, guessed))
 
     def pictures() -> Iterator[Placed]:
         count = 0
         for number, entry in enumerate(_entries(dataset, total)):
             place, count = f"row {number}", number + 1
             with _at(place):
-                picture, target = _pair(entry, image, label)
-                cells = {name: _value(name, values, number, entry) for name, values in given.items()}
+                source, target = _pair(entry, image, label)
+                cells = {name: _value(name, values, number, entry) for name, values in columns.items()}
                 notes.add(place, target, {"id": number} | cells)
-                found = _picture(picture)
-            yield place, found
-        _check_lengths(given, count)
+                picture = _picture(source)
+            yield place, picture
+        _check_lengths(columns, count)
 
-    return _keep(
-        Path(folder), pictures(), total, notes, _Shape(image_size, channels, resize), overwrite, progress
-    )
+    shape = _Shape(image_size, channels, resize)
+    return _keep(Path(folder), pictures(), total, notes, shape, overwrite, progress)
 
 
 def frame(
@@ -162,7 +163,7 @@ def _length(dataset: Any) -> int | None:
 
 
 def _entries(dataset: Any, total: int | None) -> Iterator[Any]:
-    """What a dataset holds, one after another; a failure of its own is told with the row."""
+    """What a dataset holds, one after another; a failure of its own is reported with the row."""
     indexed = hasattr(dataset, "__getitem__") and not isinstance(dataset, IterableDataset)
     iterable = indexed or hasattr(dataset, "__iter__")
     if isinstance(dataset, Mapping | str | bytes) or not iterable:
@@ -202,36 +203,28 @@ def _value(name: str, values: list[Any] | str, number: int, entry: Any) -> Any:
     """One image's value of a column."""
     if isinstance(values, str):
         if not isinstance(entry, Mapping):
-            raise ValueError(
-                f"{name} = '{values}' is a key of dicts, and this is a pair: give a value per image"
-            )
+            raise ValueError(f"{name} = '{values}' is a key, and this is a pair: give a value per image")
         return _key(entry, values)
     if number >= len(values):
         raise ValueError(f"{name} has only {len(values)} values: give one per image")
     return values[number]
 
 
-def _names(given: Sequence[str] | str) -> list[str]:
-    return [given] if isinstance(given, str) else list(given)
-
-
-def _listed(values: Column) -> list[Any] | str:
-    return values if isinstance(values, str) else list(values)
+def _names(names: Sequence[str] | str) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)
 
 
 def _check_lengths(columns: Mapping[str, list[Any] | str], count: int) -> None:
     for name, values in columns.items():
         if not isinstance(values, str) and len(values) != count:
-            raise DataError(
-                f"{name} has {len(values)} values and there are {count} images: give one per image"
-            )
+            raise DataError(f"{name} has {len(values)} values for {count} images: give one per image")
 
 
-def _classes(given: Any, guessed: bool = False) -> tuple[str, ...] | None:
+def _classes(value: Any, guessed: bool = False) -> tuple[str, ...] | None:
     """The names of the classes in order; those that a dataset has by itself are taken if they can be."""
-    if given is None:
+    if value is None:
         return None
-    names = () if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
+    names = () if isinstance(value, str) or not isinstance(value, Iterable) else tuple(value)
     fine = names and len(set(names)) == len(names) and all(isinstance(name, str) and name for name in names)
     if fine:
         return names
@@ -306,9 +299,7 @@ def _table(table: Any, wanted: Sequence[str]) -> tuple[Path, list[tuple[str, Map
                     _key(row, name)
     else:
         kind = type(table).__name__
-        raise DataError(
-            f"the table is of type {kind}: give a DataFrame, a dict of columns, dicts or a CSV file"
-        )
+        raise DataError(f"the table is of type {kind}: give a DataFrame, dict of columns, dicts or CSV file")
     return Path(), [(f"row {number}", row) for number, row in enumerate(rows)]
 
 
@@ -343,10 +334,10 @@ def _flag(name: str, value: Any) -> int:
 
 def _file(files: Files, name: str, home: Path) -> str:
     """The name of an image among the files."""
-    found = find(files, name)
-    if found is None:
+    place = find(files, name)
+    if place is None:
         raise ValueError(f"file '{name}' is not in {home.absolute()}" if name else "the file's name is empty")
-    return found[0]
+    return place[0]
 
 
 def _pictures(
@@ -440,8 +431,8 @@ def _keep(
         resize = None if shape.image_size is None else shape.resize
         table = notes.table(pixels=digest, image_size=side, channels=shape.channels, resize=resize)
         write_json(place / LABELS, table.model_dump(mode="json"))
-        kept, found = read_set(place)
-        samples(str(folder), kept.rows(), [], found, kept.classes, kept.task, "refuse")
+        labelled, stored = read_set(place)
+        samples(str(folder), labelled.rows(), [], stored, labelled.classes, labelled.task, "refuse")
     return folder
 
 

@@ -16,11 +16,11 @@ def separator_of(data: bytes, columns: Iterable[str]) -> str:
     """The comma, semicolon or tab: what makes most of these columns, then most columns, of the first line."""
     lines = data[: 2**16].decode("utf-8-sig", "replace").splitlines()
 
-    def found(separator: str) -> tuple[int, int]:
+    def columns_made(separator: str) -> tuple[int, int]:
         header = [name.strip() for name in next(csv.reader(lines[:1], delimiter=separator), [])]
         return sum(name in header for name in columns), len(header)
 
-    return max(SEPARATORS, key=found)
+    return max(SEPARATORS, key=columns_made)
 
 
 def read_table(

@@ -31,29 +31,29 @@ def warnings_of(
 ) -> list[str]:
     """Everything doubtful about a data set; `splits` are its rows by use, `declared` says that the config
     lists the classes, `agreed` that they are those of a federation, of which a site may lack some."""
-    found = []
+    warnings = []
     if not declared:
         keep = ", or list all in data.classes if they are right"
-        found += doubtful_names("class", _by_class(samples), samples.ids, keep)
+        warnings += doubtful_names("class", _by_class(samples), samples.ids, keep)
     if samples.site is not None:
-        found += doubtful_names("site", _by_value(samples.site), samples.ids)
-    found += doubtful_groups(samples.group, samples.site, samples.ids)
-    found += absent(samples, splits, agreed)
-    found += same_picture(samples, survey)
-    found += hardly_visible(samples, survey)
-    return found
+        warnings += doubtful_names("site", _by_value(samples.site), samples.ids)
+    warnings += doubtful_groups(samples.group, samples.site, samples.ids)
+    warnings += absent(samples, splits, agreed)
+    warnings += same_picture(samples, survey)
+    warnings += hardly_visible(samples, survey)
+    return warnings
 
 
 def doubtful_names(what: str, rows: Mapping[str, np.ndarray], ids: np.ndarray, keep: str = "") -> list[str]:
     """Names that are words for 'missing', or nearly the same as another; `rows` are those of each name, and
     `keep` says how they are allowed."""
-    found = missing_words(what, rows, ids, keep)
+    warnings = missing_words(what, rows, ids, keep)
     for one, other in combinations(sorted(rows, key=lambda name: len(rows[name])), 2):
         how = alike(one, other)
         if how is not None:
             names = " and ".join(f"{what} '{name}' ({listed(ids[rows[name]])})" for name in (one, other))
-            found.append(f"{names} {how}: write them the same way{keep}")
-    return found
+            warnings.append(f"{names} {how}: write them the same way{keep}")
+    return warnings
 
 
 def missing_words(what: str, rows: Mapping[str, np.ndarray], ids: np.ndarray, keep: str = "") -> list[str]:
@@ -93,21 +93,21 @@ def doubtful_groups(group: np.ndarray | None, site: np.ndarray | None, ids: np.n
     """Patients that are words for 'missing', and those whose images are at more than one site."""
     if group is None:
         return []
-    found = missing_words("patient or group", _by_value(group), ids)
+    warnings = missing_words("patient or group", _by_value(group), ids)
     if site is None:
-        return found
+        return warnings
     sites: dict[str, dict[str, None]] = {}
     for name, place in zip(group.tolist(), site.tolist(), strict=True):
         if name:
             sites.setdefault(name, {})[place] = None
     both = {group: list(names) for group, names in sites.items() if len(names) > 1}
     if not both:
-        return found
+        return warnings
     shown = "; ".join(f"'{group}' at {', '.join(names)}" for group, names in list(both.items())[:SHOWN])
     rest = f"; and {len(both) - SHOWN:,} more" if len(both) > SHOWN else ""
     many = "1 patient or group is" if len(both) == 1 else f"{len(both):,} patients or groups are"
     return [
-        *found,
+        *warnings,
         f"{many} at several sites ({shown}{rest}): if they are different people, put the site's name in "
         f"front of theirs; if not, give their images to one site",
     ]
@@ -116,21 +116,18 @@ def doubtful_groups(group: np.ndarray | None, site: np.ndarray | None, ids: np.n
 def absent(samples: Samples, splits: Mapping[str, np.ndarray], agreed: bool = False) -> list[str]:
     """Classes that have no image (unless `agreed`), or none in a split that has others."""
     rows = _by_class(samples)
-    found = [
-        f"class '{name}' has no image at all: add some, or remove it from data.classes"
-        for name, held in rows.items()
-        if not len(held) and not agreed
-    ]
+    empty = [name for name, held in rows.items() if not len(held) and not agreed]
+    fix = "add some, or remove it from data.classes"
+    warnings = [f"class '{name}' has no image at all: {fix}" for name in empty]
     effects = {"train": ", so they cannot be learnt", "test": ", so nothing will be known of them"}
     for split, used in splits.items():
         none = {name: held for name, held in rows.items() if len(held) and not np.isin(held, used).any()}
         if len(used) and none:
             names = ", ".join(f"'{name}' ({listed(samples.ids[held])})" for name, held in none.items())
-            found.append(
-                f"no image for {split} is of class {names}{effects.get(split, '')}: add images, or change "
-                f"data.split"
-            )
-    return found
+            effect = effects.get(split, "")
+            text = f"no image for {split} is of class {names}{effect}"
+            warnings.append(f"{text}: add images, or change data.split")
+    return warnings
 
 
 def same_picture(samples: Samples, survey: Survey) -> list[str]:
@@ -138,17 +135,16 @@ def same_picture(samples: Samples, survey: Survey) -> list[str]:
     rows: dict[bytes, list[int]] = {}
     for row, digest in enumerate(survey.digests):
         rows.setdefault(digest, []).append(row)
-    found = []
+    pairs = []
     for held in rows.values():
         if pair := conflict(np.asarray(samples.labels)[held]):
-            found.append(
-                " and ".join(f"'{samples.ids[held[i]]}' ({label_of(samples, held[i])})" for i in pair)
-            )
-    if not found:
+            texts = (f"'{samples.ids[held[i]]}' ({label_of(samples, held[i])})" for i in pair)
+            pairs.append(" and ".join(texts))
+    if not pairs:
         return []
-    rest = f"; and {len(found) - SHOWN:,} more" if len(found) > SHOWN else ""
+    rest = f"; and {len(pairs) - SHOWN:,} more" if len(pairs) > SHOWN else ""
     return [
-        f"the same picture stands under different labels: {'; '.join(found[:SHOWN])}{rest}: correct the "
+        f"the same picture stands under different labels: {'; '.join(pairs[:SHOWN])}{rest}: correct the "
         f"labels, or remove the rows"
     ]
 

@@ -44,9 +44,8 @@ def command(module: str) -> list[str]:
 def begin(command: Sequence[str]) -> subprocess.Popen[bytes]:
     """Start a process that speaks in frames, on one core; Ctrl-C is for us: it ends when its input does."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
-    )
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, start_new_session=True)
 
 
 def end(process: subprocess.Popen[bytes]) -> int:

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from equipoise.blueprint import HERE, Blueprint, Built, Place
 from equipoise.errors import EquipoiseError, MethodError, SiteError
-from equipoise.exchange import encode_upload, unpack
+from equipoise.exchange import clipped, encode_upload, received_by, unpack
 from equipoise.exchange.question import Call
 from equipoise.losses import knows_counts, make_objective
 from equipoise.names import unknown
 from equipoise.nets import below, load, state
 from equipoise.seeds import derive, isolated
-from equipoise.site import Kept, Loc, Look, SiteData, Store
+from equipoise.site import Cached, Loc, Look, SiteData, Store
 from equipoise.site.accounting import Spent
 from equipoise.site.measure import LEAST
 from equipoise.site.noise import Seeded, Source
@@ -52,6 +52,8 @@ class Host:
         self.initial = {name: tensor.detach().cpu().clone() for name, tensor in state(self.net).items()}
         self.least = LEAST
         """images in a bin of what is told for one site alone, at least"""
+        self.clip: float | None = None
+        """largest norm of an update that a site sends; none: as it is"""
         self.noise: Mapping[str, float] = {}
         """with differential privacy: the noise of each site's training"""
         self.source: Source = Seeded
@@ -78,7 +80,7 @@ class Host:
         if not self.halfway or place.cache is None:
             return views
         return {
-            name: Kept(
+            name: Cached(
                 name,
                 view,
                 lambda x: below(self.net.body, x),
@@ -111,7 +113,7 @@ class Host:
     def _answer(self, call: Call, payload: bytes, extra: bytes | None) -> bytes:
         data = self.sites[call.site]
         down = self._decode(payload) | (unflatten(unpack(extra)[1]) if extra else {})
-        kept = unflatten(self.store.read(data.name, call.read)) if call.read is not None else None
+        private_state = unflatten(self.store.read(data.name, call.read)) if call.read is not None else None
         loc = Loc(
             data=data,
             options=self.options,
@@ -129,17 +131,20 @@ class Host:
             mechanism=self._mechanism(data.name),
             by_counts=self._by_counts,
         )
-        load(self.net, self.initial | (kept or {}).get("net", {}) | down.get("model", {}))
+        load(self.net, self.initial | (private_state or {}).get("net", {}) | down.get("model", {}))
         self.net.restart()
         self.net.eval()
         self.net.expect(self.halfway)
-        if kept is None:
+        if private_state is None:
             loc.mine = self.method.init_site(self.net, loc)
         else:
-            loc.mine, loc.tuned = kept.get("mine", {}), kept.get("tuned", {})
-            loc.moments = kept.get("optimizer", {})
+            loc.mine, loc.tuned = private_state.get("mine", {}), private_state.get("tuned", {})
+            loc.moments = private_state.get("optimizer", {})
         self.begin()
         upload = getattr(self.method, call.question)(self.net, loc)
+        if self.clip is not None:
+            upload, factors = clipped(upload, received_by(flatten(down)), self.clip)
+            loc.notes |= {f"clipped.{leaf}": factor for leaf, factor in factors.items()}
         wrote = self._keep(call, loc)
         self._note_reads(data.name, loc, wrote)
         if loc.notes:

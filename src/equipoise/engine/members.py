@@ -51,9 +51,8 @@ class Members:
         from equipoise.exchange.secure.letters import Order, read
 
         order = read(Order, letter)
-        return (
-            self._members[call.site].masks(order, call.round, call.question, self._digest(payload)).to_bytes()
-        )
+        member = self._members[call.site]
+        return member.masks(order, call.round, call.question, self._digest(payload)).to_bytes()
 
     def _digest(self, payload: bytes) -> str:
         """The hash of a broadcast, made once for all sites that get the same bytes."""

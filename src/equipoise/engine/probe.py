@@ -1,6 +1,6 @@
-"""The ledger by trial: a method's round, asked of two small made-up sites, shows every leaf that would leave.
+"""The ledger by trial: a method's round, asked of two small generated sites, shows every leaf that leaves.
 
-The made-up sites hold noise; they differ in size, so a length that depends on a site's data is seen to vary.
+The generated sites hold noise; they differ in size, so a length that depends on a site's data varies visibly.
 """
 
 from __future__ import annotations
@@ -58,19 +58,18 @@ def made_up(
 
 
 class Trial(Ask):
-    """A conversation with made-up sites that writes down what it saw.
+    """A conversation with generated sites that writes down what it saw.
 
     It speaks of as many sites as the real round has, since shapes may depend on that; all but two of them
-    drop out. Where the real round has one site, the second made-up one is looked at but not counted.
+    drop out. Where the real round has one site, the second generated one is looked at but not counted.
     `everyone` is how many the federation has.
     """
 
     def __init__(self, host: Host, round: int, lines: list[Line], sites: int, everyone: int) -> None:
         names = (*SIZES, *(f"absent-{i}" for i in range(everyone - len(SIZES))))[:everyone]
         options = host.options
-        super().__init__(
-            sites=names[:sites], everyone=names, round=round, rounds=options.rounds, seed=options.seed
-        )
+        rounds, seed = options.rounds, options.seed
+        super().__init__(sites=names[:sites], everyone=names, round=round, rounds=rounds, seed=seed)
         self._host, self._lines = host, lines
         classes = len(next(iter(host.sites.values())).classes)
         images = {site: dict.fromkeys(("train", "validation", "test"), n) for site, n in SIZES.items()}
@@ -78,31 +77,33 @@ class Trial(Ask):
         """passes over a site's images in private steps so far"""
         self._bounds = Bounds(host.method.limits(classes, options.epochs), images)
 
-    def _answers(self, asked: Question, sent: Mapping[str, Tensor]) -> Iterator[tuple[str, bool, Upload]]:
-        found, passes, reads, fine = [], 0, set[str](), set[str]()
+    def _answers(self, question: Question, sent: Mapping[str, Tensor]) -> Iterator[tuple[str, bool, Upload]]:
+        leaves, passes, reads, fine = [], 0, set[str](), set[str]()
         for site in SIZES:
-            extra = asked.each.get(site if site in asked.asked else asked.asked[0])
-            header, upload = decode_upload(self._host.answer(asked.call(site), asked.payload, extra))
-            if problem := self._bounds.problem(site, asked.name, upload):
+            extra = question.each.get(site if site in question.asked else question.asked[0])
+            header, upload = decode_upload(self._host.answer(question.call(site), question.payload, extra))
+            if problem := self._bounds.problem(site, question.name, upload):
                 raise MethodError(
-                    f"an honest answer to '{asked.name}' would be left out ({problem}): mend the method's "
+                    f"an honest answer to '{question.name}' would be left out ({problem}): mend the method's "
                     f"limits()"
                 )
-            found.append(entries(upload))
+            leaves.append(entries(upload))
             fine |= fractions(upload) | self._weighed(upload)
             if self._host.blueprint.privacy is not None:
                 passes, reads = self._host.trace.passes, reads | self._host.trace.reads
-            if site in asked.asked:
+            if site in question.asked:
                 yield site, header["wrote"], upload
-            elif header["wrote"] and asked.write is not None:
-                self.versions[site] = asked.write
-        size = len(asked.payload) + max(map(len, asked.each.values()), default=0)
+            elif header["wrote"] and question.write is not None:
+                self.versions[site] = question.write
+        size = len(question.payload) + max(map(len, question.each.values()), default=0)
         self.passes += passes
         read = tuple(sorted(reads))
-        line = Line(asked.name, self.round, merge(found), size, passes, read, fine=frozenset(fine))
+        line = Line(question.name, self.round, merge(leaves), size, passes, read, fine=frozenset(fine))
         for i, seen in enumerate(self._lines):
             if _alike(line, seen):
-                self._lines[i] = replace(seen, fine=seen.fine | line.fine)
+                # The ending is tried before evaluation, which asks in every round.
+                since = min(seen.since, line.since)
+                self._lines[i] = replace(seen, since=since, fine=seen.fine | line.fine)
                 return
         self._lines.append(line)
 

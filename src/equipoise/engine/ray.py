@@ -146,12 +146,7 @@ class Ray:
 def remote(ray: Any, task: Task, options: EngineOptions) -> Any:
     """A function as a task. A process stays for the next task, with a GPU too: it has built its networks and
     found its images."""
-    return ray.remote(
-        num_cpus=options.cpus,
-        num_gpus=options.gpus,
-        max_retries=RETRIES,
-        max_calls=0,
-    )(task)
+    return ray.remote(num_cpus=options.cpus, num_gpus=options.gpus, max_retries=RETRIES, max_calls=0)(task)
 
 
 def framed(status: Mapping[str, str], data: bytes = b"") -> bytes:

@@ -19,7 +19,7 @@ from equipoise.errors import ConfigError
 from equipoise.evaluate.own import Metric, own_metrics
 from equipoise.names import unknown
 from equipoise.site.figures import from_statistics, metrics_of, precision
-from equipoise.site.measure import probabilities, tallies, told, truth
+from equipoise.site.measure import labelled_mask, probabilities, tallies, truth
 
 __all__ = ["by_attribute", "from_scores", "from_statistics", "shot_groups"]
 
@@ -42,16 +42,16 @@ def from_scores(
     counts = tallies(logits, labels, task=task)
     classes = logits.shape[1]
     chance, target = probabilities(logits, task).numpy(), truth(labels, classes, task).numpy()
-    kept = told(labels, classes).numpy()
+    labelled = labelled_mask(labels, classes).numpy()
     curves = []
     for c in range(classes):
-        values, place = np.unique(chance[kept[:, c], c], return_inverse=True)
-        positives = np.bincount(place[target[kept[:, c], c]], minlength=len(values))
+        values, place = np.unique(chance[labelled[:, c], c], return_inverse=True)
+        positives = np.bincount(place[target[labelled[:, c], c]], minlength=len(values))
         curves.append((np.bincount(place, minlength=len(values)) - positives, positives))
-    found = metrics_of(counts, curves, shots, precision)
-    if not kept.all():
-        return found | dict.fromkeys(own or ())
-    return found | own_metrics(own or {}, chance, labels.cpu().numpy())
+    metrics = metrics_of(counts, curves, shots, precision)
+    if not labelled.all():
+        return metrics | dict.fromkeys(own or ())
+    return metrics | own_metrics(own or {}, chance, labels.cpu().numpy())
 
 
 def by_attribute(
@@ -66,11 +66,11 @@ def by_attribute(
     """The metrics of each value of an attribute, such as sex or skin tone; rows without a value are
     'unknown'."""
     names = np.array([str(value) or "unknown" for value in values])
-    found = {}
+    metrics = {}
     for name in np.unique(names).tolist():
         rows = torch.from_numpy(np.flatnonzero(names == name))
-        found[name] = from_scores(logits[rows], labels[rows], task=task, shots=shots, own=own)
-    return found
+        metrics[name] = from_scores(logits[rows], labels[rows], task=task, shots=shots, own=own)
+    return metrics
 
 
 def shot_groups(

@@ -102,10 +102,10 @@ class Evaluation:
             return None
         for leaf in upload.values():
             assert isinstance(leaf.value, Mapping)
-            for split, found in leaf.value.items():
+            for split, predictors in leaf.value.items():
                 held = self.held[site][split]
-                for name, told in found.items():
-                    if problem := _miscounted(told, held):
+                for name, statistics in predictors.items():
+                    if problem := _miscounted(statistics, held):
                         return f"'{name}' on its {split} images: {problem}"
         return None
 
@@ -135,36 +135,32 @@ class Evaluation:
     # The work -----------------------------------------------------------------------------------------------
 
     def _evaluate(self, done: int, server: Tree, ask: Exchange) -> dict[str, Any]:
-        flags: Tree = {"own": torch.tensor(True)} | (
-            {"exact": torch.tensor(True)} if self.options.scored else {}
-        )
+        flags: Tree = {"own": torch.tensor(True)}
+        if self.options.scored:
+            flags["exact"] = torch.tensor(True)
         if not self.options.per_site:
             flags[GROUPS] = self.shots
-        found = [
-            ask(self.method.evaluate, server=tree, **flags)
-            for tree in self.method.predictors(server, ask).values()
-        ]
+        predictors = self.method.predictors(server, ask).values()
+        answers = [ask(self.method.evaluate, server=tree, **flags) for tree in predictors]
         if self.options.scored:
-            per_predictor = [self._exact(answers["scores"]) for answers in found]
-            self._keep(done, [answers["scores"] for answers in found])
+            per_predictor = [self._exact(answer["scores"]) for answer in answers]
+            self._keep(done, [answer["scores"] for answer in answers])
         else:
-            per_predictor = [self._counted(answers) for answers in found]
+            per_predictor = [self._counted(answer) for answer in answers]
         # Several global predictors (training alone has one per site) count by their mean; a site's own
         # predictor is the same in all.
         return blend(per_predictor) if len(per_predictor) > 1 else per_predictor[0]
 
-    def _keep(self, done: int, found: list[dict[str, Tree]]) -> None:
+    def _keep(self, done: int, predictors: list[dict[str, Tree]]) -> None:
         """Write down how each global predictor scores the union of test sets."""
-        sites = [site for site in found[-1] if len(self.holdings[site].test)]
+        sites = [site for site in predictors[-1] if len(self.holdings[site].test)]
         if not sites:
             return
         rows = np.concatenate([self.holdings[site].test for site in sites])
-        counts = next(name for name in found[-1][sites[0]]["test"] if name.startswith("global."))
-        logits = torch.stack(
-            [torch.cat([scores[site]["test"][counts] for site in sites]) for scores in found]
-        )
+        counts = next(name for name in predictors[-1][sites[0]]["test"] if name.startswith("global."))
+        pages = [torch.cat([scores[site]["test"][counts] for site in sites]) for scores in predictors]
         labels = torch.from_numpy(np.ascontiguousarray(self.samples.labels[rows]))
-        scores = Scores(self.task, self.samples.ids[rows], labels, logits)
+        scores = Scores(self.task, self.samples.ids[rows], labels, torch.stack(pages))
         write_scores(self.folder / SCORES, done, scores)
 
     def _exact(self, scores: dict[str, Tree]) -> dict[str, Any]:
@@ -200,20 +196,11 @@ class Evaluation:
             if self.options.attributes and self.samples.attributes and split == "test":
                 rows = np.concatenate([index[site] for site in filled])
                 first = next(iter(pooled.values()))
-                result[split]["attributes"] = {
-                    name: {
-                        value: scalars(found)
-                        for value, found in by_attribute(
-                            first,
-                            pooled_labels,
-                            values[rows],
-                            task=self.task,
-                            shots=self.shots,
-                            own=self.options.own_metrics,
-                        ).items()
-                    }
-                    for name, values in self.samples.attributes.items()
-                }
+                options: Any = {"task": self.task, "shots": self.shots, "own": self.options.own_metrics}
+                result[split]["attributes"] = {}
+                for name, values in self.samples.attributes.items():
+                    reached = by_attribute(first, pooled_labels, values[rows], **options)
+                    result[split]["attributes"][name] = {key: scalars(one) for key, one in reached.items()}
         return result
 
     def _counted(self, answers: Answers) -> dict[str, Any]:
@@ -254,11 +241,11 @@ class Evaluation:
     def _withheld(self, split: str, sites: Iterable[str]) -> dict[str, list[str]]:
         """By class: the sites among these that left its images out of their answers, as they have too few:
         figures of that class are over the others."""
-        found: dict[str, list[str]] = {}
+        withheld: dict[str, list[str]] = {}
         for site in sites:
             for number in self.held[site][split].withheld if site in self.held else ():
-                found.setdefault(self.blueprint.classes[number], []).append(site)
-        return found
+                withheld.setdefault(self.blueprint.classes[number], []).append(site)
+        return withheld
 
     @staticmethod
     def _mean(roles: dict[str, dict[str, Any]], own: Mapping[str, Tree]) -> dict[str, Any]:
@@ -266,7 +253,7 @@ class Evaluation:
         means = {name: mean_of(added) for name, added in own.items()}
         summary = summarise(next(iter(roles.values())), {}, next(iter(means.values())))
         summary["sites"] = {}
-        summary["roles"] = {name: scalars(found) for name, found in roles.items()} | means
+        summary["roles"] = {name: scalars(metrics) for name, metrics in roles.items()} | means
         return summary
 
     @staticmethod
@@ -278,19 +265,19 @@ class Evaluation:
         first, own = next(iter(roles)), next(iter(sites))
         summary = summarise(roles[first], sites[own])
         summary["sites"] = sites[own]
-        summary["roles"] = {name: scalars(found) for name, found in roles.items()} | {
-            name: scalars(blend(list(found.values()))) for name, found in sites.items()
+        summary["roles"] = {name: scalars(metrics) for name, metrics in roles.items()} | {
+            name: scalars(blend(list(metrics.values()))) for name, metrics in sites.items()
         }
         return summary
 
 
-def _miscounted(told: Any, held: Held) -> str | None:
+def _miscounted(statistics: Any, held: Held) -> str | None:
     """What is wrong with one predictor's scores or statistics."""
-    if isinstance(told, Mapping):
-        return boasts(told) if "sum" in told else doubt(told, held)
-    return (
-        None if len(told) == held.images else f"it scores {len(told):,} images, and there are {held.images:,}"
-    )
+    if isinstance(statistics, Mapping):
+        return boasts(statistics) if "sum" in statistics else doubt(statistics, held)
+    if len(statistics) == held.images:
+        return None
+    return f"it scores {len(statistics):,} images, and there are {held.images:,}"
 
 
 def scalars(metrics: Mapping[str, Any]) -> dict[str, Any]:

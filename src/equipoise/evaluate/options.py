@@ -43,7 +43,7 @@ class EvaluateOptions(Options):
     metrics: tuple[str, ...] = ()
     """metrics of your own beside ours, each `FILE.py:name`; in simulation, with `exact`"""
     trackers: tuple[str | dict[str, Any], ...] = ()
-    """who else is told of every round: `"tensorboard"`, `"mlflow"`, `"wandb"`, `"FILE.py:Class"`, or a table
+    """who else gets every round: `"tensorboard"`, `"mlflow"`, `"wandb"`, `"FILE.py:Class"`, or a table
     of such a `name` and options"""
 
     @property

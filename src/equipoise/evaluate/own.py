@@ -40,11 +40,11 @@ def find_metric(name: str, parts: Parts) -> tuple[str, Metric]:
     short = name.rpartition(":")[2]
     if short in STANDARD:
         raise ConfigError(f"{where} has the name of a metric that is always there: give it another")
-    found = parts.find(name, "evaluate.metrics")
-    if not callable(found) or inspect.isclass(found):
+    function = parts.find(name, "evaluate.metrics")
+    if not callable(function) or inspect.isclass(function):
         raise ConfigError(f"{where} is not a function of scores and labels")
-    check_options(found, (), (), where, first=2)
-    return short, found
+    check_options(function, (), (), where, first=2)
+    return short, function
 
 
 def own_metrics(metrics: Mapping[str, Metric], scores: np.ndarray, labels: np.ndarray) -> dict[str, Any]:

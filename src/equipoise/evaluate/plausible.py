@@ -24,13 +24,12 @@ def doubt(stats: Mapping[str, Tensor], held: Held) -> str | None:
     members = decided.sum(1) if single else decided[:, 1].sum(1)
     sizes = decided.sum().expand(len(decided)) if single else decided.sum((1, 2))
     known = [held.images] * len(decided) if held.known is None else held.known
-    for size, told in zip(sizes.tolist(), known, strict=True):
-        if size != told and (told is not None or size > held.images):
-            there = held.images if told is None else told
+    for size, expected in zip(sizes.tolist(), known, strict=True):
+        if size != expected and (expected is not None or size > held.images):
+            there = held.images if expected is None else expected
             return f"its decisions are about {size:,} images, and there are {there:,}"
-    if any(
-        told is not None and told != found for told, found in zip(held.counts, members.tolist(), strict=True)
-    ):
+    pairs = zip(held.counts, members.tolist(), strict=True)
+    if any(expected is not None and expected != counted for expected, counted in pairs):
         return "its decisions are about other classes than there are images of"
     scores = stats["scores"]
     if not torch.equal(scores[:, 1].sum(1), members) or not torch.equal(scores.sum((1, 2)), sizes):
@@ -39,10 +38,10 @@ def doubt(stats: Mapping[str, Tensor], held: Held) -> str | None:
     return _calibration(stats["calibration"], int(decided.sum()), int(right))
 
 
-def boasts(told: Mapping[str, Mapping[str, Tensor]]) -> str | None:
+def boasts(metrics: Mapping[str, Mapping[str, Tensor]]) -> str | None:
     """What cannot be true of one site's metrics in the form that is added up, in words."""
-    for name, value in told["sum"].items():
-        if not 0 <= float(value) <= int(told["count"][name]) <= 1:
+    for name, value in metrics["sum"].items():
+        if not 0 <= float(value) <= int(metrics["count"][name]) <= 1:
             return f"'{name}' is {float(value):g}, and a metric lies between 0 and 1"
     return None
 
@@ -53,10 +52,10 @@ def _calibration(calibration: Tensor, decisions: int, right: int) -> str | None:
         return "its calibration and its decisions count different images"
     edges = torch.arange(1, len(calibration) + 1, dtype=torch.float64) / len(calibration) * FIXED_POINT
     # A bin may hold those of emptied bins below it as well, which `coarse` has put there: it begins where the
-    # one told before it ends. Each confidence was rounded to a whole number, so a sum may be off by as many
-    # as there are.
-    told = torch.where(count > 0, edges, 0.0).cummax(0).values
-    begin = torch.cat([torch.zeros(1, dtype=torch.float64), told[:-1]])
+    # last filled one ends. Each confidence was rounded to a whole number, so a sum may be off by as many as
+    # there are.
+    ends = torch.where(count > 0, edges, 0.0).cummax(0).values
+    begin = torch.cat([torch.zeros(1, dtype=torch.float64), ends[:-1]])
     if bool((confidence < count * begin - count).any()) or bool((confidence > count * edges + count).any()):
         return "its confidences lie outside their bins"
     return None

@@ -40,11 +40,8 @@ def summarise(
     if mean is not None:
         specialisation = {key: mean.get(key) for key in keys}
     both = {key: (generalisation[key], specialisation[key]) for key in keys}
-    scored = [
-        (site["balanced_accuracy"], name)
-        for name, site in per_site.items()
-        if site.get("balanced_accuracy") is not None
-    ]
+    values = ((site.get("balanced_accuracy"), name) for name, site in per_site.items())
+    scored = [(value, name) for value, name in values if value is not None]
     worst = min(scored, default=(None, None))
     return {
         "generalisation": generalisation,
@@ -84,14 +81,12 @@ def select(
                 f"evaluate.select is 'best_validation', but no round has a validation '{key}'; "
                 "set split.validation above 0 or select 'last'"
             )
-        chosen = [
-            max(scored, key=lambda pair: pair[0])[1]
-        ]  # max keeps the first of equals, which is the earliest
+        # `max` keeps the first of equals, which is the earliest.
+        chosen = [max(scored, key=lambda pair: pair[0])[1]]
     endings = {row[ENDING]: row for row in history if ENDING in row}
     chosen = [endings.get(row["round"], row) for row in chosen]
-    metrics = [
-        {name: value for name, value in row.items() if name not in ("round", ENDING)} for row in chosen
-    ]
+    beside = ("round", ENDING)
+    metrics = [{name: value for name, value in row.items() if name not in beside} for row in chosen]
     return [row["round"] for row in chosen], metrics[0] if len(metrics) == 1 else blend(metrics)
 
 
@@ -102,9 +97,9 @@ def converged(history: Sequence[dict[str, Any]]) -> bool | None:
     A method's ending is no round of training and does not count.
     """
     last = max((row["round"] for row in history if ENDING not in row), default=0)
-    found = list(_validated(history))
-    late = [value for round, value in found if 4 * round > 3 * last]
-    before = [value for round, value in found if 2 * last < 4 * round <= 3 * last]
+    validated = list(_validated(history))
+    late = [value for round, value in validated if 4 * round > 3 * last]
+    before = [value for round, value in validated if 2 * last < 4 * round <= 3 * last]
     if min(len(late), len(before)) < FEWEST:
         return None
     return abs(mean(late) - mean(before)) <= POINT + ROUNDING
@@ -122,12 +117,9 @@ def stopped(history: Sequence[dict[str, Any]], patience: int, least: float = 0.0
             continue
         waited += 1
         if waited == patience:
-            told = "an evaluated round" if patience == 1 else f"{patience} evaluated rounds"
-            return (
-                round,
-                f"balanced accuracy on the validation images has not improved since round {since}, "
-                f"for {told}",
-            )
+            waiting = "an evaluated round" if patience == 1 else f"{patience} evaluated rounds"
+            text = f"balanced accuracy on the validation images has not improved since round {since}"
+            return round, f"{text}, for {waiting}"
     return None
 
 

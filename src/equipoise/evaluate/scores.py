@@ -65,9 +65,8 @@ def read_scores(folder: Path, rounds: Sequence[int]) -> Scores | None:
             header, tensors = unseal(path.read_bytes())
             if header["round"] != round:
                 raise CodecError("it is of another round")
-            parts.append(
-                Scores(header["task"], np.array(header["ids"]), tensors["labels"], tensors["logits"])
-            )
+            ids = np.array(header["ids"])
+            parts.append(Scores(header["task"], ids, tensors["labels"], tensors["logits"]))
         except (OSError, CodecError, LookupError) as error:
             raise StorageError(
                 f"{path} is damaged or was changed: restore it, or start the run anew"

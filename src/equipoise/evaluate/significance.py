@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.evaluate.scores import Scores
-from equipoise.site.measure import probabilities, told, truth
+from equipoise.site.measure import labelled_mask, probabilities, truth
 
 DRAWS = 2000
 EXACT = 20
@@ -68,8 +68,8 @@ def judge(scores: Scores) -> Judged:
         counts = positive[:, None, :].astype(float)
         return Judged(scores.ids, scores.labels.numpy(), right[:, None, None] * counts, counts)
     right = np.mean([(page > 0.5).numpy() == positive for page in chance], axis=0)
-    kept = told(scores.labels, classes).numpy()
-    counts = np.stack([positive & kept, ~positive & kept], axis=1).astype(float)
+    labelled = labelled_mask(scores.labels, classes).numpy()
+    counts = np.stack([positive & labelled, ~positive & labelled], axis=1).astype(float)
     # Labels of one image go together, so images cannot be kept to their class: any may take any other's
     # place.
     return Judged(scores.ids, np.zeros(len(positive), dtype=np.int64), right[:, None, :] * counts, counts)
@@ -100,19 +100,17 @@ def bootstrap(
     pairs = [(one, other) for one, other in zip(paired, reference, strict=True) if one is not None]
     if not pairs or len(pairs) < len(paired):
         return None
-    ids, first, place = np.unique(
-        np.concatenate([one.ids for one, _ in pairs]), return_index=True, return_inverse=True
-    )
+    every = np.concatenate([one.ids for one, _ in pairs])
+    ids, first, place = np.unique(every, return_index=True, return_inverse=True)
     stratum = np.concatenate([one.stratum for one, _ in pairs])[first]
     rows = np.split(place, np.cumsum([len(one.ids) for one, _ in pairs])[:-1])
 
     def difference(weights: np.ndarray) -> np.ndarray:
-        found = [
+        differences = [
             _balanced(weights[:, row], one.hit - other.hit, one.counts)
             for row, (one, other) in zip(rows, pairs, strict=True)
         ]
-        result: np.ndarray = np.mean(found, axis=0)
-        return result
+        return np.asarray(np.mean(differences, axis=0))
 
     step = max(1, CHUNK // len(ids))
     drawn = [difference(_resample(stratum, min(step, draws - done), rng)) for done in range(0, draws, step)]
@@ -222,15 +220,12 @@ def incomplete_beta(x: float, a: float, b: float) -> float:
     I_{n/(n+t²)}(n/2, 1/2)."""
     if x <= 0 or x >= 1:
         return 0.0 if x <= 0 else 1.0
-    front = math.exp(
-        math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
-    )
+    front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
+    front = math.exp(front + a * math.log(x) + b * math.log1p(-x))
     # The continued fraction is quick below the mean of the distribution; above it the mirror image is.
-    return (
-        front * _fraction(x, a, b) / a
-        if x < (a + 1) / (a + b + 2)
-        else 1 - front * _fraction(1 - x, b, a) / b
-    )
+    if x < (a + 1) / (a + b + 2):
+        return front * _fraction(x, a, b) / a
+    return 1 - front * _fraction(1 - x, b, a) / b
 
 
 def _fraction(x: float, a: float, b: float) -> float:

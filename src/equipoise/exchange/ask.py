@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from equipoise.exchange.clip import received_by
 from equipoise.exchange.codec import pack
 from equipoise.exchange.question import Question
 from equipoise.exchange.reduction import Answers, Compare, Reduction
@@ -92,7 +93,7 @@ class Ask(ABC):
         )
         self._count += 1
         sent = {**broadcast, **next(iter(own.values()), {})}
-        received = {name.partition("/")[2]: x for name, x in sent.items() if "/" in name}
+        received = received_by(sent)
         reduction = Reduction(self._least, len(sites), self._compare)
         for site, wrote, upload in self._answers(asked, received):
             reduction.add(site, upload)

@@ -149,8 +149,8 @@ def unpack(
         header = read_json(table.pop(METADATA)[HEADER], most)
         if not isinstance(header, dict):
             raise CodecError("the message header is not a table")
-        found = _views(data, 8 + size, table)
-        return header, found if views else {name: x.clone() for name, x in found.items()}
+        tensors = _views(data, 8 + size, table)
+        return header, tensors if views else {name: x.clone() for name, x in tensors.items()}
     except (
         struct.error,
         ValueError,
@@ -180,7 +180,7 @@ def unseal(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 def _views(data: bytearray, start: int, table: Mapping[str, Any]) -> dict[str, Tensor]:
     """The tensors a table describes; they must fill the rest of the message without gap or overlap."""
-    found, spans = {}, []
+    tensors, spans = {}, []
     for name, entry in table.items():
         dtype, shape, (first, last) = DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
         if len(shape) > MOST_AXES or not all(
@@ -196,9 +196,9 @@ def _views(data: bytearray, start: int, table: Mapping[str, Any]) -> dict[str, T
         if last > len(data) - start:
             raise CodecError("not a readable message (it is cut short)")
         if count:
-            found[name] = torch.frombuffer(data, dtype=dtype, count=count, offset=start + first).view(shape)
+            tensors[name] = torch.frombuffer(data, dtype=dtype, count=count, offset=start + first).view(shape)
         else:
-            found[name] = torch.empty(shape, dtype=dtype)
+            tensors[name] = torch.empty(shape, dtype=dtype)
     end = 0
     for first, last in sorted(spans):
         if first != end:
@@ -206,7 +206,7 @@ def _views(data: bytearray, start: int, table: Mapping[str, Any]) -> dict[str, T
         end = last
     if end != len(data) - start:
         raise CodecError("not a readable message (bytes that belong to no tensor)")
-    return found
+    return tensors
 
 
 def encode_upload(upload: Upload, header: Mapping[str, Any] | None = None) -> bytes:

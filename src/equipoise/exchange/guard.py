@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from equipoise.errors import Rejected
+from equipoise.exchange.clip import ROUNDING, updates
 from equipoise.exchange.codec import CodecError, decode_upload, shown
 from equipoise.exchange.ledger import Entry, Line, Shape, entries
 from equipoise.exchange.reduction import LARGEST, largest_whole, spread, tensors_of
@@ -45,6 +46,9 @@ class ExchangeOptions(Options):
     max_ratio: float = Field(30.0, gt=1)
     """a site that moves the model so many times as far as the median is left out; from a third of it on it is
     slowed down"""
+    clip: float | None = Field(None, gt=0)
+    """a site makes its update smaller, before it is sent or masked, where the Euclidean norm is larger than
+    this; left out, it sends the update as it is"""
     max_rows: int = Field(100_000, gt=0)
     """longest accepted length where the ledger leaves a length open"""
     min_sites: int = Field(1, ge=1)
@@ -66,6 +70,15 @@ class ExchangeOptions(Options):
         if self.compare is not None and self.secure:
             raise ValueError(
                 f'reduce = "{self.reduce}" compares the sites\' updates, and secure hides them: leave one out'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _clipped_within_the_limit(self) -> ExchangeOptions:
+        if self.clip is not None and self.clip > self.max_norm:
+            raise ValueError(
+                f"clip = {self.clip:g} is larger than max_norm = {self.max_norm:g}, beyond which an answer "
+                "is left out: set a smaller clip"
             )
         return self
 
@@ -176,7 +189,8 @@ def check(
             raise reject(f"the weight of '{shown(name)}' {problem}")
         if problem := _bad_values(tensors, weight, options, leaf.kind != "sum", sites):
             raise reject(f"leaf '{shown(name)}' {problem}")
-    if problem := bounds.problem(site, line.question, upload) or _bad_variance(upload, sent):
+    problem = bounds.problem(site, line.question, upload) or _bad_variance(upload, sent)
+    if problem := problem or _not_clipped(upload, sent, options):
         raise reject(problem)
     return header, upload
 
@@ -230,6 +244,16 @@ def _bad_variance(upload: Upload, sent: Mapping[str, Tensor] | None) -> str | No
             received = received if received.shape == x.shape else torch.zeros(())
             if bool((received + x < -SLACK * (1 + received)).any()):
                 return f"tensor '{name}/{path}' makes a variance negative"
+    return None
+
+
+def _not_clipped(upload: Upload, sent: Mapping[str, Tensor] | None, options: ExchangeOptions) -> str | None:
+    """An update that its site should have made smaller."""
+    if options.clip is None:
+        return None
+    for name, norm in updates(upload, sent or {}):
+        if norm > options.clip * (1 + ROUNDING):
+            return f"leaf '{name}' has norm {norm:g}, and its site did not clip it to {options.clip:g}"
     return None
 
 

@@ -110,8 +110,8 @@ class Ledger:
 
     def line(self, question: str, round: int) -> Line | None:
         """The line in force for a question in a round."""
-        found = [line for line in self.lines if line.question == question and line.since <= round]
-        return max(found, key=lambda line: line.since, default=None)
+        lines = [line for line in self.lines if line.question == question and line.since <= round]
+        return max(lines, key=lambda line: line.since, default=None)
 
     def rows(self) -> list[dict[str, Any]]:
         """A row per leaf, for tables and JSON: tensors of one leaf are counted together."""
@@ -162,13 +162,13 @@ class Ledger:
 
 def entries(upload: Upload) -> tuple[Entry, ...]:
     """The ledger entries of one answer."""
-    found = []
+    listed = []
     for name, leaf in upload.items():
         weight = tuple(torch.as_tensor(leaf.weight).shape) if isinstance(leaf, Mean) else None
         for i, (path, x) in enumerate(sorted(tensors_of(leaf).items())):
             dtype = str(x.dtype).removeprefix("torch.")
-            found.append(Entry(name, path, leaf.kind, dtype, tuple(x.shape), weight if i == 0 else None))
-    return tuple(found)
+            listed.append(Entry(name, path, leaf.kind, dtype, tuple(x.shape), weight if i == 0 else None))
+    return tuple(listed)
 
 
 def fractions(upload: Upload) -> frozenset[str]:

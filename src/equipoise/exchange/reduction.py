@@ -259,8 +259,8 @@ class Reduction:
                 leaves[name] = {site: self._each[name][site] for site in order if site in self._each[name]}
                 continue
             if self._compare is not None and name in self._singly:
-                told = [self._singly[name][site] for site in order if site in self._singly[name]]
-                values, each_weight = [one for one, _ in told], [weight for _, weight in told]
+                answers = [self._singly[name][site] for site in order if site in self._singly[name]]
+                values, each_weight = [one for one, _ in answers], [weight for _, weight in answers]
                 leaves[name] = whole(self._compare.combine(values, each_weight, len(order)))
                 continue
             parts: Tree = {}

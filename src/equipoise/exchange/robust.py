@@ -163,8 +163,8 @@ def _mean(tensors: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
     plain = Reduction()
     for i, (x, weight) in enumerate(zip(tensors, weights, strict=True)):
         plain.add(str(i), {"x": Mean(x, weight)})
-    found: Tensor = plain.result(())["x"]
-    return found
+    mean: Tensor = plain.result(())["x"]
+    return mean
 
 
 def _there(tensors: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:

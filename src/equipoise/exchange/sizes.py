@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
+from equipoise.exchange.clip import Part, norm_of
 from equipoise.exchange.guard import Bounds
 from equipoise.exchange.ledger import Line
-from equipoise.exchange.reduction import part_of, tensors_of, whole
+from equipoise.exchange.reduction import part_of, tensors_of
 from equipoise.leaves import Upload
 
 HARMLESS = 0.1
@@ -22,10 +22,6 @@ SLOWED = 1 / 3
 """the share of the largest ratio from which on a leaf is made smaller"""
 LENIENT = 10.0
 """how much further than models other means, such as class prototypes, may lie apart at honest sites"""
-
-
-Part = tuple[str, str]
-"""a leaf, and which of its tensors: those whose last name begins so, or all others"""
 
 
 class Sizes:
@@ -45,21 +41,21 @@ class Sizes:
         self._question = line.question
         self._rules = dict(_rules(line, bounds, ratio, sent))
         self._known = {part: known.get(self._name(part), 0.0) for part in self._rules}
-        self._found: dict[str, dict[Part, float]] = {}
+        self._norms: dict[str, dict[Part, float]] = {}
 
     def _name(self, part: Part) -> str:
         return ".".join((self._question, *filter(None, part)))
 
     def measure(self, site: str, upload: Upload) -> bool:
         """Take note of an answer; whether it passes without a look at the others."""
-        self._found[site] = {
-            (leaf, kind): _length(x for path, x in tensors_of(upload[leaf]).items() if part_of(path) == kind)
+        self._norms[site] = {
+            (leaf, kind): norm_of(x for path, x in tensors_of(upload[leaf]).items() if part_of(path) == kind)
             for leaf, kind in self._rules
         }
         return not any(self._large(site))
 
     def _large(self, site: str) -> Iterator[Part]:
-        for part, norm in self._found[site].items():
+        for part, norm in self._norms[site].items():
             floor, ratio = self._rules[part]
             if norm > max(floor, SLOWED * ratio * self._known[part]):
                 yield part
@@ -69,13 +65,13 @@ class Sizes:
         may be."""
         for part in self._large(site):
             floor, ratio = self._rules[part]
-            others = sorted(found[part] for one, found in self._found.items() if one != site)
+            others = sorted(norms[part] for one, norms in self._norms.items() if one != site)
             usual = (
                 max(self._known[part], others[len(others) // 2] if len(others) > 1 else 0.0)
                 or floor / HARMLESS
             )
             if usual:
-                yield part, self._found[site][part] / usual, ratio
+                yield part, self._norms[site][part] / usual, ratio
 
     def problem(self, site: str) -> str | None:
         """Why an answer is left out, when it is held beside all others."""
@@ -99,20 +95,9 @@ class Sizes:
         if len(good) < 3:
             return {}
         middle = {
-            part: statistics.median_low(self._found[site][part] for site in good) for part in self._rules
+            part: statistics.median_low(self._norms[site][part] for site in good) for part in self._rules
         }
         return {self._name(part): max(norm, self._known[part]) for part, norm in middle.items()}
-
-
-def smaller(upload: Upload, factors: Mapping[Part, float]) -> Upload:
-    """An answer with some of its parts multiplied."""
-    made = dict(upload)
-    for name in {leaf for leaf, _ in factors}:
-        tensors = {
-            path: x * factors.get((name, part_of(path)), 1.0) for path, x in tensors_of(upload[name]).items()
-        }
-        made[name] = replace(upload[name], value=whole(tensors))
-    return made
 
 
 def _rules(
@@ -124,22 +109,17 @@ def _rules(
     and shapes of tensors that were sent changes those.
     """
     for part in dict.fromkeys((entry.leaf, part_of(entry.tensor)) for entry in line.up):
-        found = [entry for entry in line.up if (entry.leaf, part_of(entry.tensor)) == part]
-        bounded = found[0].kind == "sum" or (
-            found[0].kind == "each" and f"{line.question}.{part[0]}" in bounds.limits
+        judged = [entry for entry in line.up if (entry.leaf, part_of(entry.tensor)) == part]
+        bounded = judged[0].kind == "sum" or (
+            judged[0].kind == "each" and f"{line.question}.{part[0]}" in bounds.limits
         )
-        count = sum(math.prod(n or 0 for n in entry.shape) for entry in found)
+        count = sum(math.prod(n or 0 for n in entry.shape) for entry in judged)
         fixed = all(
-            getattr(torch, entry.dtype).is_floating_point and None not in entry.shape for entry in found
+            getattr(torch, entry.dtype).is_floating_point and None not in entry.shape for entry in judged
         )
         if bounded or not fixed or count < 2:
             continue
-        if all(entry.tensor in sent and sent[entry.tensor].shape == entry.shape for entry in found):
-            yield part, (HARMLESS * _length(sent[entry.tensor] for entry in found), ratio)
+        if all(entry.tensor in sent and sent[entry.tensor].shape == entry.shape for entry in judged):
+            yield part, (HARMLESS * norm_of(sent[entry.tensor] for entry in judged), ratio)
         else:
-            yield part, (0.0, ratio) if found[0].kind == "each" else (count**0.5, LENIENT * ratio)
-
-
-def _length(tensors: Iterable[Tensor]) -> float:
-    """The Euclidean norm of all values together."""
-    return math.hypot(*(float(torch.linalg.vector_norm(x.reshape(-1))) for x in tensors))
+            yield part, (0.0, ratio) if judged[0].kind == "each" else (count**0.5, LENIENT * ratio)

@@ -36,11 +36,11 @@ def class_dimension(leaf: Sequence[Entry], entry: Entry, classes: int) -> int | 
     entries of its leaf."""
     weight = next((one.weight for one in leaf if one.weight is not None), None) or ()
     mean = entry.kind == "mean"
-    found = [i for i, length in enumerate(weight if mean else entry.shape) if length == classes]
-    if len(found) != 1 or entry.kind == "each":
+    dimensions = [i for i, length in enumerate(weight if mean else entry.shape) if length == classes]
+    if len(dimensions) != 1 or entry.kind == "each":
         return None
-    fits = all(one.shape[: found[0] + 1][found[0] :] == (classes,) for one in leaf)
-    return found[0] if fits or not mean else None
+    fits = all(one.shape[: dimensions[0] + 1][dimensions[0] :] == (classes,) for one in leaf)
+    return dimensions[0] if fits or not mean else None
 
 
 def withhold(
@@ -52,10 +52,14 @@ def withhold(
     """
     made, changed = dict(upload), list[str]()
     for name, leaf in upload.items():
-        found = entries({name: leaf})
-        masks = {one.tensor: cells(one) for one in found if by_class(one, classes, parameters)}
+        leaf_entries = entries({name: leaf})
+        masks = {one.tensor: cells(one) for one in leaf_entries if by_class(one, classes, parameters)}
         masks = {path: mask for path, mask in masks.items() if bool(mask.any())}
-        places = {one.tensor: class_dimension(found, one, classes) for one in found if one.tensor in masks}
+        places = {
+            one.tensor: class_dimension(leaf_entries, one, classes)
+            for one in leaf_entries
+            if one.tensor in masks
+        }
         if not masks or None in places.values():
             continue
         made[name] = _without(leaf, masks, places)

@@ -1,4 +1,4 @@
-"""Made-up features whose classifier gradients match given ones, and a classifier trained on them (CReFF)."""
+"""Features made to give wanted classifier gradients, and a classifier trained on them (CReFF)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def class_gradient(z: Tensor, head: Head, c: Tensor) -> dict[str, Tensor]:
     return {"weight": miss.transpose(1, 2) @ z, "bias": miss.sum(1)}
 
 
-def mismatch(found: Head, wanted: Head) -> Tensor:
+def mismatch(gradient: Head, wanted: Head) -> Tensor:
     """[G]: Σ over weight rows of 1 − cos, plus 1 − cos of the bias."""
-    rows = 1 - F.cosine_similarity(found["weight"], wanted["weight"], dim=2)
-    return rows.sum(1) + 1 - F.cosine_similarity(found["bias"], wanted["bias"], dim=1)
+    rows = 1 - F.cosine_similarity(gradient["weight"], wanted["weight"], dim=2)
+    return rows.sum(1) + 1 - F.cosine_similarity(gradient["bias"], wanted["bias"], dim=1)
 
 
 def match(features: Tensor, head: Head, wanted: Head, seen: Tensor, steps: int, rate: float) -> Tensor:

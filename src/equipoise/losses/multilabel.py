@@ -75,11 +75,7 @@ def side_weight(sides: Tensor, beta: float = 0.9999) -> Tensor:
 
 
 def ldam_cells(
-    logits: Tensor,
-    y: Tensor,
-    margin: Tensor,
-    scale: float = 30.0,
-    weight: Tensor | None = None,
+    logits: Tensor, y: Tensor, margin: Tensor, scale: float = 30.0, weight: Tensor | None = None
 ) -> Tensor:
     """LDAM per label, [N, C]: binary cross-entropy of `z - s m1` for positives and of `z + s m0` for
     negatives.
@@ -113,3 +109,11 @@ def class_means(features: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     member = torch.stack([1 - y, y], 1).nan_to_num(0.0)
     count = member.sum(0).T
     return torch.einsum("nkc,nd->ckd", member, features) / count.clamp_min(1)[..., None], count
+
+
+def pseudo_loss(logits: Tensor, positive: Tensor, chosen: Tensor) -> Tensor:
+    """Σ over classes of the mean over chosen cells, with positives weighted by chosen cells per positive."""
+    count, positives = chosen.sum(0), (chosen & positive).sum(0)
+    weight = torch.where(positives > 0, count / positives.clamp_min(1), 1.0)
+    cells = bce_cells(logits, positive, pos_weight=weight).masked_fill(~chosen, 0.0)
+    return (cells.sum(0) / count.clamp_min(1)).sum()

@@ -58,9 +58,7 @@ class ObjectiveOptions(Options):
                 )
         if not self.tasks:
             names = "+".join(part.name for part in self.parts)
-            raise ConfigError(
-                f"objective '{names}' mixes single-label and multi-label parts; use parts of one kind"
-            )
+            raise ConfigError(f"objective '{names}' mixes single-label and multi-label parts; use one kind")
         return self
 
     def after(self, *first: Part) -> ObjectiveOptions:
@@ -174,13 +172,7 @@ class Objective:
 class MultiObjective(Objective):
     """The same for several labels per image; the criterion gives one loss per cell."""
 
-    def __init__(
-        self,
-        shaper: Shaper | None,
-        criterion: Criterion,
-        over: multilabel.Over,
-        negative: bool,
-    ):
+    def __init__(self, shaper: Shaper | None, criterion: Criterion, over: multilabel.Over, negative: bool):
         super().__init__(shaper, criterion)
         self.over = over
         self.negative = negative

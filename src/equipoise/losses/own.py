@@ -56,11 +56,11 @@ class OwnLoss(Part):
     def criterion(self, facts: Facts) -> Criterion:
         counts = facts.counts.to(torch.float32)
         wants_counts = COUNTS in (parameters(self._code) or ())
-        given = self.options | ({COUNTS: counts} if wants_counts else {})
+        options = self.options | ({COUNTS: counts} if wants_counts else {})
         if not self._makes:
             return partial(self._loss, partial(self._code, **self.options), counts if wants_counts else None)
         try:
-            made = self._code(**given)
+            made = self._code(**options)
         except Exception as error:
             raise ConfigError(
                 f"train.objective '{self.name}' cannot be made: {type(error).__name__}: {error}"
@@ -84,9 +84,9 @@ class OwnLoss(Part):
         value = code(logits, y) if counts is None else code(logits, y, counts=counts.to(logits.device))
         shapes = [(), (len(y),), *([tuple(logits.shape)] if y.ndim == 2 else [])]
         if not isinstance(value, Tensor) or tuple(value.shape) not in shapes:
-            given = list(value.shape) if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            got = list(value.shape) if isinstance(value, Tensor) else f"a {type(value).__name__}"
             wanted = " or ".join(str(list(shape)) for shape in shapes)
-            raise ConfigError(f"train.objective '{self.name}' must give a tensor {wanted}, and gave {given}")
+            raise ConfigError(f"train.objective '{self.name}' must give a tensor {wanted}, and gave {got}")
         if y.ndim == 2:
             return value
         if reduction == "none" and value.ndim == 0:

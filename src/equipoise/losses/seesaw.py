@@ -28,3 +28,11 @@ def seesaw(logits: Tensor, y: Tensor, counts: Tensor, beta: float, weight: Tenso
 def refinement(own: Tensor, shared: Tensor, tau: float) -> Tensor:
     """[C]: (1 + tau) / (cos + tau) between a site's class prototypes and the shared ones."""
     return (1 + tau) / (F.cosine_similarity(own, shared, dim=1) + tau)
+
+
+def shared_prototypes(mean: Tensor, square: Tensor, draw: torch.Generator | None) -> Tensor:
+    """[C, d] from the moments over the sites that have a class: drawn around their mean, or the mean."""
+    if draw is None:
+        return mean
+    spread = (square - mean**2).clamp_min(0).sqrt().clamp_min(1)
+    return mean + spread * torch.randn(mean.shape, generator=draw)

@@ -112,6 +112,5 @@ def kl(teacher: Tensor, student: Tensor) -> Tensor:
 
     The caller detaches the side that shall not learn.
     """
-    return F.kl_div(
-        F.log_softmax(student, dim=1), F.log_softmax(teacher, dim=1), reduction="batchmean", log_target=True
-    )
+    log_p, log_q = F.log_softmax(student, dim=1), F.log_softmax(teacher, dim=1)
+    return F.kl_div(log_p, log_q, reduction="batchmean", log_target=True)

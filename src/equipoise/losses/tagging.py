@@ -22,12 +22,7 @@ def known_odds(y: Tensor, tags: Tensor) -> Tensor:
 
 
 def tag_nearest(
-    tags: Tensor,
-    feature: Tensor,
-    prototypes: Tensor,
-    missing: Tensor,
-    share: Tensor,
-    at_least_one: bool,
+    tags: Tensor, feature: Tensor, prototypes: Tensor, missing: Tensor, share: Tensor, at_least_one: bool
 ) -> Tensor:
     """Tags [N, C] with the clearest of the untagged cells among the `missing` ones (bool [N, C]) decided
     (Eq. 7-9).

@@ -19,6 +19,7 @@ from equipoise.methods.centralised import Centralised
 from equipoise.methods.climb import CLIMB
 from equipoise.methods.creff import CReFF
 from equipoise.methods.disco import FedDisco
+from equipoise.methods.equipoise import Equipoise
 from equipoise.methods.fca import FCA
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.fedbabu import FedBABU
@@ -48,6 +49,7 @@ METHODS: dict[str, type[Method]] = {
     "local": Local,
     "centralised": Centralised,
     "fedavg": FedAvg,
+    "equipoise": Equipoise,
     "fca": FCA,
     "fediic": FedIIC,
     "fedmlp": FedMLP,
@@ -101,11 +103,11 @@ def look_up(name: str, parts: Parts) -> type[Method]:
         return METHODS[name]
     if not named(name):
         raise ConfigError("method.name: " + unknown("method", name, METHODS) + ", or FILE.py:Class")
-    found = parts.find(name, "method.name")
-    if not (isinstance(found, type) and issubclass(found, Method)):
+    method = parts.find(name, "method.name")
+    if not (isinstance(method, type) and issubclass(method, Method)):
         source, _, attribute = name.rpartition(":")
         raise ConfigError(f"method.name: '{attribute}' of '{source}' is not a method class")
-    return found
+    return method
 
 
 def fingerprint(cls: type[Method]) -> str:

@@ -81,9 +81,8 @@ class BalanceFL(Method):
             with torch.no_grad():
                 features = torch.cat([net.body(batch.x) for batch in loc.scan()])
             loc.scratch["draw"] = loc.generator("noise")
-            loc.scratch["noise"] = noise_vectors(
-                features, loc.train.labels, loc.counts, self.vectors, loc.scratch["draw"]
-            )
+            labels, draw = loc.train.labels, loc.scratch["draw"]
+            loc.scratch["noise"] = noise_vectors(features, labels, loc.counts, self.vectors, draw)
 
     def fit(self, net: Net, loc: Loc) -> float:
         return loc.fit(net, self.loss, order=loc.balanced if self.balanced else None)
@@ -97,9 +96,8 @@ class BalanceFL(Method):
             with torch.no_grad():
                 teacher = loc.scratch["teacher"]
                 target = teacher.head["fed"](teacher.body(batch.x))
-            total = total + self.distil * distillation(
-                target[:, ~present], logits[:, ~present], self.temperature
-            )
+            missing = distillation(target[:, ~present], logits[:, ~present], self.temperature)
+            total = total + self.distil * missing
         if self.entropy:
             share = logits[:, present].log_softmax(1)
             total = total + self.entropy * (share.exp() * share).sum()

@@ -141,10 +141,8 @@ class Method(BaseModel):
         self.prepare(net, loc)
         loss, weight = self.fit(net, loc), self.weight(loc)
         loc.note("weight", weight)  # no other place tells site by site how much each counts
-        return {
-            "delta": Mean(loc.delta(net), weight),
-            "loss": Mean(torch.tensor(loss, dtype=torch.float64), loc.samples),
-        }
+        mean = Mean(torch.tensor(loss, dtype=torch.float64), loc.samples)
+        return {"delta": Mean(loc.delta(net), weight), "loss": mean}
 
     def retrain(self, net: Net, loc: Loc) -> Upload:
         """Question: one round of classifier re-training, answered with the change, weighted by samples."""

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from equipoise.exchange import Ask
 from equipoise.leaves import SAMPLES, Limit, Sum, Upload
-from equipoise.losses import bce_cells
+from equipoise.losses.multilabel import pseudo_loss
 from equipoise.methods.base import Method
 from equipoise.nets import Net
 from equipoise.site import Batch, Loc
@@ -121,11 +121,8 @@ class CBAFed(Method):
         if not self.late(loc.round):
             loc.scratch["used"] += batch.known.sum(0).cpu()
             return loc.objective(logits, batch.y)
-        p = (
-            logits.detach().sigmoid()
-            if self.pseudo == "batch"
-            else loc.scratch["score"][batch.index.to(logits.device)]
-        )
+        score = loc.scratch.get("score")  # of every image, where pseudo-labels are fixed
+        p = logits.detach().sigmoid() if score is None else score[batch.index.to(logits.device)]
         threshold, own = loc.down["threshold"].to(p), batch.known
         positive = p > threshold
         known = own | positive | (p < 1 - threshold)
@@ -145,11 +142,3 @@ class CBAFed(Method):
 
     def train(self, net: Net, loc: Loc) -> Upload:
         return super().train(net, loc) | {"used": Sum(self.used(loc))}
-
-
-def pseudo_loss(logits: Tensor, positive: Tensor, chosen: Tensor) -> Tensor:
-    """Σ over classes of the mean over chosen cells, with positives weighted by chosen cells per positive."""
-    count, positives = chosen.sum(0), (chosen & positive).sum(0)
-    weight = torch.where(positives > 0, count / positives.clamp_min(1), 1.0)
-    cells = bce_cells(logits, positive, pos_weight=weight).masked_fill(~chosen, 0.0)
-    return (cells.sum(0) / count.clamp_min(1)).sum()

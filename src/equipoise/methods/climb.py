@@ -55,11 +55,8 @@ class CLIMB(Method):
         if ask.round % self.primal_rounds == 0:
             s = ask(self.constraint, model=server["model"])
             count = len(s.sites)
-            means = {
-                "loss": s["loss"] / count,
-                "multiplier": s["multiplier"] / count,
-                "sites": torch.tensor(count),
-            }
+            means = {name: s[name] / count for name in ("loss", "multiplier")}
+            means |= {"sites": torch.tensor(count)}
         up = ask(self.train, model=server["model"], **means)
         return {**server, "model": plus(server["model"], up["delta"])}
 

@@ -39,13 +39,12 @@ from equipoise.tree import Tree, plus
 
 
 class CReFF(Method):
-    """FedAvg whose classifier is re-trained on balanced, made-up features."""
+    """FedAvg whose classifier is re-trained on balanced, generated features."""
 
     paper: ClassVar[str] = "Shang et al. 2022"
     tasks = ("single",)
-    neutral: ClassVar[
-        dict[str, Any] | None
-    ] = {}  # whatever becomes of the re-trained head, the model is FedAvg's
+    # Whatever becomes of the re-trained head, the model is FedAvg's.
+    neutral: ClassVar[dict[str, Any] | None] = {}
     presets: ClassVar[dict[str, dict[str, Any]]] = {"fca": {}, "fediic": {}, "fedmas": {}}
 
     features: int = Field(100, ge=1)
@@ -80,9 +79,8 @@ class CReFF(Method):
         seen = up.weight["gradient"] > 0
         features = match(features, server["head"], up["gradient"], seen, self.match_steps, self.match_rate)
         head = fresh(server["head"], ask.generator("head"))
-        head = train_head(
-            head, features, self.head_epochs, self.head_rate, self.head_batch, ask.generator("order")
-        )
+        draw = ask.generator("order")
+        head = train_head(head, features, self.head_epochs, self.head_rate, self.head_batch, draw)
         return {"model": plus(server["model"], up["delta"]), "head": head, "features": features}
 
     def limits(self, classes: int, epochs: int) -> Mapping[str, Limit]:
@@ -102,7 +100,7 @@ class CReFF(Method):
     def _class_gradients(self, net: Net, loc: Loc) -> dict[str, Tensor]:
         """Head gradients [C, C, d] and [C, C], zero for classes the site lacks."""
         head, classes = loc.down["head"], len(loc.classes)
-        found = {"weight": torch.zeros(classes, *head["weight"].shape), "bias": torch.zeros(classes, classes)}
+        gradients = {name: torch.zeros(classes, *head[name].shape) for name in ("weight", "bias")}
         draw, looks = loc.generator("gradient"), loc.generator("gradient views")
         view = loc.view((loc.options.views or self.views)[0])
         for c in loc.counts.nonzero().flatten().tolist():
@@ -111,9 +109,9 @@ class CReFF(Method):
                 some = rows[torch.randperm(len(rows), generator=draw)[: self.images]]
                 z = net.body(loc.train.take(some, [view], [looks]).x).cpu()
                 g = class_gradient(z[None], head, torch.tensor([c]))
-                for name, total in found.items():
+                for name, total in gradients.items():
                     total[c] += g[name][0] / self.draws
-        return found
+        return gradients
 
     def serving(self, server: Tree) -> Tree:
         return {"model": server["model"], "head": server["head"]}

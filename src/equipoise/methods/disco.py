@@ -72,8 +72,8 @@ class FedDisco(Method):
             positives = loc.counts[loc.annotated]
             counts = torch.stack([loc.total[loc.annotated] - positives, positives], 1)
         share = counts / counts.sum(1, keepdim=True).clamp_min(1)
-        found = MEASURES[self.measure](share, torch.full_like(share, 1 / share.shape[1]))
-        return (found.sum() / max(1, len(found))).clamp_min(0)
+        distances = MEASURES[self.measure](share, torch.full_like(share, 1 / share.shape[1]))
+        return (distances.sum() / max(1, len(distances))).clamp_min(0)
 
     def discrepancy(self, net: Net, loc: Loc) -> Upload:
         """Question: how far the site's class shares are from uniform, and its samples."""

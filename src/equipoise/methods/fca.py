@@ -104,9 +104,8 @@ class FCA(Method):
     def loss(self, net: Net, batch: Batch, loc: Loc) -> Tensor:
         z = net.features(batch.x)
         fed, own = net.head["fed"](z), net.head["own"](z)
-        calibrated = self.lambda_fed * loc.objective(fed, batch.y) + self.lambda_own * loc.objective(
-            own, batch.y
-        )
+        shared, personal = loc.objective(fed, batch.y), loc.objective(own, batch.y)
+        calibrated = self.lambda_fed * shared + self.lambda_own * personal
         if not self.consistency:
             return calibrated
         guide = kl if self.variant == "paper" else released_consistency
@@ -130,11 +129,8 @@ class FCA(Method):
             scores["own"] = net.head["own"](z)
         elif "own" in server:
             scores["own_mean"] = F.linear(z, server["own"]["weight"].to(z), server["own"]["bias"].to(z))
-        order = (
-            ("fed", "own", "own_mean")
-            if (mine is None) == (self.variant == "paper")
-            else ("own_mean", "own", "fed")
-        )
+        first = (mine is None) == (self.variant == "paper")
+        order = ("fed", "own", "own_mean") if first else ("own_mean", "own", "fed")
         return {name: scores[name] for name in order if name in scores}
 
 

@@ -83,12 +83,8 @@ class FedIIC(Method):
 
     def round(self, server: Tree, ask: Ask) -> Tree:
         s = ask(self.class_loss, model=server["model"])
-        up = ask(
-            self.train,
-            model=server["model"],
-            prototypes=self.prototypes(server["model"]),
-            difficulty=s["loss"] / (SMOOTH + s["count"]),
-        )
+        model, difficulty = server["model"], s["loss"] / (SMOOTH + s["count"])
+        up = ask(self.train, model=model, prototypes=self.prototypes(model), difficulty=difficulty)
         return {"model": plus(server["model"], up["delta"])}
 
     def limits(self, classes: int, epochs: int) -> Mapping[str, Limit]:
@@ -118,20 +114,18 @@ class FedIIC(Method):
         contrast = self.k_intra > 0 or self.k_inter > 0
         z = net.body(torch.cat(batch.views[:2]) if contrast else batch.x)
         logits = net.head["fed"](net.dropout(z[: len(batch)]))
-        total = (
-            F.cross_entropy(logits + self.margin(loc).to(logits), batch.y)
-            if self.dala
-            else loc.objective(logits, batch.y)
-        )
+        if self.dala:
+            total = F.cross_entropy(logits + self.margin(loc).to(logits), batch.y)
+        else:
+            total = loc.objective(logits, batch.y)
         if contrast:
             assert net.projector is not None
             unit, y = F.normalize(net.projector(z)), batch.y.repeat(2)
             if self.k_intra > 0:
                 total = total + self.k_intra * intra(unit, y, self.pair_temperature(loc.prior.to(unit), y))
             if self.k_inter > 0:
-                total = total + self.k_inter * F.cross_entropy(
-                    unit @ loc.down["prototypes"].to(unit).T / self.tau, y
-                )
+                cosines = unit @ loc.down["prototypes"].to(unit).T
+                total = total + self.k_inter * F.cross_entropy(cosines / self.tau, y)
         return total
 
     def margin(self, loc: Loc) -> Tensor:

@@ -112,18 +112,16 @@ class FedIRM(Method):
         if loc.round < self.warmup or self.strength == 0:
             return total
         guide = loc.scratch["teacher"](batch.views[-1]).sigmoid()
-        apart = ((logits[0].sigmoid() - guide) ** 2).sum(1).mean() + self.mismatch(
-            logits[0], loc.down["relation"].to(logits[0])
-        )
+        apart = ((logits[0].sigmoid() - guide) ** 2).sum(1).mean()
+        apart = apart + self.mismatch(logits[0], loc.down["relation"].to(logits[0]))
         result: Tensor = total + self.strength * rise(loc.round, self.ramp) * apart
         return result
 
     def mismatch(self, logits: Tensor, known: Tensor) -> Tensor:
         """½ (KL(R* ‖ R^u) + KL(R^u ‖ R*)), the mean over all rows; 0 for a row that one of them lacks."""
         p = logits.detach().sigmoid()
-        decided = ((p < self.low) | (p > self.high)).all(1) & (
-            bce_cells(logits.detach(), p).sum(1) < self.entropy
-        )
+        certain = bce_cells(logits.detach(), p).sum(1) < self.entropy
+        decided = ((p < self.low) | (p > self.high)).all(1) & certain
         positive = (decided[:, None] & (p > 0.5)).to(logits)
         count = positive.sum(0)
         row = positive.T @ logits / count.clamp_min(1)[:, None] / self.temperature

@@ -61,9 +61,8 @@ class FedLSR(Method):
 
     def loss(self, net: Net, batch: Batch, loc: Loc) -> Tensor:
         single, (a, b) = loc.task == "single", (net(x) for x in batch.views[:2])
-        mixed = self.sharpen * (mix if single else mix_odds)(
-            a, b, torch.rand((), generator=loc.scratch["draw"])
-        )
+        share = torch.rand((), generator=loc.scratch["draw"])
+        mixed = self.sharpen * (mix if single else mix_odds)(a, b, share)
         if self.variant == "released":
             mixed = mixed.softmax(1) if single else mixed.sigmoid()
         total = loc.objective(mixed, batch.y)

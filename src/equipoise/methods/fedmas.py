@@ -18,19 +18,18 @@ Stays: the rescue factor.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
 from torch import Tensor
 
 from equipoise.errors import MethodError
 from equipoise.exchange import Ask
-from equipoise.leaves import ONE, SAMPLES, Limit, Sum, Upload
+from equipoise.leaves import SAMPLES, Limit, Upload
 from equipoise.methods.base import Method
+from equipoise.methods.parts.frozen import LIMITS, all_equal, feature_distance, fingerprint, rescue_factor
 from equipoise.nets import NETS, Net, NetOptions, ProjectorSpec
 from equipoise.nets.registry import NetName
 from equipoise.site import Batch, Loc
@@ -64,8 +63,7 @@ class FedMAS(Method):
     target: NetName = "resnet50"
     """architecture of the frozen network: one of Equipoise's, or of your own (FILE.py:Name)"""
     target_weights: str | None = None
-    """its self-supervised weights: a local file; without one the frozen network is random, which is for
-    trials only"""
+    """its self-supervised weights: a local file; without one the network is random, for trials only"""
     target_sha256: str | None = None
     """expected sha256 of that file; may be left out for files Equipoise knows"""
 
@@ -89,29 +87,18 @@ class FedMAS(Method):
         return {"target": self._target} if self.lambda_f or self.mas else {}
 
     def round(self, server: Tree, ask: Ask) -> Tree:
-        if ask.round == 0:
-            same = ask(self.target_digest, everyone=True)
-            # Equal at all sites exactly when n Σ d² = (Σ d)², byte by byte: nobody's digest has to be shown.
-            if not torch.equal(same["count"] * same["square"], same["byte"] ** 2):
-                raise MethodError(
-                    "the sites' frozen target networks differ: give every site the same "
-                    "method.target_weights file, and its sha256"
-                )
+        if ask.round == 0 and not all_equal(ask(self.target_digest, everyone=True)):
+            fix = "give every site the same method.target_weights file, and its sha256"
+            raise MethodError(f"the sites' frozen target networks differ: {fix}")
         return super().round(server, ask)
 
     def limits(self, classes: int, epochs: int) -> Mapping[str, Limit]:
-        return {
-            "train.delta": Limit(plain=16.0 * classes * max(1, epochs)) if self.mas else SAMPLES,
-            "target_digest.byte": Limit(plain=255),
-            "target_digest.square": Limit(plain=255**2),
-            "target_digest.count": ONE,
-        }
+        delta = Limit(plain=16.0 * classes * max(1, epochs)) if self.mas else SAMPLES
+        return {"train.delta": delta} | {f"target_digest.{leaf}": limit for leaf, limit in LIMITS.items()}
 
     def target_digest(self, net: Net, loc: Loc) -> Upload:
         """Question: the digest of the frozen network, in a form that shows only whether all are equal."""
-        text = digest(loc.frozen["target"].state_dict()) if loc.frozen else ""
-        byte = torch.tensor(list(hashlib.sha256(text.encode()).digest()), dtype=torch.int64)
-        return {"byte": Sum(byte), "square": Sum(byte**2), "count": Sum(torch.tensor(1))}
+        return fingerprint(digest(loc.frozen["target"].state_dict()) if loc.frozen else "")
 
     def prepare(self, net: Net, loc: Loc) -> None:
         loc.scratch["during"] = torch.zeros(len(loc.classes), dtype=torch.float64)
@@ -121,8 +108,7 @@ class FedMAS(Method):
     def weight(self, loc: Loc) -> float:
         if not self.mas:
             return loc.samples
-        before, during = loc.scratch["before"], loc.scratch["during"]
-        factor = rescue_factor(before, during, normalised=self.variant == "released")
+        factor = rescue_factor(loc.scratch["before"], loc.scratch["during"], self.variant == "released")
         loc.note("rescue_factor", factor)
         return factor
 
@@ -143,10 +129,9 @@ class FedMAS(Method):
     @staticmethod
     def _plain_targets(loc: Loc) -> Tensor:
         """The frozen network's features of the site's plain training images, computed once."""
-        result: Tensor = loc.cached(
-            "target", lambda: torch.cat([loc.frozen["target"](batch.x) for batch in loc.scan()])
-        )
-        return result
+        net = loc.frozen["target"]
+        targets: Tensor = loc.cached("target", lambda: torch.cat([net(batch.x) for batch in loc.scan()]))
+        return targets
 
     def loss(self, net: Net, batch: Batch, loc: Loc) -> Tensor:
         z = net.body(batch.x)
@@ -163,16 +148,3 @@ class FedMAS(Method):
         if net.free is not None:
             total = total + loc.objective(net.free(projected), batch.y)
         return total + self.lambda_f * distance.mean()
-
-
-def feature_distance(a: Tensor, b: Tensor) -> Tensor:
-    """L_f per image: 2 − 2 cos(a, b)."""
-    return 2 - 2 * F.cosine_similarity(a, b.to(a.dtype))
-
-
-def rescue_factor(before: Tensor, during: Tensor, normalised: bool = False) -> float:
-    """RF = Σ_k w_k ŵ_k over classes; `normalised` scales both to sum 1 first, as the published code does."""
-    before, during = before.clamp_min(0), during.clamp_min(0)  # a cosine may be a rounding error above 1
-    if normalised:
-        before, during = before / before.sum().clamp_min(1e-12), during / during.sum().clamp_min(1e-12)
-    return float((before * during).sum())

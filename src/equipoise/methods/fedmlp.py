@@ -36,6 +36,7 @@ from equipoise.losses import bce_cells, class_means, filled, masked_mean
 from equipoise.losses.multilabel import Over
 from equipoise.losses.tagging import NONE, known_odds, tag_nearest
 from equipoise.methods.base import Method
+from equipoise.methods.parts.degree import decided_share, features_and_scores
 from equipoise.methods.parts.teacher import still
 from equipoise.nets import Net
 from equipoise.site import Batch, Loc
@@ -80,14 +81,11 @@ class FedMLP(Method):
     warmup_cr: bool = False
     """consistency with the received model on missing classes while warming up, too (the published code)"""
     degree_of: Literal["missing", "labelling"] = "missing"
-    """sites that measure a class's learning degree: those that miss it (text), or that label it (Eq. 10 as
-    printed)"""
+    """sites that measure a class's learning degree: those that miss it (text), or label it (Eq. 10)"""
     over: Over = "all"
-    """what a loss is divided by: all cells of the batch (Eq. 4), or the labelled ones, and consistency's by
-    the others"""
+    """what a loss is divided by: all cells (Eq. 4), or the labelled ones, and consistency's by the others"""
     prototypes_by: Literal["sites", "samples"] = "sites"
-    """prototypes averaged over the labelling sites alike (Eq. 6), or weighted by their images (the published
-    code)"""
+    """prototypes averaged over labelling sites alike (Eq. 6), or by their images (the published code)"""
     negative_share: float = Field(0.005, ge=0, le=1)
     """T_0: share of the pool tagged negative per round"""
     positive_share: float = Field(0.01, ge=0, le=1)
@@ -112,12 +110,9 @@ class FedMLP(Method):
         if ask.round < self.warmup - 1:
             return server | {"model": model}
         seen = up.weight["prototypes"][..., None] > 0
-        measured = up.weight["degree"] > 0
-        return {
-            "model": model,
-            "prototypes": torch.where(seen, up["prototypes"], server["prototypes"]),
-            "degree": torch.where(measured, up["degree"], server["degree"]),
-        }
+        prototypes = torch.where(seen, up["prototypes"], server["prototypes"])
+        degree = torch.where(up.weight["degree"] > 0, up["degree"], server["degree"])
+        return {"model": model, "prototypes": prototypes, "degree": degree}
 
     def limits(self, classes: int, epochs: int) -> Mapping[str, Limit]:
         return {} if self.prototypes_by == "samples" else {"train.prototypes": ONE}
@@ -143,9 +138,9 @@ class FedMLP(Method):
 
     def loss(self, net: Net, batch: Batch, loc: Loc) -> Tensor:
         """Warm-up: the mean over both views, labels only where the site has them."""
-        return torch.stack(
-            [self.view_loss(net, x, batch.y, batch.known, loc, self.warmup_cr) for x in batch.views]
-        ).mean()
+        y, known = batch.y, batch.known
+        losses = [self.view_loss(net, x, y, known, loc, self.warmup_cr) for x in batch.views]
+        return torch.stack(losses).mean()
 
     def late_loss(self, net: Net, batch: Batch, loc: Loc) -> Tensor:
         """After warm-up: labels and tags where there are any."""
@@ -167,11 +162,9 @@ class FedMLP(Method):
         return total
 
     def shift(self, loc: Loc) -> Tensor:
-        """log(π_1 / π_0) per class, from labels and, where they are missing, from tags; kept half a sample
-        away from 0 and 1."""
-        if not self.wpc:
-            return torch.zeros(len(loc.classes))
-        return known_odds(loc.train.labels, loc.mine["tags"]).float()
+        """log(π_1 / π_0) per class, from labels and, where they are missing, from tags."""
+        odds = known_odds(loc.train.labels, loc.mine["tags"]).float()
+        return odds if self.wpc else torch.zeros_like(odds)
 
     @torch.no_grad()
     def _tag(self, net: Net, loc: Loc) -> None:
@@ -190,19 +183,11 @@ class FedMLP(Method):
     def _describe(self, net: Net, loc: Loc) -> Upload:
         """Prototypes of labelled images and learning degree on those whose label is missing, class by class
         (masked means), under the trained local net."""
-        features, scores = [], []
-        for batch in loc.scan():
-            z = net.body(batch.x)
-            features.append(z.cpu())
-            scores.append(net.head["fed"](z).sigmoid().cpu())
-        feature, score, known = torch.cat(features), torch.cat(scores), loc.train.known
+        feature, score = features_and_scores(net, loc)
+        known = loc.train.known
         prototypes, count = class_means(feature, loc.train.labels)
         images = known.sum(0, dtype=torch.float64)[:, None]
         shown = (count > 0).double() * (images if self.prototypes_by == "samples" else 1)
         measured = known if self.degree_of == "labelling" else ~known
-        among = measured.sum(0)
-        decided = ((score < self.low) | (score > self.high)) & measured
-        return {
-            "prototypes": Mean(prototypes, shown),
-            "degree": Mean(decided.float().sum(0) / among.clamp_min(1), among.double()),
-        }
+        degree, among = decided_share((score < self.low) | (score > self.high), measured)
+        return {"prototypes": Mean(prototypes, shown), "degree": Mean(degree, among)}

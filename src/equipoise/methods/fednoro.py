@@ -23,7 +23,7 @@ mean. Stays: nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -36,8 +36,8 @@ from equipoise.leaves import Each, Limit, Upload
 from equipoise.losses import ObjectiveOptions, masked_mean, parts, prior_of
 from equipoise.losses.shaping import prior_shift
 from equipoise.methods.base import Method
-from equipoise.methods.parts.apart import COUNTED, Change, blend, distance, shown
-from equipoise.methods.parts.mixture import two_groups
+from equipoise.methods.parts.apart import COUNTED, blend, nearness, shown
+from equipoise.methods.parts.mixture import ABSENT, noisy_sites
 from equipoise.methods.parts.teacher import rise, still
 from equipoise.nets import Net
 from equipoise.site import Batch, Loc
@@ -45,8 +45,6 @@ from equipoise.tree import Tree, plus
 
 FITS = 9
 """mixtures that vote on who is noisy"""
-ABSENT = -1.0
-"""mean loss of a class the site lacks"""
 
 
 class FedNoRo(Method):
@@ -89,17 +87,13 @@ class FedNoRo(Method):
         if ask.round < self.warmup:
             return super().round(server, ask)
         server = self.judged(server, ask)
-        up = ask(
-            self.train,
-            model=server["model"],
-            each={site: {"noisy": flag} for site, flag in server["noisy"].items()},
-        )
+        each = {site: {"noisy": flag} for site, flag in server["noisy"].items()}
+        up = ask(self.train, model=server["model"], each=each)
         change = up["delta"]
         if self.daagg and any(losses.numel() for losses in server["losses"].values()):
             samples = torch.stack(list(up["samples"].values())).double()
-            change = blend(
-                change, nearness(change, samples, {site for site, flag in server["noisy"].items() if flag})
-            )
+            noisy = {site for site, flag in server["noisy"].items() if flag}
+            change = blend(change, nearness(change, samples, noisy))
         return server | {"model": plus(server["model"], change)}
 
     def judged(self, server: Tree, ask: Ask) -> Tree:
@@ -108,7 +102,8 @@ class FedNoRo(Method):
         if set(ask.sites) <= set(server["losses"]):
             return server
         losses = server["losses"] | ask(self.class_loss, model=server["judge"])["loss"]
-        flags = noisy(torch.stack(list(losses.values())), [ask.generator("mixture", i) for i in range(FITS)])
+        draws = [ask.generator("mixture", i) for i in range(FITS)]
+        flags = noisy_sites(torch.stack(list(losses.values())), draws)
         return server | {"losses": losses, "noisy": dict(zip(losses, flags, strict=True))}
 
     @torch.no_grad()
@@ -119,9 +114,8 @@ class FedNoRo(Method):
             return {"loss": Each(torch.zeros(0, dtype=torch.float64))}
         total = torch.zeros(len(loc.classes), dtype=torch.float64)
         for batch in loc.scan():
-            total.index_add_(
-                0, batch.y.cpu(), F.cross_entropy(net(batch.x), batch.y, reduction="none").cpu().double()
-            )
+            loss = F.cross_entropy(net(batch.x), batch.y, reduction="none")
+            total.index_add_(0, batch.y.cpu(), loss.cpu().double())
         return {"loss": Each(torch.where(loc.counts > 0, total / loc.counts.clamp_min(1), ABSENT))}
 
     def prepare(self, net: Net, loc: Loc) -> None:
@@ -152,31 +146,3 @@ class FedNoRo(Method):
     def shaped(self, logits: Tensor, loc: Loc) -> Tensor:
         """z + log π_k."""
         return prior_shift(prior_of(loc.counts))(logits) if self.adjust else logits
-
-
-def noisy(losses: Tensor, draws: Sequence[torch.Generator]) -> Tensor:
-    """bool [K]: the sites that most mixtures put in the group of larger losses, from losses [K, C]."""
-    least = losses.masked_fill(losses == ABSENT, torch.inf).amin(0, keepdim=True)
-    scaled = torch.where(losses == ABSENT, least, losses) - least
-    scaled = torch.where(
-        least.isfinite(), scaled / scaled.amax(0).clamp_min(torch.finfo(torch.float64).tiny), 0.0
-    )
-    votes = torch.zeros(len(losses))
-    if len(losses) > 1 and scaled.any():
-        for draw in draws:
-            mixture = two_groups(scaled, draw)
-            high = mixture.density(scaled).argmax(1) == mixture.mean.sum(1).argmax()
-            votes += high & ~high.all()
-    return votes > len(draws) / 2
-
-
-def nearness(changes: Mapping[str, Change], samples: Tensor, noisy: Collection[str]) -> Tensor:
-    """ω: n_k e^{−D_k}, scaled to sum 1."""
-    clean = [change for site, change in changes.items() if site not in noisy]
-    near = [
-        min((distance(x, y) for y in clean), default=0.0) if site in noisy else 0.0
-        for site, x in changes.items()
-    ]
-    far = torch.tensor(near, dtype=torch.float64)
-    weight = samples * torch.exp(-far / (far.max() if far.any() else 1.0))
-    return weight / weight.sum()

@@ -75,6 +75,6 @@ class FedRep(Method):
         return {"head": Each(head) if self.global_head == "each" else Mean(head, loc.samples)}
 
     def predictors(self, server: Tree, ask: Ask) -> Mapping[str, Tree]:
-        found = ask(self.reveal, model=server["model"])["head"]
-        heads = found if self.global_head == "each" else {"mean": found}
+        revealed = ask(self.reveal, model=server["model"])["head"]
+        heads = revealed if self.global_head == "each" else {"mean": revealed}
         return {name: {"model": {**server["model"], **head}} for name, head in heads.items()}

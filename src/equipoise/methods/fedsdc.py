@@ -33,9 +33,8 @@ from equipoise.exchange import Ask
 from equipoise.leaves import Each, Limit, Sum, Upload
 from equipoise.methods.base import Method
 from equipoise.methods.opt import heavy_ball, parameters
-from equipoise.methods.parts.bank import Bottleneck, bank_logits, draw_bank, draw_linear, vote
-from equipoise.methods.parts.crt import fresh
-from equipoise.nets import HEAD, Net, load, state
+from equipoise.methods.parts import bank as banks
+from equipoise.nets import HEAD, Net, load
 from equipoise.site import Loc
 from equipoise.tree import Tree, plus, zeros_like
 
@@ -59,8 +58,7 @@ class FedSDC(Method):
     diversity: bool = True
     """two-layer heads of different widths with dropout; off = linear heads"""
     shuffle: bool = True
-    """deal the heads anew every round; off = each site keeps its head, so all must take part in every
-    round"""
+    """deal the heads anew every round; off = each site keeps its head, so all must always take part"""
     ensemble: bool = True
     """all chosen heads vote; off = the best-ranked head (the first, without ranking) decides alone"""
     narrowest: float = Field(0.4, gt=0, le=1)
@@ -73,7 +71,7 @@ class FedSDC(Method):
     """what the heads are ranked by; micro-F1 of one label per image is accuracy"""
 
     def make_head(self, width: int, classes: int) -> nn.Module:
-        return Bottleneck(width, classes, self.dropout) if self.diversity else nn.Linear(width, classes)
+        return banks.Bottleneck(width, classes, self.dropout) if self.diversity else nn.Linear(width, classes)
 
     def init(self, net: Net, shared: Mapping[str, Tensor]) -> Tree:
         server = super().init(net, {name: t for name, t in shared.items() if not name.startswith(HEAD)})
@@ -85,22 +83,15 @@ class FedSDC(Method):
             present = torch.tensor(list("\n".join(ask.sites).encode()), dtype=torch.uint8)
             server = {"owners": present} | server
             if not torch.equal(server["owners"], present):
-                raise MethodError(
-                    "without shuffling each site keeps its head: set train.participation = 1, or "
-                    "method.shuffle = true"
-                )
+                fix = "set train.participation = 1, or method.shuffle = true"
+                raise MethodError(f"without shuffling each site keeps its head: {fix}")
         heads = server.get("heads") or self.bank(server, ask)
-        order = list(range(len(heads)))
-        if self.shuffle:
-            order = torch.randperm(len(heads), generator=ask.generator("shuffle")).tolist()
-        dealt = {site: f"{order[j]:03d}" for j, site in enumerate(ask.sites)}
-        up = ask(
-            self.train,
-            model=server["model"],
-            each={site: {"head": heads[slot]} for site, slot in dealt.items()},
-        )
+        draw = ask.generator("shuffle") if self.shuffle else None
+        slots = banks.dealt(sorted(heads), ask.sites, len(heads), draw)
+        each = {site: {"head": heads[slot]} for site, slot in slots.items()}
+        up = ask(self.train, model=server["model"], each=each)
         velocity, moved = heavy_ball(server["momentum"], up["delta"], self.beta)
-        heads = heads | {dealt[site]: head for site, head in up["head"].items()}
+        heads = heads | {slots[site]: head for site, head in up["head"].items()}
         server = server | {"model": plus(server["model"], moved), "momentum": velocity, "heads": heads}
         return server | {"chosen": self.best(server, ask)}
 
@@ -109,102 +100,50 @@ class FedSDC(Method):
 
     def bank(self, server: Tree, ask: Ask) -> Tree:
         """One head per participant, drawn by the coordinator; named by slot."""
-        draw, count = ask.generator("heads"), len(ask.sites)
-        width, classes = server["shape"].tolist()
-        if not self.diversity:
-            return draw_linear(count, width, classes, draw)
-        return draw_bank(count, width, classes, self.narrowest, draw)
+        (width, classes), narrowest = server["shape"].tolist(), self.narrowest if self.diversity else None
+        return banks.draw_bank(len(ask.sites), width, classes, narrowest, ask.generator("heads"))
 
     def train(self, net: Net, loc: Loc) -> Upload:
         load(net, {HEAD + name: tensor for name, tensor in loc.down["head"].items()})
-        up = super().train(net, loc)
-        return up | {"head": Each(head_of(net))}
+        return super().train(net, loc) | {"head": Each(banks.head_of(net))}
 
     def finish(self, server: Tree, ask: Ask) -> Tree:
         """cRT: the heads drawn anew and dealt to all sites, `crt` times."""
         if not self.crt or "heads" not in server:
             return server
-        draw, slots = ask.generator("crt"), sorted(server["heads"])
-        heads = {slot: drawn_anew(server["heads"][slot], draw) for slot in slots}
-        for step in range(self.crt):
-            order = list(range(len(ask.sites)))
-            if self.shuffle:
-                order = torch.randperm(len(order), generator=draw).tolist()
-            dealt = {site: slots[order[j] % len(slots)] for j, site in enumerate(ask.sites)}
-            each = {site: {"head": heads[slot]} for site, slot in dealt.items()}
-            up = ask(self.retrain, model=server["model"], step=torch.tensor(step), each=each)
-            for slot in slots:
-                held = [head for site, head in up["head"].items() if dealt[site] == slot]
-                if held:
-                    heads[slot] = {
-                        name: torch.stack([head[name] for head in held]).mean(0) for name in held[0]
-                    }
-        server = server | {"heads": heads}
+        server = server | {"heads": banks.retrained(server, ask, self.retrain, self.crt, self.shuffle)}
         return server | {"chosen": self.best(server, ask)}
 
     def retrain(self, net: Net, loc: Loc) -> Upload:
         load(net, {HEAD + name: tensor for name, tensor in loc.down["head"].items()})
-        return super().retrain(net, loc) | {"head": Each(head_of(net))}
+        return super().retrain(net, loc) | {"head": Each(banks.head_of(net))}
 
     def best(self, server: Tree, ask: Ask) -> Tensor:
-        """The slots that vote: all of them, or the ⌈γH⌉ that rank highest over all sites' images, best
-        first."""
+        """The slots that vote, best first: all, or the ⌈γH⌉ that rank highest over all sites' images."""
         count = math.ceil(self.gamma * len(server["heads"]) - 1e-9)
         if count == len(server["heads"]):
             return torch.arange(count)
         up = ask(self.rank, everyone=True, model=server["model"], heads=server["heads"])
-        confusion = up["confusion"].double()
-        support, right = confusion.sum(2), confusion.diagonal(dim1=1, dim2=2)
-        if not support.any():
-            raise MethodError(
-                f"FedSDC+ has no {self.rank_on} images to rank heads on: set data.split.validation above 0"
-            )
-        if self.rank_by == "micro_f1":
-            score = right.sum(1) / support.sum(1)
-        else:
-            score = (right / support.clamp_min(1)).sum(1) / (support > 0).sum(1)
-        result: Tensor = score.argsort(descending=True, stable=True)[:count]
-        return result
+        if not up["confusion"].any():
+            fix = "set data.split.validation above 0"
+            raise MethodError(f"FedSDC+ has no {self.rank_on} images to rank heads on: {fix}")
+        return banks.ranked(up["confusion"].double(), micro=self.rank_by == "micro_f1")[:count]
 
     @torch.no_grad()
     def rank(self, net: Net, loc: Loc) -> Upload:
         """Question: the confusion matrix of every head, [H, C, C], true by predicted class."""
-        heads, classes = loc.down["heads"], len(loc.classes)
-        confusion = torch.zeros(len(heads), classes * classes, dtype=torch.int64)
-        for batch in loc.scan(self.rank_on):
-            guess = bank_logits(net.body(batch.x), heads).argmax(2).cpu()
-            for slot in range(len(heads)):
-                confusion[slot] += torch.bincount(
-                    batch.y.cpu() * classes + guess[slot], minlength=classes * classes
-                )
-        return {"confusion": Sum(confusion.view(len(heads), classes, classes))}
+        seen = banks.confusions(net, loc.down["heads"], loc.scan(self.rank_on), len(loc.classes))
+        return {"confusion": Sum(seen)}
 
     def serving(self, server: Tree) -> Tree:
         slots = [f"{slot:03d}" for slot in server["chosen"].tolist()] if "chosen" in server else []
-        return {
-            "model": server["model"],
-            "heads": {s: server["heads"][s] for s in (slots if self.ensemble else slots[:1])},
-        }
+        slots = slots if self.ensemble else slots[:1]
+        return {"model": server["model"], "heads": {slot: server["heads"][slot] for slot in slots}}
 
     def predict(self, net: Net, x: Tensor, mine: Tree | None, server: Tree) -> dict[str, Tensor]:
-        logits = bank_logits(net.body(x), server["heads"])
-        return {"vote": vote(logits), "mean": logits.log_softmax(2).logsumexp(0) - math.log(len(logits))}
-
-
-def head_of(net: Net) -> dict[str, Tensor]:
-    """The tensors of the head a net holds."""
-    return {
-        name.removeprefix(HEAD): t.detach().cpu().clone()
-        for name, t in state(net).items()
-        if name.startswith(HEAD)
-    }
-
-
-def drawn_anew(head: Tree, draw: torch.Generator) -> Tree:
-    """A head of the same layers and width with other weights."""
-    return head | fresh(
-        {name: tensor for name, tensor in head.items() if name.endswith(("weight", "bias"))}, draw
-    )
+        logits = banks.bank_logits(net.body(x), server["heads"])
+        mean = logits.log_softmax(2).logsumexp(0) - math.log(len(logits))
+        return {"vote": banks.vote(logits), "mean": mean}
 
 
 class FedSDCPlus(FedSDC):

@@ -24,13 +24,13 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
 from equipoise.exchange import Ask
 from equipoise.leaves import ONE, SAMPLES, Limit, Mean, Sum, Upload
 from equipoise.methods.base import Method
+from equipoise.methods.parts.importance import members, own_shares, water_filling
 from equipoise.nets import HEAD, Net
 from equipoise.site import Loc
 from equipoise.tree import Tree, plus
@@ -80,18 +80,18 @@ class ISFL(Method):
 
     def weights(self, loc: Loc) -> Tensor:
         """The weight of every training image, q_y / π_y."""
-        own, found = own_shares(loc), members(loc)
+        own, classes = own_shares(loc), members(loc)
         target = loc.mine["shares"] if "shares" in loc.mine else loc.down["prior"]
         importance = torch.where(own > 0, target / own.clamp_min(1e-12), 0.0)
-        return torch.where(found.sum(1) > 0, found @ importance / found.sum(1).clamp_min(1), 1.0)
+        return torch.where(classes.sum(1) > 0, classes @ importance / classes.sum(1).clamp_min(1), 1.0)
 
     def shares(self, smoothness: Tensor, loc: Loc) -> Tensor:
         """q for the next round. What L is for a class the site lacks, the others have said, or else it is as
         for its own."""
         held = loc.counts > 0
         guess = torch.full_like(smoothness, float(smoothness.sum() / held.sum().clamp_min(1)))
-        told = loc.down.get("smoothness", torch.zeros_like(smoothness))
-        smoothness = torch.where(held, smoothness, torch.where(told > 0, told, guess))
+        shared = loc.down.get("smoothness", torch.zeros_like(smoothness))
+        smoothness = torch.where(held, smoothness, torch.where(shared > 0, shared, guess))
         return water_filling(loc.down["prior"], own_shares(loc), smoothness, self.sigma)
 
     def _drawn(self, weight: Tensor, loc: Loc, epoch: int) -> Tensor:
@@ -101,70 +101,36 @@ class ISFL(Method):
     def smoothness(self, net: Net, received: Net, loc: Loc) -> Tensor:
         """L_c [C]: the fastest change of a probe image's gradient between the two models; 0 for classes the
         site lacks."""
-        rows, found = self._probe(loc), members(loc)
+        rows, classes = self._probe(loc), members(loc)
         batch = loc.train.take(rows, [loc.view("eval")], [loc.generator("probe view")])
-        way = torch.cat(
-            [(a - b).detach().flatten() for a, b in zip(*map(self._scope, (net, received)), strict=True)]
-        ).norm()
+        pairs = zip(self._scope(net), self._scope(received), strict=True)
+        way = torch.cat([(a - b).detach().flatten() for a, b in pairs]).norm()
         result = torch.zeros(len(loc.classes), dtype=torch.float64)
         for i, row in enumerate(rows.tolist()):
-            now, then = (
-                self._gradient(model, batch.x[i : i + 1], batch.y[i : i + 1], loc)
-                for model in (net, received)
-            )
+            image = batch.x[i : i + 1], batch.y[i : i + 1]
+            now, then = (self._gradient(model, *image, loc) for model in (net, received))
             slope = float((now - then).norm() / way.clamp_min(1e-12))
-            result = torch.where(found[row] > 0, result.clamp_min(slope), result)
+            result = torch.where(classes[row] > 0, result.clamp_min(slope), result)
         return result
 
     def _probe(self, loc: Loc) -> Tensor:
         """The same number of images of every class the site has (all, where it has fewer), drawn anew each
         round."""
-        found, held = members(loc), int((loc.counts > 0).sum())
+        classes, held = members(loc), int((loc.counts > 0).sum())
         order = torch.randperm(loc.samples, generator=loc.generator("probe"))
         share = -(-self.probe // max(1, held))
-        chosen = [order[found[order, c] > 0][:share] for c in range(len(loc.classes))]
+        chosen = [order[classes[order, c] > 0][:share] for c in range(len(loc.classes))]
         result: Tensor = torch.cat(chosen).unique()
         return result
 
     def _scope(self, net: Net) -> list[Tensor]:
-        every = self.scope == "all"
-        return [
-            p
-            for name, p in net.named_parameters()
-            if name not in net.fixed and (every or name.startswith(HEAD))
-        ]
+        start = "" if self.scope == "all" else HEAD
+        return [p for name, p in net.named_parameters() if name not in net.fixed and name.startswith(start)]
 
     def _gradient(self, net: Net, x: Tensor, y: Tensor, loc: Loc) -> Tensor:
         """The gradient of one image's loss, as one vector."""
         with torch.set_grad_enabled(self.scope == "all"):
             z = net.body(x)
         with torch.enable_grad():
-            found = torch.autograd.grad(loc.objective(net.head["fed"](z), y), self._scope(net))
-        return torch.cat([g.flatten() for g in found])
-
-
-def own_shares(loc: Loc) -> Tensor:
-    """π_k [C]."""
-    return loc.counts / loc.counts.sum().clamp_min(1)
-
-
-def members(loc: Loc) -> Tensor:
-    """float64 [n, C]: which classes each training image belongs to."""
-    y = loc.train.labels
-    return (F.one_hot(y, len(loc.classes)) if loc.task == "single" else y).double()
-
-
-def water_filling(prior: Tensor, share: Tensor, smoothness: Tensor, sigma: float) -> Tensor:
-    """q = p + Γ a: away from classes with a large L, until the first reaches its floor σ π. Sums to 1 as p
-    does."""
-    present, square = prior > 0, smoothness**2 * (prior > 0)
-    if not square.any():
-        return prior
-    gamma = (1 - present.sum() * square / square.sum()) * present
-    falling = gamma < 0
-    if not falling.any():
-        return prior
-    a = gamma / gamma.norm()
-    step = ((prior - sigma * share)[falling] / -a[falling]).min().clamp_min(0)
-    result: Tensor = prior + step * a
-    return result
+            gradients = torch.autograd.grad(loc.objective(net.head["fed"](z), y), self._scope(net))
+        return torch.cat([g.flatten() for g in gradients])

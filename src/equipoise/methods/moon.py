@@ -70,9 +70,8 @@ class MOON(Method):
     def train(self, net: Net, loc: Loc) -> Upload:
         up = super().train(net, loc)
         if self.mu > 0:
-            loc.mine = {
-                "previous": {name: tensor.detach().cpu().clone() for name, tensor in state(net).items()}
-            }
+            previous = {name: tensor.detach().cpu().clone() for name, tensor in state(net).items()}
+            loc.mine = {"previous": previous}
         return up
 
 

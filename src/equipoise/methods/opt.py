@@ -38,15 +38,11 @@ def parameters(net: Net, shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in shared.items() if name in trained}
 
 
-def heavy_ball(
-    velocity: Tree, delta: Mapping[str, Tensor], beta: float, lr: float = 1.0
-) -> tuple[Tree, Tree]:
+def heavy_ball(velocity: Tree, delta: Tree, beta: float, lr: float = 1.0) -> tuple[Tree, Tree]:
     """v ← β v − Δ for every tensor that has a velocity; the new velocity, and how the model moves (the rest
     by Δ)."""
     velocity = {name: beta * v - delta[name] for name, v in velocity.items()}
-    return velocity, {
-        name: -lr * velocity[name] if name in velocity else change for name, change in delta.items()
-    }
+    return velocity, {**delta, **{name: -lr * v for name, v in velocity.items()}}
 
 
 class ServerOptimizer(Method):
@@ -99,10 +95,8 @@ class FedAdagrad(ServerOptimizer):
     def init(self, net: Net, shared: Mapping[str, Tensor]) -> Tree:
         server = super().init(net, shared)
         zeros = self.moment(net, server["model"])
-        return server | {
-            "first": zeros,
-            "second": {name: torch.full_like(zero, self.v0) for name, zero in zeros.items()},
-        }
+        second = {name: torch.full_like(zero, self.v0) for name, zero in zeros.items()}
+        return server | {"first": zeros, "second": second}
 
     def round(self, server: Tree, ask: Ask) -> Tree:
         up = ask(self.train, model=server["model"])
@@ -135,8 +129,7 @@ class FedAdam(FedAdagrad):
         if not self.bias_correction:
             return self.lr
         steps = round + 2  # Flower numbers rounds from 1 and counts one more
-        result: float = self.lr * (1 - self.beta2**steps) ** 0.5 / (1 - self.beta1**steps)
-        return result
+        return float(self.lr * (1 - self.beta2**steps) ** 0.5 / (1 - self.beta1**steps))
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
         return self.beta2 * v + (1 - self.beta2) * square

@@ -1,14 +1,12 @@
 """PRR-Imb: a personal model at every site, protected by a deputy that travels.
 
 Chen, Yang, Zhu, Peng, Yuan, "Personalized retrogress-resilient federated learning towards imbalanced medical
-data", IEEE TMI
-2022. Three parts. PFA, at the coordinator: each deputy's weights get the mean amplitude and phase of all
-      inside a low-frequency
-box that grows from `low` to `high` of the spectrum, and keep their own high band; biases are plain means.
-BatchNorm layers never leave a site. DET, at a site: personal model and deputy train side by side; while the
-deputy's macro-F1 is below α1 of the personal model's it learns from that (recover), then both learn from each
-other (exchange), from α2 on the personal model learns from it (sublimate); each round starts at recover. CPA,
-the loss of both, with the round's class counts n over all sites:
+data", IEEE TMI 2022. Three parts. PFA, at the coordinator: each deputy's weights get the mean amplitude and
+phase of all inside a low-frequency box that grows from `low` to `high` of the spectrum, and keep their own
+high band; biases are plain means. BatchNorm layers never leave a site. DET, at a site: personal model and
+deputy train side by side; while the deputy's macro-F1 is below α1 of the personal model's it learns from that
+(recover), then both learn from each other (exchange), from α2 on the personal model learns from it
+(sublimate); each round starts at recover. CPA, the loss of both, with n the round's counts over all sites:
     ℓ = −log e^{z_y} / (e^{z_y} + Σ_{j≠y} S_yj e^{z_j}),  S_yj = (n_j/n_y)^β if n_y > n_j else 1;
 after `warmup` rounds times (1 + τ) / (cos(own prototype_y, shared prototype_y) + τ). It is in the place of
 the base loss. Choices: macro-F1 is of the predictions made while training an epoch, instead of two further
@@ -17,7 +15,7 @@ over plain images, exchanged once a round, not every epoch; the shared one is a 
 over sites (`prototype = "mean"`: the mean). The personal head starts as a draw of the site's own: with equal
 starts the first deputy would be the personal model. `phase = false` is the amplitude-only aggregation of
 2021. The global model, for tests only, is the mean of the deputies by samples, as FedIIC did; at each site it
-      has that site's BatchNorm layers.
+has that site's BatchNorm layers.
 Leaves the site: deputy, samples (each, since every site gets another deputy back); loss (mean); class counts
 (sum); after warm-up prototypes and their squares (means over the sites that have the class). Stays: personal
 model, BatchNorm layers.
@@ -25,7 +23,6 @@ model, BatchNorm layers.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -33,13 +30,14 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from equipoise.exchange import Answers, Ask
+from equipoise.exchange import Ask
 from equipoise.leaves import ONE, SAMPLES, Each, Limit, Mean, Sum, Upload
 from equipoise.losses import kl
-from equipoise.losses.seesaw import refinement, seesaw
+from equipoise.losses.seesaw import refinement, seesaw, shared_prototypes
 from equipoise.methods.base import PERSONAL, Method
 from equipoise.methods.parts.apart import COUNTED, blend
-from equipoise.nets import Net, load, state
+from equipoise.methods.parts.personal import class_features, copied, first_personal, macro_f1, personal_of
+from equipoise.nets import Net
 from equipoise.nets.fourier import mix_nets
 from equipoise.site import Batch, Loc
 from equipoise.tree import Tree
@@ -81,64 +79,44 @@ class PRRImb(Method):
 
     def round(self, server: Tree, ask: Ask) -> Tree:
         about = ask(self.describe)
-        shared: Tree = {"prototypes": self.shared_prototypes(about, ask)} if ask.round >= self.warmup else {}
+        shared: Tree = {}
+        if ask.round >= self.warmup:
+            draw = ask.generator("prototypes") if self.prototype == "gaussian" else None
+            shared["prototypes"] = shared_prototypes(about["prototype"], about["square"], draw)
         deputies = server.get("deputies", {})
-        given = {site: {"model": deputies.get(site, server["model"])} for site in ask.sites}
-        up = ask(self.train, each=given, count=about["count"], **shared)
+        models = {site: {"model": deputies.get(site, server["model"])} for site in ask.sites}
+        up = ask(self.train, each=models, count=about["count"], **shared)
         share = self.low + ask.round / ask.rounds * (self.high - self.low)
         mixed = mix_nets(up["deputy"], share, self.phase)
         samples = torch.stack(list(up["samples"].values())).double()
         return {"model": blend(up["deputy"], samples / samples.sum()), "deputies": deputies | mixed}
 
     def limits(self, classes: int, epochs: int) -> Mapping[str, Limit]:
-        return {
-            "describe.count": SAMPLES,
-            "describe.prototype": ONE,
-            "describe.square": ONE,
-            "train.samples": COUNTED,
-        }
-
-    def shared_prototypes(self, about: Answers, ask: Ask) -> Tensor:
-        """[C, d] from the moments over the sites that have a class."""
-        mean: Tensor = about["prototype"]
-        if self.prototype == "mean":
-            return mean
-        spread: Tensor = (about["square"] - mean**2).clamp_min(0).sqrt().clamp_min(1)
-        return mean + spread * torch.randn(mean.shape, generator=ask.generator("prototypes"))
+        sums = {"describe.count": SAMPLES, "train.samples": COUNTED}
+        return sums | {"describe.prototype": ONE, "describe.square": ONE}
 
     def init_site(self, net: Net, loc: Loc) -> Tree:
-        draw, personal = loc.generator("personal head"), copied(net)
-        for name, tensor in personal.items():
-            if name.startswith("head."):
-                personal[name] = (torch.rand(tensor.shape, generator=draw) * 2 - 1) * net.width**-0.5
-        return {PERSONAL: personal}
+        return {PERSONAL: first_personal(net, loc.generator("personal head"))}
 
     def describe(self, net: Net, loc: Loc) -> Upload:
         """Question: how many images of each class, and after warm-up how the personal model sees them."""
-        up: Upload = {"count": Sum(loc.counts)}
         if loc.round < self.warmup:
-            return up
+            return {"count": Sum(loc.counts)}
         own, has = class_features(personal_of(net, loc), loc), (loc.counts > 0).double()
-        return up | {"prototype": Mean(own, has), "square": Mean(own**2, has)}
+        return {"count": Sum(loc.counts), "prototype": Mean(own, has), "square": Mean(own**2, has)}
 
     def train(self, net: Net, loc: Loc) -> Upload:
         personal = personal_of(net, loc)
         loc.scratch["stage"] = "recover" if loc.options.epochs > 1 else "exchange"
         if "prototypes" in loc.down:
-            loc.scratch["weight"] = refinement(
-                class_features(personal, loc), loc.down["prototypes"], self.tau
-            )
-        loss = loc.fit(
-            nn.ModuleDict({"deputy": net, "personal": personal}),
-            self.pair_loss,
-            order=lambda e: self.turn(e, loc),
-        )
+            own = class_features(personal, loc)
+            loc.scratch["weight"] = refinement(own, loc.down["prototypes"], self.tau)
+        pair = nn.ModuleDict({"deputy": net, "personal": personal})
+        loss = loc.fit(pair, self.pair_loss, order=lambda epoch: self.turn(epoch, loc))
         loc.mine[PERSONAL], deputy = copied(personal), copied(net)
-        return {
-            "deputy": Each({name: deputy[name] for name in loc.down["model"]}),
-            "samples": Each(torch.tensor(loc.samples)),
-            "loss": Mean(torch.tensor(loss, dtype=torch.float64), loc.samples),
-        }
+        shown = {name: deputy[name] for name in loc.down["model"]}
+        mean = Mean(torch.tensor(loss, dtype=torch.float64), loc.samples)
+        return {"deputy": Each(shown), "samples": Each(torch.tensor(loc.samples)), "loss": mean}
 
     def turn(self, epoch: int, loc: Loc) -> Tensor:
         """The rows of an epoch, and the stage it is in."""
@@ -157,11 +135,10 @@ class PRRImb(Method):
     def pair_loss(self, pair: nn.ModuleDict, batch: Batch, loc: Loc) -> Tensor:
         """CPA of both models, and what they learn from each other; neither moves the other."""
         logits = {name: pair[name](batch.x) for name in PAIR}
-        stage, total = loc.scratch["stage"], torch.zeros((), device=batch.y.device)
+        stage, weight = loc.scratch["stage"], loc.scratch.get("weight")
+        total = torch.zeros((), device=batch.y.device)
         for name, other in (PAIR, PAIR[::-1]):
-            total = total + seesaw(
-                logits[name], batch.y, loc.down["count"], self.beta, loc.scratch.get("weight")
-            )
+            total = total + seesaw(logits[name], batch.y, loc.down["count"], self.beta, weight)
             if stage == "exchange" or stage == {"deputy": "recover", "personal": "sublimate"}[name]:
                 total = total + kl(logits[other].detach(), logits[name])
             cells = (batch.y.cpu(), logits[name].argmax(1).cpu())
@@ -170,30 +147,3 @@ class PRRImb(Method):
 
     def predict(self, net: Net, x: Tensor, mine: Tree | None, server: Tree) -> dict[str, Tensor]:
         return {"fed" if mine is None else "personal": net(x)}
-
-
-def copied(net: Net) -> dict[str, Tensor]:
-    """All its tensors as they are now."""
-    return {name: tensor.detach().cpu().clone() for name, tensor in state(net).items()}
-
-
-def personal_of(net: Net, loc: Loc) -> Net:
-    """The site's personal model, beside the deputy."""
-    personal = copy.deepcopy(net)
-    load(personal, loc.mine[PERSONAL])
-    return personal
-
-
-@torch.no_grad()
-def class_features(net: Net, loc: Loc) -> Tensor:
-    """[C, d]: the mean feature of the site's images of each class; zero where there is none."""
-    total = torch.zeros(len(loc.classes), net.width)
-    for batch in loc.scan():
-        total.index_add_(0, batch.y.cpu(), net.body(batch.x).cpu())
-    return total / loc.counts.clamp_min(1)[:, None].float()
-
-
-def macro_f1(confusion: Tensor) -> float:
-    """The mean F1 of the classes that occur among labels or predictions of a confusion matrix."""
-    sizes = confusion.sum(0) + confusion.sum(1)
-    return float((2 * confusion.diagonal()[sizes > 0] / sizes[sizes > 0]).mean())

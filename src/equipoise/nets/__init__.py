@@ -3,7 +3,7 @@
 from equipoise.nets.assemble import VIEWS_KEPT, NetOptions, build
 from equipoise.nets.net import FED, HEAD, Cosine, Net, ProjectorSpec, load, state
 from equipoise.nets.norm import batch_norm_names
-from equipoise.nets.registry import NETS
+from equipoise.nets.registry import NETS, ONNX
 from equipoise.nets.stages import below
 from equipoise.nets.weights import KNOWN, load_weights
 
@@ -12,6 +12,7 @@ __all__ = [
     "HEAD",
     "KNOWN",
     "NETS",
+    "ONNX",
     "VIEWS_KEPT",
     "Cosine",
     "Net",

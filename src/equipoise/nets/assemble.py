@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -14,15 +14,17 @@ import numpy as np
 import torch
 from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, ValidationInfo, model_validator
 from pydantic_core import InitErrorDetails
-from torch import nn
+from torch import Tensor, nn
 
 from equipoise.errors import ConfigError
 from equipoise.names import unknown
+from equipoise.nets.encoder import STAGE, make_encoder
+from equipoise.nets.encoder import stages as encoder_stages
 from equipoise.nets.net import FED, Cosine, Net, ProjectorSpec, state
 from equipoise.nets.norm import BatchNormPolicy, to_group_norm
 from equipoise.nets.own import Made, Maker, find, lay_out, make
-from equipoise.nets.registry import NETS, NetName
-from equipoise.nets.stages import cut
+from equipoise.nets.registry import NETS, ONNX, NetName
+from equipoise.nets.stages import Stage, cut
 from equipoise.nets.weights import load_weights
 from equipoise.options import Options
 from equipoise.seeds import derive
@@ -42,12 +44,14 @@ class NetOptions(Options):
     name: NetName
     """Architecture: small-cnn, resnet18, resnet50, densenet121, efficientnet-b0 (BatchNorm and padding as in
     TensorFlow), efficientnet-b0-torchvision, efficientnet-lite0 or mobilenet-v2; or one of your own,
-    FILE.py:Name or package.module:Name, or timm:NAME, torchvision:NAME or monai:NAME."""
+    FILE.py:Name or package.module:Name, or timm:NAME, torchvision:NAME or monai:NAME; or onnx, a frozen
+    encoder in the file that `weights` names."""
     features: str | None = None
-    """Of a network of your own: the layer whose output are the features; none: what the network gives."""
+    """Of a network of your own: the layer whose output are the features; none: what the network gives. Of an
+    ONNX encoder: the output."""
     weights: str | None = None
     """Local file with pretrained weights of the body (.safetensors, .pth, .pt, .th or .pth.tar); none: a
-    random start."""
+    random start. For `onnx`: the encoder itself."""
     sha256: str | None = Field(default=None, pattern="^[0-9a-fA-F]{64}$")
     """Expected sha256 of the weights file; may be left out for files Equipoise knows."""
     batch_norm: BatchNormPolicy = "average"
@@ -75,18 +79,21 @@ class NetOptions(Options):
         if self._maker is not None:
             return self  # checked before, and put into other options now
         self._maker = find(self.name, info)
-        given = self.model_extra or {}
+        further = self.model_extra or {}
         if self._maker is not None:
-            self._maker.check(given, type(self).model_fields)
-        elif given:
-            wrong = [InitErrorDetails(type="extra_forbidden", loc=(key,), input=given[key]) for key in given]
+            self._maker.check(further, type(self).model_fields)
+        elif further:
+            kind = "extra_forbidden"
+            wrong = [InitErrorDetails(type=kind, loc=(key,), input=further[key]) for key in further]
             raise ValidationError.from_exception_data(type(self).__name__, wrong)
-        elif self.features is not None:
+        elif self.features is not None and self.name != ONNX:
             raise ValueError(f"features is for a network of your own, not for '{self.name}': leave it out")
         return self
 
     @model_validator(mode="after")
     def _freezes(self) -> Self:
+        if self.name == ONNX and self.freeze not in (None, STAGE):
+            raise ValueError("an ONNX encoder is frozen as a whole: leave `freeze` out")
         if self.views_kept is not None and self.stage is None:
             raise ValueError("views_kept needs `freeze` to name a stage: leave it out, or name one")
         return self
@@ -94,6 +101,8 @@ class NetOptions(Options):
     @property
     def stage(self) -> str | None:
         """The last stage that is frozen, where `freeze` names a stage and no tensors."""
+        if self.name == ONNX:
+            return STAGE
         name = self.freeze
         return name if isinstance(name, str) and not set(name) & set(GLOB) else None
 
@@ -115,17 +124,21 @@ def build(
     image_size: int = 64,
     seed: int,
     base: Path,
+    given: Mapping[str, Tensor] | None = None,
 ) -> Net:
-    """The network these options describe. `base` is the folder a relative path to weights starts from.
+    """The network these options describe. `base` is the folder a relative path to weights starts from;
+    `given` are tensors of such a network, where there was one before.
 
     `make_head(width, classes)` may give a head of another kind. `frozen` are the networks whose width a
     projector may have. Body, projector and each head draw from seeds of their own, so adding a head changes
     nothing else.
     """
-    made = _body(options, channels, image_size, seed)
-    width, dropout = made.width, 0.0 if options.own else NETS[options.name].dropout
+    made = _body(options, channels, image_size, seed, base, given)
+    width, dropout = made.width, NETS[options.name].dropout if options.name in NETS else 0.0
     if projector is not None and projector.like in (frozen or {}):
-        last = _width((frozen or {})[projector.like], channels, image_size)
+        like = (frozen or {})[projector.like]
+        known = NETS.get(like.name)
+        last = known.width if known else _body(like, channels, image_size, 0, base).width
         projector = replace(projector, sizes=(*projector.sizes[:-1], last))
 
     def plain_head(width: int, classes: int) -> nn.Module:
@@ -150,11 +163,11 @@ def build(
         dropout=dropout if options.dropout is None else options.dropout,
         frozen=options.batch_norm == "frozen",
     )
-    if options.weights is not None:
-        load_weights(net, base / options.weights, options.sha256, made.gone)
+    if options.weights is not None and options.name != ONNX:
+        load_weights(net, base / options.weights, options.sha256, made.removed)
     if options.batch_norm == "group":
         to_group_norm(net)
-    if options.freeze is not None:
+    if options.freeze is not None or options.stage is not None:
         _freeze(net, options)
     if made.channels_last:
         lay_out(net, torch.channels_last)
@@ -165,14 +178,11 @@ def _freeze(net: Net, options: NetOptions) -> None:
     """Freeze what `net.freeze` names, a stage with all below it or tensors, and layers that have nothing else
     to learn with all that they hold."""
     if options.stage is not None:
-        known = list(NETS[options.name].stages(net.body)) if options.name in NETS else []
+        known = list(_stages(options.name, net.body))
         names = [stage.name for stage in known]
         if options.stage not in names:
-            what = (
-                unknown("stage", options.stage, names)
-                if names
-                else f"the stages of '{options.name}' have no names"
-            )
+            what = f"the stages of '{options.name}' have no names"
+            what = unknown("stage", options.stage, names) if names else what
             raise ConfigError(f"net.freeze: {what}; or use globs such as body.conv1.*")
         below = known[: names.index(options.stage) + 1]
         globs = [f"body.{prefix}*" for stage in below for prefix in stage.holds]
@@ -193,12 +203,29 @@ def _freeze(net: Net, options: NetOptions) -> None:
     net.freeze(chosen)
 
 
-def _body(options: NetOptions, channels: int, image_size: int, seed: int) -> Made:
+def _stages(name: str, body: nn.Module) -> Iterable[Stage]:
+    """The stages of a body, where they have names."""
+    if name == ONNX:
+        return encoder_stages(body)
+    return NETS[name].stages(body) if name in NETS else ()
+
+
+def _body(
+    options: NetOptions,
+    channels: int,
+    image_size: int,
+    seed: int,
+    base: Path,
+    given: Mapping[str, Tensor] | None = None,
+) -> Made:
     """The part of the network in front of its heads."""
+    if options.name == ONNX:
+        path = None if options.weights is None else base / options.weights
+        return make_encoder(path, options.sha256, options.features, (channels, image_size), given)
     own = options._maker
     if own is not None:
-        given = options.model_extra or {}
-        return _seeded(lambda: make(own, given, options.features, channels, image_size), seed, "body")
+        further = options.model_extra or {}
+        return _seeded(lambda: make(own, further, options.features, channels, image_size), seed, "body")
     arch = NETS[options.name]
     if image_size < arch.smallest:
         raise ConfigError(
@@ -206,12 +233,7 @@ def _body(options: NetOptions, channels: int, image_size: int, seed: int) -> Mad
             f"make the images larger or choose another net"
         )
     body = _seeded(lambda: arch.make(channels, image_size), seed, "body")
-    return Made(body, arch.width, channels_last=True, gone=frozenset())
-
-
-def _width(options: NetOptions, channels: int, image_size: int) -> int:
-    """How many features a network gives."""
-    return _body(options, channels, image_size, 0).width if options.own else NETS[options.name].width
+    return Made(body, arch.width, channels_last=True, removed=frozenset())
 
 
 def _seeded(make: Callable[[], Part], seed: int, *purpose: str) -> Part:

@@ -26,9 +26,8 @@ def mix(weights: Sequence[Tensor], share: float, *, rows: bool = False, phase: b
         inside = torch.fft.fftfreq(folded.shape[axis], dtype=torch.float64).abs() <= share / 2
         low &= inside if axis == -1 else inside[:, None]
     angle = spectrum.angle()
-    mean = torch.polar(
-        spectrum.abs().mean(0).expand_as(angle), angle.mean(0).expand_as(angle) if phase else angle
-    )
+    angles = angle.mean(0).expand_as(angle) if phase else angle
+    mean = torch.polar(spectrum.abs().mean(0).expand_as(angle), angles)
     mixed = torch.fft.ifftn(torch.where(low, mean, spectrum), dim=axes).real.reshape(image.shape)
     back = mixed if stack.dim() == 3 else mixed.movedim(-1, 1)
     return [x.to(weight.dtype).contiguous() for x, weight in zip(back, weights, strict=True)]
@@ -43,9 +42,9 @@ def mix_nets(
     for key in next(iter(nets.values())):
         tensors = [net[key] for net in nets.values()]
         if tensors[0].dim() < 2:
-            found = [torch.stack(tensors).mean(0)] * len(tensors)
+            blended = [torch.stack(tensors).mean(0)] * len(tensors)
         else:
-            found = mix(tensors, share, rows=key.startswith("head."), phase=phase)
-        for name, tensor in zip(nets, found, strict=True):
+            blended = mix(tensors, share, rows=key.startswith("head."), phase=phase)
+        for name, tensor in zip(nets, blended, strict=True):
             mixed[name][key] = tensor
     return mixed

@@ -133,16 +133,16 @@ class Net(nn.Module):
     def _still_layers(self) -> list[nn.Module]:
         """The layers of which every parameter is frozen; those without parameters follow the one around
         them."""
-        found = list[nn.Module]()
+        layers = list[nn.Module]()
         for prefix, layer in self.named_modules():
             names = [f"{prefix}.{key}" for key, _ in layer.named_parameters()]
             if names and all(name in self.still for name in names):
-                found += layer.modules()
-        return found
+                layers += layer.modules()
+        return layers
 
 
 def put_back(net: nn.Module, buffers: Mapping[str, Tensor]) -> None:
-    """Give buffers these values again; those of layers that are gone are left out."""
+    """Give buffers these values again; those of layers that were removed are left out."""
     live = dict(net.named_buffers())
     for name, value in buffers.items():
         if name in live:
@@ -153,13 +153,13 @@ def put_back(net: nn.Module, buffers: Mapping[str, Tensor]) -> None:
 def state(net: nn.Module) -> dict[str, Tensor]:
     """Parameters and float buffers by name, one that has several under the first. Detached, but the live
     memory: writing into one changes the net."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     seen = set[int]()
     for name, tensor in net.state_dict(keep_vars=True).items():
         if tensor.is_floating_point() and id(tensor) not in seen:
             seen.add(id(tensor))
-            found[name] = tensor.detach()
-    return found
+            tensors[name] = tensor.detach()
+    return tensors
 
 
 def load(net: nn.Module, tensors: Mapping[str, Tensor]) -> None:
@@ -172,9 +172,8 @@ def load(net: nn.Module, tensors: Mapping[str, Tensor]) -> None:
             hint = f"; did you mean '{guess}'?" if guess else ""
             raise WeightsError(f"the net has no tensor '{name}'{hint}")
         if tensor.shape != own[name].shape:
-            raise WeightsError(
-                f"'{name}' has shape {[*tensor.shape]}, but the net needs {[*own[name].shape]}"
-            )
+            wanted = [*own[name].shape]
+            raise WeightsError(f"'{name}' has shape {[*tensor.shape]}, but the net needs {wanted}")
     if not tensors:
         return
     with torch.no_grad():

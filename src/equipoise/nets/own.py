@@ -67,10 +67,9 @@ class Maker:
     def parameters(self) -> dict[str, inspect.Parameter]:
         """What the constructor takes by name."""
         try:
-            found = inspect.signature(self.call).parameters
+            return dict(inspect.signature(self.call).parameters)
         except (TypeError, ValueError):  # some that are written in C have none
             return {"options": inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD)}
-        return dict(found)
 
     @property
     def free(self) -> bool:
@@ -81,12 +80,12 @@ class Maker:
         """Whether a key may be given."""
         return key in self.parameters or self.free
 
-    def check(self, given: Mapping[str, Any], ours: Iterable[str]) -> None:
+    def check(self, options: Mapping[str, Any], ours: Iterable[str]) -> None:
         """Refuse keys that the constructor does not take, and those that it needs and are not there."""
         by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         keys = {name: one for name, one in self.parameters.items() if one.kind in by_name}
         valid = sorted({*ours, *keys} - set(self.fixed))
-        for key, value in given.items():
+        for key, value in options.items():
             if self.library and key.startswith(LOADING):
                 raise ConfigError(
                     f"'net.{key}': weights are read from a local file only: set net.weights, and leave it out"
@@ -98,11 +97,11 @@ class Maker:
             if not _plain(value):
                 raise ConfigError(f"'net.{key}' must be a number, text, true or false, or lists of them")
         for key, one in keys.items():
-            filled = {*given, *self.fixed, *CHANNELS, *SIZES, *(CLASSES if self.classifier else ())}
+            filled = {*options, *self.fixed, *CHANNELS, *SIZES, *(CLASSES if self.classifier else ())}
             if one.default is inspect.Parameter.empty and key not in filled:
                 raise ConfigError(f"{self.title} needs '{key}': set it beside the name")
 
-    def build(self, given: Mapping[str, Any], channels: int, size: int) -> nn.Module:
+    def build(self, options: Mapping[str, Any], channels: int, size: int) -> nn.Module:
         """The network as its constructor makes it; image channels and size come from the data."""
         from_data = {**dict.fromkeys(CHANNELS, channels), **dict.fromkeys(SIZES, size)}
         if self.classifier:
@@ -110,7 +109,7 @@ class Maker:
             from_data |= dict.fromkeys(set(CLASSES) & set(needed), 1)
         filled = {key: value for key, value in from_data.items() if key in (*self.parameters, *self.channels)}
         try:
-            made = self.call(**{**filled, **self.fixed, **given})
+            made = self.call(**{**filled, **self.fixed, **options})
         except Exception as error:
             raise _wrong(self.title, f"cannot be built: {_cause(error)}") from error
         if not isinstance(made, nn.Module):
@@ -128,27 +127,27 @@ def find(name: str, info: ValidationInfo) -> Maker | None:
     if library in LIBRARIES:
         parts.ask(Package(name, parts.base, where))
         return _from_library(title, library, rest)
-    found = parts.find(name, where)
-    if isinstance(found, nn.Module):
+    builder = parts.find(name, where)
+    if isinstance(builder, nn.Module):
         raise _wrong(title, "is a network that was built already: name the class or function that builds it")
-    if not callable(found) or (isinstance(found, type) and not issubclass(found, nn.Module)):
+    if not callable(builder) or (isinstance(builder, type) and not issubclass(builder, nn.Module)):
         raise _wrong(title, "is neither a class of torch.nn.Module nor a function that builds one")
-    return Maker(title, found)
+    return Maker(title, builder)
 
 
 def _from_library(title: str, library: str, rest: str) -> Maker:
     if not re.fullmatch(r"\w[\w.-]*", rest):
         raise _wrong(title, f"is not the name of a network in {library}")
     try:
-        found = LIBRARIES[library]()
+        module = LIBRARIES[library]()
     except Exception as error:
         missing = isinstance(error, ModuleNotFoundError) and error.name == library
         why = "is not installed" if missing else f"cannot be imported ({_cause(error)})"
         raise _wrong(title, f"needs the package {library}, which {why}") from error
     if library == "timm":
-        return _from_timm(title, rest, found)
+        return _from_timm(title, rest, module)
     builds = _is_builder if library == "torchvision" else _is_net
-    valid = {key: value for key, value in vars(found).items() if builds(value)}
+    valid = {key: value for key, value in vars(module).items() if builds(value)}
     if rest not in valid:
         raise _wrong(title, _no_such(library, rest, list(valid)))
     maker = Maker(title, valid[rest], {"weights": None}, library=True, classifier=True)
@@ -185,21 +184,17 @@ def _monai() -> ModuleType:
     return nets
 
 
-LIBRARIES: dict[str, Callable[[], ModuleType]] = {
-    "timm": _timm,
-    "torchvision": _torchvision,
-    "monai": _monai,
-}
+LIBRARIES: dict[str, Callable[[], ModuleType]] = {"timm": _timm, "torchvision": _torchvision, "monai": _monai}
 """by the word before the colon: where networks of that name are, if it is installed"""
 
 
-def _is_net(found: Any) -> bool:
-    return isinstance(found, type) and issubclass(found, nn.Module)
+def _is_net(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, nn.Module)
 
 
-def _is_builder(found: Any) -> bool:
+def _is_builder(value: Any) -> bool:
     """Whether it is a function of torchvision that builds a network, rather than one that finds them."""
-    return inspect.isfunction(found) and "weights" in inspect.signature(found).parameters
+    return inspect.isfunction(value) and "weights" in inspect.signature(value).parameters
 
 
 def _no_such(library: str, rest: str, valid: list[str]) -> str:
@@ -228,13 +223,13 @@ class Made:
     """how many features it gives"""
     channels_last: bool
     """whether it can work on images whose channels lie side by side, which is faster"""
-    gone: frozenset[str]
+    removed: frozenset[str]
     """names of the tensors of the layers that were removed"""
 
 
-def make(maker: Maker, given: Mapping[str, Any], features: str | None, channels: int, size: int) -> Made:
+def make(maker: Maker, options: Mapping[str, Any], features: str | None, channels: int, size: int) -> Made:
     """The network, in eval mode, as a body that gives features [N, width]."""
-    body = maker.build(given, channels, size).eval()
+    body = maker.build(options, channels, size).eval()
     title, images = maker.title, _black(channels, size)
     all_names = set(body.state_dict())
     with torch.no_grad(), _undone(body):
@@ -242,7 +237,7 @@ def make(maker: Maker, given: Mapping[str, Any], features: str | None, channels:
             _end_at(body, title, features)
         channels_last = _lay_out(body, title, images)
         if features is None and maker.classifier:
-            _behead(body, title, images, needed=not set(CLASSES) & set(given))
+            _behead(body, title, images, needed=not set(CLASSES) & set(options))
         body.register_forward_hook(partial(_pool, title))
         z = _run(body, title, images)
         if features is not None:
@@ -267,14 +262,12 @@ def _lay_out(body: nn.Module, title: str, images: Tensor) -> bool:
         body(images)
     except Exception:  # most often a `.view` that needs the usual order of pixels
         lay_out(body, torch.contiguous_format)
-        body.register_forward_pre_hook(_usual_order)
+        body.register_forward_pre_hook(
+            lambda body, args: tuple(one.contiguous() if isinstance(one, Tensor) else one for one in args)
+        )
         _run(body, title, images)
         return False
     return True
-
-
-def _usual_order(body: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(one.contiguous() if isinstance(one, Tensor) else one for one in args)
 
 
 def _check_tensors(body: nn.Module, title: str) -> None:
@@ -320,7 +313,7 @@ def _run(body: nn.Module, title: str, images: Tensor) -> Tensor:
     """What the net gives for the images; one sentence if it fails, and how large images must be if that is
     why."""
     try:
-        given: Tensor = body(images)
+        output: Tensor = body(images)
     except ConfigError:
         raise
     except Exception as error:
@@ -330,7 +323,7 @@ def _run(body: nn.Module, title: str, images: Tensor) -> Tensor:
         raise _wrong(
             title, f"fails on images of {channels} channels and {size} x {size} pixels ({_cause(error)}){fix}"
         ) from error
-    return given
+    return output
 
 
 def _works(body: nn.Module, images: Tensor) -> bool:

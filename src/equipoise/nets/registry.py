@@ -106,10 +106,14 @@ NETS: dict[str, Arch] = {
 }
 
 
+ONNX = "onnx"
+"""the name of a frozen encoder in an ONNX file; see `encoder`"""
+
+
 def known_net(name: str) -> str:
     """The name of a net there is, or one that leads to a net of the user's own; for validators."""
-    if name not in NETS and not named(name):
-        raise ValueError(unknown("net", name, NETS) + ", or FILE.py:Name")
+    if name not in (*NETS, ONNX) and not named(name):
+        raise ValueError(unknown("net", name, [*NETS, ONNX]) + ", or FILE.py:Name")
     return name
 
 

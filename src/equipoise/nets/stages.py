@@ -67,9 +67,8 @@ def mobile(body: Any) -> Iterator[Stage]:
     start = 0
     for i, repeats in enumerate(body.repeats, start=1):
         blocks = range(start, start + repeats)
-        yield Stage(
-            f"stage{i}", tuple(f"blocks.{block}." for block in blocks), partial(_mobile_blocks, blocks)
-        )
+        names = tuple(f"blocks.{block}." for block in blocks)
+        yield Stage(f"stage{i}", names, partial(_mobile_blocks, blocks))
         start = blocks.stop
     yield Stage("last", ("last.",), _mobile_last)
 

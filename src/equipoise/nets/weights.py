@@ -57,69 +57,73 @@ KNOWN: dict[str, Known] = {
 
 
 def load_weights(
-    net: Net, path: Path, sha256: str | None = None, gone: Collection[str] = frozenset()
+    net: Net, path: Path, sha256: str | None = None, removed: Collection[str] = frozenset()
 ) -> None:
     """Copy the body's weights from a file into the net. Classifier weights in the file are ignored, and those
-    of layers that are gone.
+    of layers that were removed.
 
     A three-channel stem is summed over its channels for a net that reads grey images: the same as showing it
     the grey image three times.
     """
-    content = _read(path, net.name)
-    _check(path, hashlib.sha256(content).hexdigest(), sha256, net.name)
-    tensors = _parse(path, content)
+    tensors = _parse(path, read_checked(path, sha256, net.name))
     own = state(net.body)
     if net.name in NETS:
-        found, stem = _body(tensors, net.name), NETS[net.name].stem
+        body, stem = _body(tensors, net.name), NETS[net.name].stem
     else:
-        found, stem = _own_body(tensors, net, gone), ""
-    if stem in found and found[stem].ndim == 4 and found[stem].shape[1] == 3 and own[stem].shape[1] == 1:
-        found[stem] = found[stem].sum(dim=1, keepdim=True)
+        body, stem = _own_body(tensors, net, removed), ""
+    if stem in body and body[stem].ndim == 4 and body[stem].shape[1] == 3 and own[stem].shape[1] == 1:
+        body[stem] = body[stem].sum(dim=1, keepdim=True)
     wrong = [
-        *(f"'{name}' is missing" for name in own if name not in found),
-        *(f"'{name}' is not part of the net" for name in found if name not in own),
+        *(f"'{name}' is missing" for name in own if name not in body),
+        *(f"'{name}' is not part of the net" for name in body if name not in own),
         *(
-            f"'{name}' has shape {[*found[name].shape]} instead of {[*own[name].shape]}"
+            f"'{name}' has shape {[*body[name].shape]} instead of {[*own[name].shape]}"
             for name in own
-            if name in found and found[name].shape != own[name].shape
+            if name in body and body[name].shape != own[name].shape
         ),
     ]
     if wrong:
         more = f", and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
-        choose = "the net the file was made for" if set(found) == set(own) else _made_for(tensors, set(own))
+        choose = "the net the file was made for" if set(body) == set(own) else _made_for(tensors, set(own))
         raise WeightsError(
             f"weights '{path}' do not fit net '{net.name}': {', '.join(wrong[:SHOWN])}{more}; choose {choose}"
         )
-    load(net.body, found)
+    load(net.body, body)
 
 
-def _own_body(tensors: dict[str, Tensor], net: Net, gone: Collection[str]) -> dict[str, Tensor]:
+def _own_body(tensors: dict[str, Tensor], net: Net, removed: Collection[str]) -> dict[str, Tensor]:
     """The tensors for a net of the user's own, which has the names that the file has."""
     all_names, own = net.body.state_dict(), state(net.body)
     counts = {name: tensor for name, tensor in all_names.items() if not tensor.is_floating_point()}
-    found = {}
+    body = {}
     for name, tensor in tensors.items():
         for wrapper in WRAPPERS:
-            if name not in all_names and name not in gone:
+            if name not in all_names and name not in removed:
                 name = name.removeprefix(wrapper)
-        beside = name in gone or name.endswith("num_batches_tracked")
+        beside = name in removed or name.endswith("num_batches_tracked")
         if name in own or not (name in all_names or beside or name.startswith(NOT_BODY)):
-            found[name] = tensor
+            body[name] = tensor
         elif name in counts and not torch.equal(tensor, counts[name]):
             raise WeightsError(
                 f"'{name}' has other values in the file than in net '{net.name}', which does not learn them: "
                 "choose the net the file was made for"
             )
-    return found
+    return body
+
+
+def read_checked(path: Path, sha256: str | None, net: str) -> bytes:
+    """The bytes of a file for a net, if they are those that are meant."""
+    content = _read(path, net)
+    _check(path, hashlib.sha256(content).hexdigest(), sha256, net)
+    return content
 
 
 def _read(path: Path, net: str) -> bytes:
     try:
         return read_regular(path, LARGEST)
     except OSError as error:
-        known = [
-            f"{known.file} ({known.source}, {known.licence})" for known in KNOWN.values() if known.net == net
-        ]
+        files = (one for one in KNOWN.values() if one.net == net)
+        known = [f"{one.file} ({one.source}, {one.licence})" for one in files]
         where = f"fetch {' or '.join(known)}" if known else "put a file with weights for this net there"
         reason = (
             "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
@@ -167,9 +171,7 @@ def _parse(path: Path, content: bytes) -> dict[str, Tensor]:
     if isinstance(tensors, dict) and isinstance(tensors.get("state_dict"), dict):
         tensors = tensors["state_dict"]
     if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
-        raise WeightsError(
-            f"weights '{path}' must hold named tensors; save the state dict again as .safetensors"
-        )
+        raise WeightsError(f"weights '{path}' must hold named tensors; save the state dict as .safetensors")
     return dict(tensors)
 
 

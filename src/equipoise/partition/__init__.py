@@ -11,13 +11,8 @@ from equipoise.partition.kinds import Column, Dirichlet, Iid, PartitionOptions
 from equipoise.partition.own import OwnDivision
 from equipoise.partition.sources import Attribute, Limited
 
-KINDS: dict[str, type[PartitionOptions]] = {
-    "column": Column,
-    "iid": Iid,
-    "dirichlet": Dirichlet,
-    "attribute": Attribute,
-    "limited": Limited,
-}
+KINDS: dict[str, type[PartitionOptions]] = {"column": Column, "iid": Iid, "dirichlet": Dirichlet}
+KINDS |= {"attribute": Attribute, "limited": Limited}
 """Every kind of partition by name."""
 
 __all__ = [

@@ -54,5 +54,5 @@ def without_small_cells(samples: Samples, holding: Holding, least: int) -> Holdi
 def counts_of(samples: Samples, rows: np.ndarray) -> Tensor:
     """int64 [C]: the images of each class among some rows (positives, for several labels)."""
     labels, wide = samples.labels[rows], len(samples.classes)
-    found = np.bincount(labels, minlength=wide) if samples.task == "single" else (labels > 0).sum(0)
-    return torch.from_numpy(np.asarray(found, dtype=np.int64))
+    counts = np.bincount(labels, minlength=wide) if samples.task == "single" else (labels > 0).sum(0)
+    return torch.from_numpy(np.asarray(counts, dtype=np.int64))

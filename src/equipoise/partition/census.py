@@ -58,8 +58,8 @@ class Counts(ByName[dict[str, Held]]):
         return {
             split: Held(
                 images=int(self.images[place, i]),
-                counts=_told(self.counts[place, i]),
-                known=None if self.complete(place, i) else _told(self._known[place, i]),
+                counts=_reported(self.counts[place, i]),
+                known=None if self.complete(place, i) else _reported(self._known[place, i]),
                 withheld=tuple(withheld.get(split, ())),
             )
             for i, split in enumerate(SPLITS)
@@ -106,7 +106,7 @@ class Census(Options):
             columns = [sites[split] for split in SPLITS]
             images = np.array([_numbers(one["images"]) for one in columns]).T
             counts, known = (
-                np.array([[_numbers(told) for told in one[name]] for one in columns]).transpose(2, 0, 1)
+                np.array([[_numbers(column) for column in one[name]] for one in columns]).transpose(2, 0, 1)
                 if name in columns[0]
                 else None
                 for name in ("counts", "known")
@@ -174,8 +174,8 @@ class Census(Options):
 
     def having(self, *splits: str) -> tuple[str, ...]:
         """The sites that have images of one of these splits."""
-        found = self.sites.images[:, [SPLITS.index(split) for split in splits]].sum(1).tolist()
-        return tuple(site for site, images in zip(self.sites, found, strict=True) if images)
+        sums = self.sites.images[:, [SPLITS.index(split) for split in splits]].sum(1).tolist()
+        return tuple(site for site, images in zip(self.sites, sums, strict=True) if images)
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ class Facts:
     """how images are prepared, where the sites say it and not the config"""
 
     def table(self) -> dict[str, Any]:
-        """All of it as plain values, for pages and consoles; what is not told counts as none.
+        """All of it as plain values, for pages and consoles; what is not reported counts as none.
 
         A site that labels only some of the classes has `labelled`, true or false for each; a split in which
         not every image is labelled for every class has `known`, how many are.
@@ -204,9 +204,9 @@ class Facts:
         images, counts = census.sites.images.tolist(), census.sites.counts.clip(min=0).tolist()
         sites: dict[str, dict[str, Any]] = {
             site: {
-                split: {"images": n, "counts": told}
-                | ({"untold": untold} if (untold := _untold(there)) else {})
-                for split, n, told, there in zip(
+                split: {"images": n, "counts": held}
+                | ({"untold": untold} if (untold := np.flatnonzero(there == NOT_TOLD).tolist()) else {})
+                for split, n, held, there in zip(
                     SPLITS, images[place], counts[place], census.sites.counts[place], strict=True
                 )
             }
@@ -236,12 +236,12 @@ class Facts:
 
 
 def together(parts: Iterable[Held]) -> Held:
-    """The images of several sites; a class that one of them says nothing of is not told."""
-    found = list(parts)
-    images, counts = sum(part.images for part in found), _sums([part.counts for part in found])
-    if all(part.known is None for part in found):
+    """The images of several sites; a class that one of them does not report is not reported."""
+    held = list(parts)
+    images, counts = sum(part.images for part in held), _sums([part.counts for part in held])
+    if all(part.known is None for part in held):
         return Held(images=images, counts=counts)
-    each = [(part.images,) * len(counts) if part.known is None else part.known for part in found]
+    each = [(part.images,) * len(counts) if part.known is None else part.known for part in held]
     return Held(images=images, counts=counts, known=_sums(each))
 
 
@@ -258,8 +258,8 @@ def count(samples: Samples, holdings: Sequence[Holding]) -> Census:
     labels = samples.labels[packed.rows]
     cells = np.repeat(np.arange(images.size), images.reshape(-1))
     if samples.task == "single":
-        found = np.bincount(cells * width + labels, minlength=images.size * width)
-        counts, known = found.astype(np.int32).reshape(*images.shape, width), None
+        filled = np.bincount(cells * width + labels, minlength=images.size * width)
+        counts, known = filled.astype(np.int32).reshape(*images.shape, width), None
     else:
 
         def added(marked: np.ndarray) -> np.ndarray:
@@ -282,14 +282,14 @@ def _labelled(
     """By site that labels only some of the classes, those that some training image is labelled for."""
     if packed.labelled is None and known is None:
         return {}
-    found = {}
+    masks = {}
     for place, one in enumerate(holdings):
-        given = np.ones(1, bool) if one.labelled is None else one.labelled
+        labelled = np.ones(1, bool) if one.labelled is None else one.labelled
         if known is not None:
-            given = given & (known[place, 0] > 0)
-        if not given.all():
-            found[one.name] = tuple(given.tolist())
-    return found
+            labelled = labelled & (known[place, 0] > 0)
+        if not labelled.all():
+            masks[one.name] = tuple(labelled.tolist())
+    return masks
 
 
 def _hide(
@@ -306,26 +306,21 @@ def _hide(
 
 
 def _withheld(names: Sequence[str], held: Sequence[Sequence[Held]]) -> dict[str, dict[str, list[int]]]:
-    """By site and split: the numbers of the classes it tells nothing of, where there are any."""
-    found: dict[str, dict[str, list[int]]] = {}
+    """By site and split: the numbers of the classes it does not report, where there are any."""
+    withheld: dict[str, dict[str, list[int]]] = {}
     for site, row in zip(names, held, strict=True):
         for split, one in zip(SPLITS, row, strict=True):
             if one.withheld:
-                found.setdefault(site, {})[split] = list(one.withheld)
-    return found
+                withheld.setdefault(site, {})[split] = list(one.withheld)
+    return withheld
 
 
-def _told(numbers: np.ndarray) -> tuple[int | None, ...]:
+def _reported(numbers: np.ndarray) -> tuple[int | None, ...]:
     return tuple(None if n == NOT_TOLD else n for n in numbers.tolist())
 
 
-def _number(told: Sequence[int | None]) -> list[int]:
-    return [NOT_TOLD if n is None else n for n in told]
-
-
-def _untold(counts: np.ndarray) -> list[int]:
-    result: list[int] = np.flatnonzero(counts == NOT_TOLD).tolist()
-    return result
+def _number(counts: Sequence[int | None]) -> list[int]:
+    return [NOT_TOLD if n is None else n for n in counts]
 
 
 def _text(column: np.ndarray) -> str:
@@ -333,4 +328,4 @@ def _text(column: np.ndarray) -> str:
 
 
 def _numbers(text: str) -> list[int]:
-    return [int(word) for word in text.split()]
+    return [int(number) for number in text.split()]

@@ -122,17 +122,17 @@ def divide(samples: Samples, options: PartitionOptions, split: SplitOptions, see
         raise PartitionError(
             "split.seed and partition.kind 'limited' both choose the test rows; remove one of the two"
         )
-    given = None if split.folds else _given_splits(samples, split)
+    brought = None if split.folds else _given_splits(samples, split)
     reserved = options.reserved(samples, seed if split.seed is None else split.seed)
     if reserved is not None:
-        if given is not None or split.folds:
+        if brought is not None or split.folds:
             raise PartitionError(
                 f"{'split.folds' if split.folds else 'the split of the data'} and partition.kind "
                 f"'{options.kind}', as it is set, both choose the test rows; remove one of the two"
             )
-        given = np.where(reserved, TEST, TRAIN)
+        brought = np.where(reserved, TEST, TRAIN)
     if split.seed is not None:
-        given = _cut(samples, split, split.seed, given)
+        brought = _cut(samples, split, split.seed, brought)
     test = 1 / split.folds if split.folds else split.test
     if not (test >= 0 and split.validation >= 0 and test + split.validation < 1):
         raise PartitionError(
@@ -140,15 +140,15 @@ def divide(samples: Samples, options: PartitionOptions, split: SplitOptions, see
             "both must be 0 or more and their sum below 1"
         )
     validation = split.validation
-    if given is not None:
+    if brought is not None:
         cut = split.seed is not None
-        test = 0 if cut or (given == TEST).any() else test
-        validation = 0 if cut or (given == VALIDATION).any() else validation
+        test = 0 if cut or (brought == TEST).any() else test
+        validation = 0 if cut or (brought == VALIDATION).any() else validation
     chosen = np.full(len(samples), LEFT_OUT)
     decided: dict[str, int] = {}
     tested: dict[str, int] = {}
-    found = own_sites(options, samples, seed) if named(options.kind) else options.sites_of(samples, seed)
-    sites = sorted(found.items())
+    by_site = own_sites(options, samples, seed) if named(options.kind) else options.sites_of(samples, seed)
+    sites = sorted(by_site.items())
     for name, rows in sites:
         if not SITE_NAME.fullmatch(name):
             raise PartitionError(
@@ -157,43 +157,39 @@ def divide(samples: Samples, options: PartitionOptions, split: SplitOptions, see
             )
         rng = numpy_generator(seed, "split", name)
         if split.folds:
-            held_out = (
-                folds(samples, rows, split.folds, numpy_generator(seed, "folds", name), tested) == split.fold
-            )
+            draw = numpy_generator(seed, "folds", name)
+            held_out = folds(samples, rows, split.folds, draw, tested) == split.fold
             chosen[rows[held_out]] = TEST
             rest, share = rows[~held_out], validation / (1 - test)
             if len(rest):
                 chosen[rest] = _stratified(samples, rest, np.array([1 - share, share, 0]), rng, decided)
             continue
-        if given is None:
+        if brought is None:
             fractions = np.array([1 - validation - test, validation, test])
             chosen[rows] = _stratified(samples, rows, fractions, rng, decided)
             continue
-        chosen[rows] = given[rows]
-        train = rows[given[rows] == TRAIN]
+        chosen[rows] = brought[rows]
+        train = rows[brought[rows] == TRAIN]
         if (validation or test) and len(train):
             fractions = np.array([1 - validation - test, validation, test])
             chosen[train] = _stratified(samples, train, fractions, rng, decided)
     if options.long_tail > 1:
-        chosen[thinned(samples, (chosen == TRAIN) | (chosen == VALIDATION), options.long_tail, seed)] = (
-            LEFT_OUT
-        )
+        learnt = (chosen == TRAIN) | (chosen == VALIDATION)
+        chosen[thinned(samples, learnt, options.long_tail, seed)] = LEFT_OUT
     if options.train_size is not None:
         for name, rows in sites:
             train = rows[chosen[rows] == TRAIN]
-            if len(train) <= options.train_size:
-                continue
-            chosen[beyond(samples, train, options.train_size, numpy_generator(seed, "train size", name))] = (
-                LEFT_OUT
-            )
+            if len(train) > options.train_size:
+                draw = numpy_generator(seed, "train size", name)
+                chosen[beyond(samples, train, options.train_size, draw)] = LEFT_OUT
     known = _labelled(samples, options, len(sites), seed)
     return _holdings(sites, chosen, known)
 
 
-def _cut(samples: Samples, split: SplitOptions, seed: int, given: np.ndarray | None) -> np.ndarray:
+def _cut(samples: Samples, split: SplitOptions, seed: int, brought: np.ndarray | None) -> np.ndarray:
     """The split of every row: the parts the data brings, the others cut from the rest within every natural
     site."""
-    chosen = np.full(len(samples), TRAIN) if given is None else given.copy()
+    chosen = np.full(len(samples), TRAIN) if brought is None else brought.copy()
     test = 0 if (chosen == TEST).any() else split.test
     validation = 0 if (chosen == VALIDATION).any() else split.validation
     fractions = np.array([1 - validation - test, validation, test])

@@ -70,26 +70,23 @@ class Column(PartitionOptions):
         if self.test_site is not None:
             outside, others = site == self.test_site, np.unique(site[site != self.test_site])
             if not outside.any():
-                raise PartitionError(
-                    "partition.test_site: " + unknown("site", self.test_site, others.tolist())
-                )
+                wrong = unknown("site", self.test_site, others.tolist())
+                raise PartitionError(f"partition.test_site: {wrong}")
             if not len(others):
-                raise PartitionError(
-                    f"partition.test_site: '{self.test_site}' is the only site, so none is left to train"
-                )
+                wrong = f"'{self.test_site}' is the only site, so none is left to train"
+                raise PartitionError(f"partition.test_site: {wrong}")
             movable = units(samples, np.flatnonzero(outside))
-            site[outside] = others[
-                deal(movable.size, len(others), numpy_generator(seed, "partition"))[movable.of]
-            ]
+            owner = deal(movable.size, len(others), numpy_generator(seed, "partition"))
+            site[outside] = others[owner[movable.of]]
         names, code = np.unique(site, return_inverse=True)
-        found = dict(zip(names.tolist(), rows_of(code, len(names)), strict=True))
-        small = [f"{name} ({len(rows)})" for name, rows in found.items() if len(rows) < self.min_size]
+        sites = dict(zip(names.tolist(), rows_of(code, len(names)), strict=True))
+        small = [f"{name} ({len(rows)})" for name, rows in sites.items() if len(rows) < self.min_size]
         if small:
             raise PartitionError(
                 f"partition.min_size is {self.min_size}, but these sites have fewer rows: "
                 f"{', '.join(small)}; lower min_size, or merge or leave out these sites"
             )
-        return found
+        return sites
 
     def reserved(self, samples: Samples, seed: int) -> np.ndarray | None:
         if self.test_site is None:
@@ -166,9 +163,7 @@ class Dirichlet(PartitionOptions):
         if not all(value > 0 and math.isfinite(value) for value in self._alphas):
             raise ValueError("alpha must be above 0")
         if self.equal and (self.drop or self.min_cell):
-            raise ValueError(
-                "equal cuts the sites anew, which undoes drop and min_cell; remove one or the other"
-            )
+            raise ValueError("equal cuts the sites anew, which undoes drop and min_cell; remove one of them")
         if self.block is not None and self.sites % self.block:
             raise ValueError(
                 f"{self.sites} sites cannot be made of blocks of {self.block}; make sites a multiple of block"
@@ -185,9 +180,8 @@ class Dirichlet(PartitionOptions):
         owner = np.empty(len(movable), dtype=np.int64)
         for number in range(blocks):
             members = np.flatnonzero(block == number)
-            owner[members] = number * width + self._drawn(
-                movable.size[members], movable.stratum[members], width, alpha, rng
-            )
+            sizes, strata = movable.size[members], movable.stratum[members]
+            owner[members] = number * width + self._drawn(sizes, strata, width, alpha, rng)
         if self.equal:
             owner = self._cut(movable, owner, rng)
         return named(owner[movable.of], self.sites)
@@ -355,9 +349,8 @@ def _balanced(samples: Samples, count: int, seed: int) -> np.ndarray:
                 f"partition.test_per_class is {count}, but class '{name}' has {rows} rows and some must be "
                 "left to train on; ask for fewer or leave the class out"
             )
-        units_of = filling(
-            movable.size, rng.permutation(np.flatnonzero(pure & (movable.stratum == index))), count
-        )
+        members = rng.permutation(np.flatnonzero(pure & (movable.stratum == index)))
+        units_of = filling(movable.size, members, count)
         if movable.size[units_of].sum() != count:
             raise PartitionError(
                 f"partition.test_per_class: no draw of whole groups of class '{name}' has {count} rows; "

@@ -65,32 +65,28 @@ def own_sites(options: PartitionOptions, samples: Samples, seed: int) -> dict[st
     return first
 
 
-def _checked(found: Any, count: int, where: str) -> dict[str, np.ndarray]:
+def _checked(answer: Any, count: int, where: str) -> dict[str, np.ndarray]:
     """Site name → sorted rows."""
-    if not isinstance(found, Mapping) or not found:
-        what = "an empty one" if isinstance(found, Mapping) else f"a {type(found).__name__}"
+    if not isinstance(answer, Mapping) or not answer:
+        what = "an empty one" if isinstance(answer, Mapping) else f"a {type(answer).__name__}"
         raise PartitionError(f"{where} must give a dict of site names and their rows, and gave {what}")
     owner: dict[int, str] = {}
     sites = {}
-    for name, given in found.items():
+    for name, numbers in answer.items():
         if not isinstance(name, str):
             raise PartitionError(f"{where} must name its sites with text, and named one {name!r}")
-        rows = np.asarray(given)
+        rows = np.asarray(numbers)
         if not rows.size:
             raise PartitionError(f"{where} gives site '{name}' no rows: leave it out")
         if rows.ndim != 1 or rows.dtype.kind not in "iu":
-            raise PartitionError(f"{where} must give site '{name}' a list of row numbers, not {_kind(rows)}")
+            kind = f"{rows.dtype.name} {list(rows.shape)}"
+            raise PartitionError(f"{where} must give site '{name}' a list of row numbers, not {kind}")
         for row in rows.tolist():
             if not 0 <= row < count:
-                raise PartitionError(
-                    f"{where} gives site '{name}' row {row}, and the rows are 0 to {count - 1}"
-                )
+                wrong = f"row {row}, and the rows are 0 to {count - 1}"
+                raise PartitionError(f"{where} gives site '{name}' {wrong}")
             if row in owner:
                 raise PartitionError(f"{where} gives row {row} twice, to '{owner[row]}' and '{name}'")
             owner[row] = name
         sites[name] = np.sort(rows).astype(np.int64)
     return sites
-
-
-def _kind(rows: np.ndarray) -> str:
-    return f"{rows.dtype.name} {list(rows.shape)}"

@@ -34,16 +34,15 @@ def labelled(sites: int, classes: int, options: PartitionOptions, seed: int) -> 
     if options.missing == classes - 1:
         result: np.ndarray | None = np.arange(classes) == (np.arange(sites) % classes)[:, None]
         return result
-    draw = random.Random(
-        derive(seed, "missing labels") if options.missing_seed is None else options.missing_seed
-    )
+    missing_seed = options.missing_seed
+    draw = random.Random(derive(seed, "missing labels") if missing_seed is None else missing_seed)
     for _ in range(TRIES):
-        found = np.zeros((sites, classes), dtype=bool)
-        for row in found:
+        mask = np.zeros((sites, classes), dtype=bool)
+        for row in mask:
             # The labelled classes are drawn, not the missing ones: so seed 1037 gives the published sets.
             row[draw.sample(range(classes), classes - options.missing)] = True
-        if found.any(axis=0).all():
-            return found
+        if mask.any(axis=0).all():
+            return mask
     raise PartitionError(
         f"partition.missing = {options.missing}: no draw of {TRIES} left every class labelled somewhere; "
         f"miss fewer classes"

@@ -32,12 +32,11 @@ class Attribute(PartitionOptions):
                 f"partition.column '{self.column}' is not an attribute of the data (it has: {known}); name "
                 f"it in data.attributes"
             )
-        values, code = np.unique(
-            filled(samples, samples.attributes[self.column], self.column, "attribute"), return_inverse=True
-        )
+        column = filled(samples, samples.attributes[self.column], self.column, "attribute")
+        values, code = np.unique(column, return_inverse=True)
         movable = units(samples, np.arange(len(samples)))
         of_unit = majority(code, movable.of)
-        found: dict[str, np.ndarray] = {}
+        sites: dict[str, np.ndarray] = {}
         for index, value in enumerate(values.tolist()):
             members = np.flatnonzero(of_unit == index)
             if len(members) < self.sites:
@@ -46,11 +45,10 @@ class Attribute(PartitionOptions):
                     f"{len(members)} groups, which are never cut; use fewer sites"
                 )
             owner = np.full(len(movable), -1)
-            owner[members] = deal(
-                movable.size[members], self.sites, numpy_generator(seed, "partition", value)
-            )
-            found |= named(owner[movable.of], self.sites, value)
-        return found
+            rng = numpy_generator(seed, "partition", value)
+            owner[members] = deal(movable.size[members], self.sites, rng)
+            sites |= named(owner[movable.of], self.sites, value)
+        return sites
 
 
 class Limited(PartitionOptions):
@@ -107,9 +105,8 @@ class Limited(PartitionOptions):
         for index, name in enumerate(sources.tolist()):
             members = np.flatnonzero(source == index)
             rng = numpy_generator(seed, "partition", name)
-            owner = self._training(
-                movable.size[members], movable.stratum[members], samples.classes, name, rng
-            )
+            sizes, strata = movable.size[members], movable.stratum[members]
+            owner = self._training(sizes, strata, samples.classes, name, rng)
             trains[members] = np.where(owner < 0, -1, len(names) + owner)
             rest = self._testing(movable.size[members], movable.stratum[members], owner, rng)
             tests[members] = np.where(rest < 0, -1, len(names) + rest)
@@ -129,9 +126,8 @@ class Limited(PartitionOptions):
         owner = np.full(len(size), -1)
         fewest, most = self.rows
         for site in range(self.sites):
-            left = np.bincount(stratum[owner < 0], weights=size[owner < 0], minlength=len(classes)).astype(
-                np.int64
-            )
+            free = owner < 0
+            left = np.bincount(stratum[free], weights=size[free], minlength=len(classes)).astype(np.int64)
             open_classes = np.flatnonzero(left > fewest)  # one more, so that every class is also tested
             count = int(rng.integers(self.classes[0], self.classes[1] + 1))
             if len(open_classes) < count:
@@ -142,9 +138,8 @@ class Limited(PartitionOptions):
                 )
             for label in rng.permutation(open_classes)[:count]:
                 wanted = int(rng.integers(fewest, min(most, left[label] - 1) + 1))
-                taken = filling(
-                    size, rng.permutation(np.flatnonzero((owner < 0) & (stratum == label))), wanted
-                )
+                order = rng.permutation(np.flatnonzero((owner < 0) & (stratum == label)))
+                taken = filling(size, order, wanted)
                 if size[taken].sum() < fewest:
                     raise PartitionError(
                         f"partition.kind 'limited': no whole groups of class '{classes[label]}' in "

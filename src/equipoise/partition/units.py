@@ -40,13 +40,11 @@ def units(samples: Samples, rows: np.ndarray) -> Units:
     names = np.where(group == "", alone, np.char.add("g", group))
     _, first, inverse = np.unique(names, return_index=True, return_inverse=True)
     rank = np.empty(len(first), dtype=np.int64)
-    rank[np.argsort(first)] = np.arange(
-        len(first)
-    )  # first appearance, not alphabet: ids must not steer the draw
+    # First appearance, not alphabet: ids must not steer the draw.
+    rank[np.argsort(first)] = np.arange(len(first))
     of = rank[inverse]
-    return Units(
-        of=of, size=np.bincount(of), stratum=majority(row_classes(samples, rows), of), first=np.sort(first)
-    )
+    stratum = majority(row_classes(samples, rows), of)
+    return Units(of=of, size=np.bincount(of), stratum=stratum, first=np.sort(first))
 
 
 def group_names(samples: Samples, rows: np.ndarray) -> list[str]:

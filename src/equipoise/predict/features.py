@@ -28,9 +28,8 @@ def class_maps(model: Predictor, samples: Samples, holdings: Sequence[Holding]) 
     layers, labels = _layers(model, samples.images[rows]), samples.labels[rows]
     single = samples.task == "single"
     truth = labels[:, None] == np.arange(len(samples.classes)) if single else labels > 0.5
-    maps = {
-        name: class_map(values, truth) for name, values in layers.items() if bool(values.isfinite().all())
-    }
+    finite = {name: values for name, values in layers.items() if bool(values.isfinite().all())}
+    maps = {name: class_map(values, truth) for name, values in finite.items()}
     return {"images": len(rows), "maps": maps} if maps else None
 
 
@@ -41,13 +40,12 @@ def chosen(samples: Samples, holdings: Sequence[Holding]) -> np.ndarray:
     labels, width = samples.labels[rows], len(samples.classes)
     most = min(IMAGES, PIXELS // int(np.prod(samples.images.shape[1:3])))
     each = max(1, most // width)
-    found: set[int] = set()
+    images: set[int] = set()
     for i in range(width):
         own = rows[labels == i] if samples.task == "single" else rows[labels[:, i] > 0.5]
-        found.update(
-            own[np.unique(np.linspace(0, len(own) - 1, min(each, len(own))).round().astype(int))].tolist()
-        )
-    return np.array(sorted(found), dtype=np.int64)
+        places = np.linspace(0, len(own) - 1, min(each, len(own))).round().astype(int)
+        images.update(own[np.unique(places)].tolist())
+    return np.array(sorted(images), dtype=np.int64)
 
 
 def _layers(model: Predictor, images: np.ndarray) -> dict[str, Tensor]:
@@ -86,6 +84,5 @@ def principal(points: Tensor) -> tuple[Tensor, Tensor]:
     total = (s**2).sum().clamp_min(torch.finfo(s.dtype).tiny)
     missing = max(0, 2 - len(s))
     places, share = u * s * turn, s**2 / total
-    return torch.nn.functional.pad(places, (0, missing))[:, :2], torch.nn.functional.pad(share, (0, missing))[
-        :2
-    ]
+    pad = torch.nn.functional.pad
+    return pad(places, (0, missing))[:, :2], pad(share, (0, missing))[:2]

@@ -62,7 +62,7 @@ class Predictor(nn.Module):
         self.blueprint, self.origin, self.method = blueprint, origin, blueprint.method
         self.own_metrics: Mapping[str, Any] = {}
         """metrics of the run's own, which `evaluate` computes as well"""
-        self.net = blueprint.make_net(start=False) if net is None else net
+        self.net = blueprint.make_net(given=tensors["net"]) if net is None else net
         self.net.expect(halfway=False)
         for tensor in state(self.net).values():
             # What nobody gives must not be mistaken for something learnt, see `whole`.
@@ -94,9 +94,9 @@ class Predictor(nn.Module):
     @property
     def tensors(self) -> Tree:
         """What another predictor like this one is made from. Of a site's state only what prediction reads."""
-        given = {name: tensor for name, tensor in state(self.net).items() if not tensor.isnan().all()}
+        net = {name: tensor for name, tensor in state(self.net).items() if not tensor.isnan().all()}
         server = {name: branch for name, branch in self.server.items() if name != "model"}
-        return {"net": given, "server": server, "mine": {} if self.mine is None else self.mine.used()}
+        return {"net": net, "server": server, "mine": {} if self.mine is None else self.mine.used()}
 
     @torch.no_grad()
     def whole(self) -> bool:
@@ -154,28 +154,28 @@ class Predictor(nn.Module):
         pixels = [image for _, image in waiting if not isinstance(image, str)]
         rows = iter(self(self.see(np.stack(pixels))).tolist() if pixels else ())
         for name, image in waiting:
-            yield (
-                Prediction(name, None, image)
-                if isinstance(image, str)
-                else Prediction(name, tuple(next(rows)))
-            )
+            if isinstance(image, str):
+                yield Prediction(name, None, image)
+            else:
+                yield Prediction(name, tuple(next(rows)))
 
 
 def assemble(
     blueprint: Blueprint,
     server: Tree,
     origin: Origin,
-    kept: Tree | None = None,
+    private_state: Tree | None = None,
     net: Net | None = None,
     frozen: Mapping[str, Tensor] | None = None,
 ) -> Predictor:
-    """The predictor of a coordinator's state; `kept` is what the site keeps whose own predictor it is,
-    `frozen` are the tensors that never change."""
+    """The predictor of a coordinator's state, or with a site's `private_state` that site's own; `frozen` are
+    the tensors that never change."""
     tree = blueprint.method.serving(server)
     tensors, mine = {**tree["model"], **(frozen or {})}, dict[str, Any]()
-    if kept is not None:
-        mine = kept.get("mine", {})
-        tensors |= kept.get("net", {}) | kept.get("tuned", {}) | dict(mine.get(PERSONAL, {}))
+    if private_state is not None:
+        mine = private_state.get("mine", {})
+        tensors |= private_state.get("net", {}) | private_state.get("tuned", {})
+        tensors |= mine.get(PERSONAL, {})
     rest = {name: branch for name, branch in tree.items() if name != "model"}
     return Predictor(blueprint, {"net": tensors, "server": rest, "mine": mine}, origin, net)
 

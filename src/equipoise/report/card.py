@@ -1,8 +1,7 @@
 """The model card: what a model is, on whose data it was trained, how good it is and where not to trust it.
 Markdown.
 
-Counts are told in steps and never below `SMALL`, and no rate of so few images is told: a card is handed
-around.
+Counts are given in steps and never below `SMALL`, and no rate of so few images is given: a card is passed on.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from equipoise.report.folder import (
     figures,
     objective_name,
     percent,
+    reported_rounds,
     start_of,
-    told_rounds,
 )
 from equipoise.report.lacking import gaps, most_trained, tested, untested
 from equipoise.report.table import escaped
@@ -78,7 +77,7 @@ def _plain(cell: str) -> str:
 
 
 def bucket(count: int) -> str:
-    """A count as a step: <10, 10–49, 50–99, …; none is not told from few, as a site may have hidden which."""
+    """A count as a step: <10, 10–49, 50–99, …; none and few look alike, as a site may have hidden which."""
     place = bisect_right(STEPS, count)
     if place == 0:
         return f"<{SMALL}"
@@ -91,18 +90,18 @@ def bucket(count: int) -> str:
 def _model(run: Run) -> Iterator[str]:
     table, data = run.config, run.data
     net, train = table["net"], table["train"]
-    rounds = told_rounds(run.result["selected_rounds"], run.result.get("ending_of", ()))
+    reported = reported_rounds(run.result["selected_rounds"], run.result.get("ending_of", ()))
     labels = "one class per image" if data["task"] == "single" else "any number of findings per image"
     yield from _table(
         ("", ""),
         [
             ("task", f"{labels}: {', '.join(data['classes'])}"),
-            ("method", f"{table['method']['name']} (federated; {_where(run)})"),
-            ("base loss", objective_name(run)),
             (
-                "network",
-                f"{net['name']}, from {start_of(run)}",
+                "method",
+                f"{table['method']['name']} (federated; {place(run, 'images stayed at their sites')})",
             ),
+            ("base loss", objective_name(run)),
+            ("network", f"{net['name']}, from {start_of(run)}"),
             (
                 "input",
                 f"{data['height']} × {data['width']} pixels, {'grey' if data['channels'] == 1 else 'colour'}",
@@ -112,7 +111,7 @@ def _model(run: Run) -> Iterator[str]:
                 f"{_rounds(run)} of {train['epochs']} local epochs, {train['optimizer']}, seed "
                 f"{train['seed']}",
             ),
-            ("reported round", f"{rounds} (rule: {table['evaluate']['select']}; a test set never chooses)"),
+            ("reported round", f"{reported} (rule: {table['evaluate']['select']}; a test set never chooses)"),
         ],
     )
 
@@ -121,10 +120,6 @@ def _rounds(run: Run) -> str:
     """How many rounds were trained."""
     planned = f"{run.config['train']['rounds']} rounds"
     return f"{run.done} of {planned} (stopped early)" if run.result.get("stopped_early") else planned
-
-
-def _where(run: Run) -> str:
-    return place(run, "images stayed at their sites")
 
 
 def _data(run: Run) -> Iterator[str]:
@@ -161,9 +156,8 @@ def _data(run: Run) -> Iterator[str]:
         (data["classes"][i], bucket(data["train"][i]) + (" where told" if i in untold else ""))
         for i in by_size(data["train"])
     )
-    yield from _table(
-        ("class", "training images" if data["task"] == "single" else "training images that have it"), rows
-    )
+    counted = "training images" if data["task"] == "single" else "training images that have it"
+    yield from _table(("class", counted), rows)
 
 
 def _performance(run: Run) -> Iterator[str]:
@@ -195,17 +189,15 @@ def _performance(run: Run) -> Iterator[str]:
     shown = []
     for i in by_size(data["train"]):
         count, recall = int(everyone["support"][i] or 0), everyone["recall"][i]
-        told = f"not told for fewer than {SMALL}" if count < SMALL or recall is None else ""
-        shown.append(
-            (data["classes"][i], bucket(count), told or percent(recall) + _brackets(wilson(recall, count)))
-        )
+        if count < SMALL or recall is None:
+            text = f"not told for fewer than {SMALL}"
+        else:
+            text = percent(recall) + _brackets(wilson(recall, count))
+        shown.append((data["classes"][i], bucket(count), text))
     yield from _table(("class", "test images", "recall, global"), shown)
     yield ""
-    reached = {
-        site: found["balanced_accuracy"]
-        for site, found in test["sites"].items()
-        if _tested(run, site) >= SMALL
-    }
+    judged = {site: one for site, one in test["sites"].items() if _tested(run, site) >= SMALL}
+    reached = {site: one["balanced_accuracy"] for site, one in judged.items()}
     shown_sites = quantiles(reached.values()) if crowded(reached) else reached
     head = f"of {len(reached):,} sites" if crowded(reached) else "site"
     of_sites = [(name, percent(value)) for name, value in shown_sites.items()]
@@ -236,21 +228,20 @@ def _calibration(run: Run) -> Iterator[str]:
     yield from _table(("says with confidence", "mean", "is right"), rows)
 
 
-def _privacy(found: Mapping[str, Any]) -> Iterator[str]:
+def _privacy(privacy: Mapping[str, Any]) -> Iterator[str]:
     """What differential privacy promises, to whom, and what it leaves out."""
-    yield (
-        f"Trained with differential privacy: {found['promise']}. A patient with k images has k times that ε."
-    )
+    promise = privacy["promise"]
+    yield f"Trained with differential privacy: {promise}. A patient with k images has k times that ε."
     yield ""
-    yield from _table(("site", "ε spent"), found["spent"].items())
+    yield from _table(("site", "ε spent"), privacy["spent"].items())
     yield ""
     yield from _table(
         ("", ""),
         [
             ("covered", "every gradient of a training image"),
-            ("not covered", "; ".join(found["not_covered"]) or "nothing"),
-            ("largest norm of a gradient", found["clip"]),
-            ("noise from", found["draws"]),
+            ("not covered", "; ".join(privacy["not_covered"]) or "nothing"),
+            ("largest norm of a gradient", privacy["clip"]),
+            ("noise from", privacy["draws"]),
         ],
     )
 
@@ -269,21 +260,16 @@ def _limits(run: Run) -> Iterator[str]:
     )
     yield from map(escaped, gaps(run))
     most = [most_trained(data, i) for i in range(len(data["classes"]))]
-    yield from _names(
-        data["classes"],
-        (n is not None and n < RARE for n in most),
-        f"Trained on fewer than {RARE} images of",
-    )
+    rare = (n is not None and n < RARE for n in most)
+    yield from _names(data["classes"], rare, f"Trained on fewer than {RARE} images of")
     if test is None:
         return
     everyone = test["generalisation"]
     support = [int(n or 0) for n in everyone["support"]]
-    yield from _names(
-        data["classes"], (n < SMALL for n in support), f"Tested on fewer than {SMALL} images of"
-    )
-    missed = (
-        n >= SMALL and r < POOR for n, r in zip(support, (r or 0.0 for r in everyone["recall"]), strict=True)
-    )
+    few = (n < SMALL for n in support)
+    yield from _names(data["classes"], few, f"Tested on fewer than {SMALL} images of")
+    pairs = zip(support, everyone["recall"], strict=True)
+    missed = (n >= SMALL and (recall or 0.0) < POOR for n, recall in pairs)
     yield from _names(data["classes"], missed, "Misses more than half of the images of")
     if (everyone["ece"] or 0.0) > UNCALIBRATED:
         yield "Its probabilities are not to be taken at face value: see Calibration."
@@ -293,23 +279,19 @@ def _limits(run: Run) -> Iterator[str]:
 
 
 def _identity(run: Run) -> Iterator[str]:
+    rows = []
     end = next((i for i, line in enumerate(run.journal) if line.get("finished")), len(run.journal))
-    starts = [
-        line for line in run.journal[:end] if line["event"] in ("started", "resumed")
-    ]  # later ones only looked at it
-    marks = {key: _marks(line.get(key, "unknown") for line in starts) for key in ("config", "code", "data")}
-    rows = [*marks.items(), ("final state", run.result["state_hash"])]
-    yield from _table(("sha256 of", ""), rows)
+    # Lines after the end only looked at the run; several digests where other code resumed it.
+    starts = [line for line in run.journal[:end] if line["event"] in ("started", "resumed")]
+    for key in ("config", "code", "data"):
+        digests = dict.fromkeys(line.get(key, "unknown") for line in starts)
+        rows.append((key, ", ".join(digests) or "unknown"))
+    yield from _table(("sha256 of", ""), [*rows, ("final state", run.result["state_hash"])])
     yield ""
     yield f"Equipoise {__version__}."
 
 
 # Pieces -----------------------------------------------------------------------------------------------------
-
-
-def _marks(found: Iterable[str]) -> str:
-    """Usually one; more where a run was resumed by other code."""
-    return ", ".join(dict.fromkeys(found)) or "unknown"
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

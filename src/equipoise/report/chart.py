@@ -74,8 +74,8 @@ def shorten(text: str, room: float) -> str:
     apart."""
     if width(text) <= room:
         return text
-    for kept in range(len(text) - 1, 0, -1):
-        head, tail = text[: kept - kept // 3].rstrip(), text[len(text) - kept // 3 :].lstrip()
+    for length in range(len(text) - 1, 0, -1):
+        head, tail = text[: length - length // 3].rstrip(), text[len(text) - length // 3 :].lstrip()
         if width(head) + LETTER + width(tail) <= room:
             return f"{head}…{tail}"
     return "…"
@@ -134,12 +134,8 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 def rounds(low: int, high: int) -> list[int]:
     """Whole rounds to write under the axis: both ends, and round numbers between that do not crowd them."""
-    step = next(
-        power * m
-        for power in (1, 10, 100, 1000, 10**4, 10**5)
-        for m in (1, 2, 5)
-        if power * m * 6 >= high - low
-    )
+    sizes = (power * m for power in (1, 10, 100, 1000, 10**4, 10**5) for m in (1, 2, 5))
+    step = next(size for size in sizes if size * 6 >= high - low)
     first = (low // step + 1) * step
     inner = [n for n in range(first, high, step) if min(n - low, high - n) * 2 >= step]
     return [low, *inner, high] if high > low else [low]
@@ -175,14 +171,13 @@ def lines(title: str, series: Sequence[Series], *, percent: bool = False, show: 
     if not series:
         return Markup("")
     xs = [x for one in series for x, _ in one.known]
-    ys = [y for one in series for _, y in one.known] + [
-        y for one in series for _, *ends in one.band for y in ends
-    ]
+    ys = [y for one in series for _, y in one.known]
+    ys += [y for one in series for _, *ends in one.band for y in ends]
     zero = percent or show is not None
     y_ticks = ticks(0.0 if zero else min(ys), max(ys))
     x_low, x_high, y_low, y_high = min(xs), max(xs), y_ticks[0], y_ticks[-1]
     on_axis = show or ((lambda y: f"{100 * y:.3g} %") if percent else (lambda y: f"{y:.3g}"))
-    told = show or ((lambda y: f"{100 * y:.1f} %") if percent else (lambda y: f"{y:.3g}"))
+    exact = show or ((lambda y: f"{100 * y:.1f} %") if percent else (lambda y: f"{y:.3g}"))
     left = max(LEFT, 10 + max(width(on_axis(y)) for y in y_ticks)) if show else LEFT
     bottom = HEIGHT - BOTTOM
 
@@ -205,51 +200,46 @@ def lines(title: str, series: Sequence[Series], *, percent: bool = False, show: 
     faint = 0.16 if len(series) <= 4 else 0.08
     for i, one in enumerate(series):
         if any(high > low for _, low, high in one.band):
-            edge = [place(x, high) for x, _, high in one.band] + [
-                place(x, low) for x, low, _ in reversed(one.band)
-            ]
+            edge = [place(x, high) for x, _, high in one.band]
+            edge += [place(x, low) for x, low, _ in reversed(one.band)]
             path = " ".join(f"{x},{y}" for x, y in edge)
             parts.append(mark("polygon", points=path, style=f"fill:{colour(i)};fill-opacity:{faint}"))
     for i, one in enumerate(series):
         path = " ".join(f"{x},{y}" for x, y in (place(*point) for point in one.known))
-        parts.append(
-            mark("polyline", one.name, class_=f"s{i % COLOURS + 1}", stroke_dasharray=dashes(i), points=path)
-        )
-        parts += _points(i, one, place, told)
+        look = {"class_": f"s{i % COLOURS + 1}", "stroke_dasharray": dashes(i)}
+        parts.append(mark("polyline", one.name, **look, points=path))
+        parts += _points(i, one, place, exact)
     names, end = legend([(one.name, _stroke(i)) for i, one in enumerate(series)], HEIGHT, left)
-    words = "; ".join(_in_words(one, told) for one in series)
+    words = "; ".join(_in_words(one, exact) for one in series)
     return svg(title, words, end, [*parts, *names])
 
 
 def _points(
-    i: int, one: Series, place: Callable[[float, float], tuple[float, float]], told: Show
+    i: int, one: Series, place: Callable[[float, float], tuple[float, float]], exact: Show
 ) -> list[Markup]:
     """The points of a line, each telling its value; of long lines they are felt, not seen."""
     wide = {x: high - y for (x, _, high), (_, y) in zip(one.band, one.known, strict=bool(one.band))}
     few = len(one.known) <= 20
-    found = []
+    circles = []
     for x, y in one.known[:: math.ceil(len(one.known) / MARKS)]:
         across, height = place(x, y)
-        reach = f" ± {told(wide[x])}" if wide.get(x) else ""
+        reach = f" ± {exact(wide[x])}" if wide.get(x) else ""
         look: dict[str, float | str] = (
             {"class_": f"s{i % COLOURS + 1}", "r": 2.6} if few else {"style": "fill:transparent", "r": 5.0}
         )
-        found.append(mark("circle", f"{one.name}, round {x}: {told(y)}{reach}", cx=across, cy=height, **look))
-    return found
+        hover = f"{one.name}, round {x}: {exact(y)}{reach}"
+        circles.append(mark("circle", hover, cx=across, cy=height, **look))
+    return circles
 
 
 def _stroke(i: int) -> Sample:
     def draw(x: float, y: float) -> Markup:
-        return mark(
-            "polyline",
-            class_=f"s{i % COLOURS + 1}",
-            stroke_dasharray=dashes(i),
-            points=f"{x:.1f},{y} {x + 22:.1f},{y}",
-        )
+        look = {"class_": f"s{i % COLOURS + 1}", "stroke_dasharray": dashes(i)}
+        return mark("polyline", **look, points=f"{x:.1f},{y} {x + 22:.1f},{y}")
 
     return draw
 
 
-def _in_words(series: Series, told: Show) -> str:
+def _in_words(series: Series, exact: Show) -> str:
     (x0, first), (x1, last) = series.known[0], series.known[-1]
-    return f"{series.name}: {told(first)} in round {x0}, {told(last)} in round {x1}"
+    return f"{series.name}: {exact(first)} in round {x0}, {exact(last)} in round {x1}"

@@ -52,24 +52,15 @@ def convergence(arms: Arms, of: int) -> Iterator[Figure]:
     seeds = max(len(runs) for _, runs in arms)
     for view, text in names.items():
         series = [
-            Series(title, *_spread([_curve(run.rounds, "test", view) for run in runs]))
+            Series(title + kind, *_spread([_curve(getattr(run, rows), "test", view) for run in runs]))
+            for kind, rows in (("", "rounds"), (ENDED, "endings"))
             for title, runs in arms
         ]
-        series += [
-            Series(title + ENDED, *_spread([_curve(run.endings, "test", view) for run in runs]))
-            for title, runs in arms
-        ]
-        about = f"Balanced accuracy on the test sets, {text}" + (
-            f": mean and standard deviation over {seeds} runs." if seeds > 1 else "."
-        )
+        about = f"Balanced accuracy on the test sets, {text}"
+        about += f": mean and standard deviation over {seeds} runs." if seeds > 1 else "."
         about += ENDINGS if any(run.endings for _, runs in arms for run in runs) else ""
-        yield from lined(
-            f"convergence-{view}",
-            f"{view.capitalize()} over rounds",
-            series,
-            about + left_out(arms, of),
-            percent=True,
-        )
+        title = f"{view.capitalize()} over rounds"
+        yield from lined(f"convergence-{view}", title, series, about + left_out(arms, of), percent=True)
 
 
 def _curve(rows: Sequence[Mapping[str, Any]], split: str, view: str) -> list[tuple[int, float | None]]:
@@ -95,9 +86,9 @@ def _spread(
 ) -> tuple[list[tuple[int, float | None]], list[float | None]]:
     """Mean and standard deviation over curves, round by round."""
     rounds = sorted({x for curve in curves for x, _ in curve})
-    found = [table.Figure.of([dict(curve).get(x) for curve in curves]) for x in rounds]
-    points = [(x, None if one is None else one.mean) for x, one in zip(rounds, found, strict=True)]
-    return points, [None if one is None else one.std for one in found]
+    figures = [table.Figure.of([dict(curve).get(x) for curve in curves]) for x in rounds]
+    points = [(x, None if one is None else one.mean) for x, one in zip(rounds, figures, strict=True)]
+    return points, [None if one is None else one.std for one in figures]
 
 
 def exchanged(run: Run) -> Iterator[Figure]:
@@ -121,10 +112,9 @@ def exchanged(run: Run) -> Iterator[Figure]:
         cells += [("up", f"{question}: {row['leaf']}", row["kind"], row["bytes"]) for row in leaves]
     down = _per_site(run, "bytes_down")
     if down is not None:
-        rows += [
-            Bar("down: all questions of a round to one site, mean", heading=True),
-            Bar("broadcast", (Part(down, f"down: {size(down)}", Look(2, 0.3)),), size(down)),
-        ]
+        part = Part(down, f"down: {size(down)}", Look(2, 0.3))
+        rows.append(Bar("down: all questions of a round to one site, mean", heading=True))
+        rows.append(Bar("broadcast", (part,), size(down)))
         cells.append(("down", "all questions of a round, mean", None, round(down)))
     several = any(row["varies"] for row in run.ledger)
     yield Figure(
@@ -171,17 +161,16 @@ def costs(arms: Arms) -> Iterator[Figure]:
     time = {title: blend([seconds for run in runs for seconds in _trained(run)]) for title, runs in arms}
     about = "All sites of a round, on the machine that ran it; mean over rounds and runs."
     yield from _cost("time", "Seconds of training per round", time, _seconds, "seconds", about)
-    traffic = {
-        title: blend([_per_site(run, "bytes_up", "bytes_down") for run in runs]) for title, runs in arms
-    }
+    both = ("bytes_up", "bytes_down")
+    traffic = {title: blend([_per_site(run, *both) for run in runs]) for title, runs in arms}
     about = "Up and down, without testing; mean over sites, rounds and runs."
     yield from _cost("bytes", "Bytes per site and round", traffic, size, "bytes", about)
 
 
 def _cost(
-    key: str, title: str, found: Mapping[str, float | None], show: Show, unit: str, about: str
+    key: str, title: str, costs: Mapping[str, float | None], show: Show, unit: str, about: str
 ) -> Iterator[Figure]:
-    known = {name: value for name, value in found.items() if value is not None}
+    known = {name: value for name, value in costs.items() if value is not None}
     if known:
         rows = [
             Bar(name, (Part(value, f"{name}: {show(value)}"),), show(value)) for name, value in known.items()

@@ -59,7 +59,7 @@ def quantiles(values: Iterable[float | None]) -> dict[str, float | None]:
     return {name: float(np.quantile(known, share)) if known else None for name, share in QUANTILES.items()}
 
 
-def quantile_rows(found: Mapping[str, Mapping[str, Any]], keys: Sequence[str]) -> dict[str, dict[str, Any]]:
+def quantile_rows(metrics: Mapping[str, Mapping[str, Any]], keys: Sequence[str]) -> dict[str, dict[str, Any]]:
     """By name of a quantile: what `keys` come to, each column by itself."""
-    columns = {key: quantiles(one.get(key) for one in found.values()) for key in keys}
+    columns = {key: quantiles(one.get(key) for one in metrics.values()) for key in keys}
     return {name: {key: columns[key][name] for key in keys} for name in QUANTILES}

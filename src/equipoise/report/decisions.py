@@ -4,6 +4,7 @@ figures."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -33,8 +34,8 @@ class Decisions:
         edges = np.linspace(0, 1, len(self.calibration) + 1).tolist()
         return [
             (low, high, count, sure / count if count else 0.0, right / count if count else 0.0)
-            for low, high, (count, right, sure) in zip(
-                edges, edges[1:], self.calibration.tolist(), strict=False
+            for (low, high), (count, right, sure) in zip(
+                pairwise(edges), self.calibration.tolist(), strict=True
             )
         ]
 
@@ -44,9 +45,8 @@ def decisions(run: Run) -> Decisions | None:
     scores = run.scores
     if scores is not None:
         pages = [tallies(page, scores.labels, task=scores.task) for page in scores.logits]
-        counts = {
-            name: torch.stack([page[name] for page in pages]).double().mean(0).numpy() for name in pages[0]
-        }
+        stacks = {name: torch.stack([page[name] for page in pages]) for name in pages[0]}
+        counts = {name: stack.double().mean(0).numpy() for name, stack in stacks.items()}
     else:
         noted = (run.test or {}).get("counts") or {}
         counts = {name: np.array(table, dtype=np.float64) for name, table in noted.items()}

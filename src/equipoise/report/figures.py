@@ -22,14 +22,14 @@ ARMS = 8
 
 def run_figures(run: Run) -> list[Figure]:
     """The figures of one run; those it has no data for are left out."""
-    found = decisions(run)
+    counts = decisions(run)
     return list(
         chain(
             distribution(run.data),
             progress(run),
             recalls(run),
-            decided(run, found),
-            calibration(found),
+            decided(run, counts),
+            calibration(counts),
             contribution(run),
             different(run),
             feature_map(run),
@@ -63,5 +63,5 @@ def _best(arms: Arms) -> Arms:
         values = [run.test["generalisation"]["balanced_accuracy"] for run in runs if run.test]
         return blend(values) or 0.0
 
-    kept = {title for title, _ in sorted(arms, key=lambda arm: -reached(arm[1]))[:ARMS]}
-    return [(title, runs) for title, runs in arms if title in kept]
+    best = {title for title, _ in sorted(arms, key=lambda arm: -reached(arm[1]))[:ARMS]}
+    return [(title, runs) for title, runs in arms if title in best]

@@ -36,11 +36,8 @@ from equipoise.text import percent as percent
 if TYPE_CHECKING:
     from equipoise.evaluate.scores import Scores
 
-SPLITS = ("train", "validation", "test")
 NAMED = 6
 """sites that a title names; of more it says how many"""
-LARGEST = 2**30
-"""bytes of the largest file of a run folder that a page is made from"""
 SMALL = 10
 """fewer images than this are too few to judge by, and on a card too few to tell"""
 FIGURES = {
@@ -133,10 +130,7 @@ class Run:
     @cached_property
     def rehearsal(self) -> dict[str, Any] | None:
         """Kind and name of the data, where the federation was a rehearsal on one machine."""
-        found: dict[str, Any] | None = (
-            RunFolder(self.folder).read(PLAN).get("rehearsal") if self.federated else None
-        )
-        return found
+        return RunFolder(self.folder).read(PLAN).get("rehearsal") if self.federated else None
 
     @property
     def finished(self) -> bool:
@@ -225,9 +219,8 @@ def data_of(run: RunFolder) -> dict[str, Any]:
         raise StorageError(f"{run}: nothing is known of its data yet; try again when the first round is done")
     plan, census = run.read(BLUEPRINT), Census.model_validate(run.read(CENSUS))
     side, channels = plan["input"]["image_size"], plan["input"]["channels"]
-    facts = Facts(
-        plan["task"], tuple(plan["classes"]), (side, side, channels), plan["data"], census, plan["partial"]
-    )
+    shape, classes = (side, side, channels), tuple(plan["classes"])
+    facts = Facts(plan["task"], classes, shape, plan["data"], census, plan["partial"])
     return facts.table()
 
 
@@ -254,17 +247,13 @@ def start_of(run: Run) -> str:
     return "pretrained weights" if run.config["net"].get("weights") else "a random start"
 
 
-def told_rounds(rounds: Sequence[int], endings: Sequence[int]) -> str:
+def reported_rounds(rounds: Sequence[int], endings: Sequence[int]) -> str:
     """The reported rounds in words: those that were chosen, and whether the method's ending is reported with
     them."""
-    with_ending = (
-        ""
-        if not endings
-        else ", with the method's ending"
-        if len(endings) == 1
-        else ", each with the method's ending"
-    )
-    return (", ".join(map(str, endings or rounds)) or "none") + with_ending
+    text = ", ".join(map(str, endings or rounds)) or "none"
+    if not endings:
+        return text
+    return f"{text}, {'each ' if len(endings) > 1 else ''}with the method's ending"
 
 
 def by_size(counts: Sequence[float]) -> list[int]:
@@ -274,8 +263,10 @@ def by_size(counts: Sequence[float]) -> list[int]:
 
 def size(count: float) -> str:
     """Bytes in a unit one can read."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
+    if count < 1000:
+        return f"{count:,.0f} B"
+    for unit in ("kB", "MB"):
         count /= 1000
-    raise AssertionError
+        if count < 1000:
+            return f"{count:,.1f} {unit}"
+    return f"{count / 1000:,.1f} GB"

@@ -59,14 +59,14 @@ def _reason(journal: Sequence[Mapping[str, Any]], site: str) -> str:
 
 def withheld(run: Run, split: str) -> dict[str, list[str]]:
     """By class: the sites that tell nothing of it, as they have too few images of it."""
-    found: dict[str, list[str]] = {}
+    sites: dict[str, list[str]] = {}
     for site, held in run.data["sites"].items():
         for number in held[split].get("withheld", ()):
-            found.setdefault(run.data["classes"][number], []).append(site)
-    return found
+            sites.setdefault(run.data["classes"][number], []).append(site)
+    return sites
 
 
-def not_told(run: Run) -> str:
+def withheld_note(run: Run) -> str:
     """What sites with few images of a class leave out, in words; nothing where there is no such class."""
     rules = {n for n in run.data.get("small_cell", {}).values() if n}
     if not rules:
@@ -89,7 +89,7 @@ def _each(lost: Mapping[str, Sequence[str]]) -> str:
 
 def gaps(run: Run) -> list[str]:
     """All that the figures lack, a text each."""
-    return [text for text in (missing(run), not_told(run)) if text]
+    return [text for text in (missing(run), withheld_note(run)) if text]
 
 
 def most_trained(data: Mapping[str, Any], number: int) -> int | None:

@@ -37,11 +37,9 @@ def gaps(run: Run) -> list[Gap]:
     received model, which agree with wrong labels that they were trained on."""
     if run.test is None or run.config["evaluate"]["own"] != "received":
         return []
-    found = []
-    for site, metrics in run.test["sites"].items():
-        widest = max(_gaps(run, site, metrics), key=lambda gap: gap.size, default=None)
-        found += [widest] if widest is not None else []
-    return sorted(found, key=lambda gap: -gap.size)
+    by_site = (list(_gaps(run, site, metrics)) for site, metrics in run.test["sites"].items())
+    widest = [max(gaps, key=lambda gap: gap.size) for gaps in by_site if gaps]
+    return sorted(widest, key=lambda gap: -gap.size)
 
 
 def _gaps(run: Run, site: str, metrics: dict[str, Any]) -> Iterator[Gap]:

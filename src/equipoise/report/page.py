@@ -20,14 +20,7 @@ from equipoise.evaluate.significance import wilson
 from equipoise.methods import METHODS
 from equipoise.report import words
 from equipoise.report.card import blocks, model_card
-from equipoise.report.crowd import (
-    QUANTILES,
-    TOGETHER,
-    crowded,
-    held_by_groups,
-    quantile_rows,
-    quantiles,
-)
+from equipoise.report.crowd import QUANTILES, TOGETHER, crowded, held_by_groups, quantile_rows, quantiles
 from equipoise.report.figures import Figure as Drawing
 from equipoise.report.figures import comparison_figures, run_figures
 from equipoise.report.folder import SMALL, Run, by_size, figures, objective_name, percent, read_run, size
@@ -91,7 +84,7 @@ def write_report(folder: Path, live: bool = False) -> Path:
         card=list(blocks(card)),
         places=placed(run_figures(run), RUN),
         classes=_classes(run),
-        told_sites=_told_sites(run),
+        site_rows=_site_rows(run),
         absences=absences(run.journal),
         traffic={key: sum(row[key] for row in run.history) for key in ("bytes_up", "bytes_down")},
         untested=untested(run),
@@ -209,11 +202,11 @@ def _cell(value: str | float | None) -> str:
 def changed_options(run: Run) -> str:
     """The method, and those of its options that are not as they are by default; all of them for a method of
     one's own."""
-    given = {key: value for key, value in run.config["method"].items() if key != "name"}
+    options = {key: value for key, value in run.config["method"].items() if key != "name"}
     if run.method in METHODS:
         usual = METHODS[run.method].model_validate({}).model_dump(mode="json", exclude_none=True)
-        given = {key: value for key, value in given.items() if usual.get(key) != value}
-    return ", ".join([run.method, *(f"{key} = {value}" for key, value in given.items())])
+        options = {key: value for key, value in options.items() if usual.get(key) != value}
+    return ", ".join([run.method, *(f"{key} = {value}" for key, value in options.items())])
 
 
 def _ends(run: Run) -> dict[str, Mapping[str, Any]]:
@@ -236,19 +229,12 @@ def _cards(run: Run) -> list[tuple[str, str, str]]:
     ]
     cards[2] = (cards[2][0], "average", "mean of the two balanced accuracies")
     everyone, worst = run.test["generalisation"], run.test["worst_site"]
+    where = worst["name"] or "the worst site of each round"
     return [
         *cards,
         (percent(everyone["macro_auc"]), "macro AUC", "global predictor, mean over classes"),
-        (
-            percent(everyone["tail"]),
-            "tail recall",
-            "global predictor, mean over the rarest third of the classes",
-        ),
-        (
-            percent(worst["balanced_accuracy"]),
-            "worst site",
-            f"balanced accuracy at {worst['name'] or 'the worst site of each round'}",
-        ),
+        (percent(everyone["tail"]), "tail recall", "global predictor, mean over the rarest third of classes"),
+        (percent(worst["balanced_accuracy"]), "worst site", f"balanced accuracy at {where}"),
     ]
 
 
@@ -266,45 +252,45 @@ def _classes(run: Run) -> list[dict[str, Any]]:
     return rows
 
 
-def _told_sites(run: Run) -> list[dict[str, Any]]:
+def _site_rows(run: Run) -> list[dict[str, Any]]:
     """What each site's own predictor reaches; of many sites the quantiles."""
     if run.test is None:
         return []
     keys = ("balanced_accuracy", "accuracy", "macro_auc", "tail")
-    found = run.test["sites"]
-    if crowded(found):
-        return [{"name": name, **row} for name, row in quantile_rows(found, keys).items()]
-    tested = {name: run.data["sites"][name]["test"]["images"] for name in found}
+    sites = run.test["sites"]
+    if crowded(sites):
+        return [{"name": name, **row} for name, row in quantile_rows(sites, keys).items()]
+    tested = {name: run.data["sites"][name]["test"]["images"] for name in sites}
     return [
         {"name": name, "images": tested[name], **{key: one.get(key) for key in keys}}
-        for name, one in found.items()
+        for name, one in sites.items()
     ]
 
 
 def absences(journal: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Who gave no usable answer to what, why, and in which rounds (counted from 1)."""
-    found: dict[tuple[str, str, str], list[int]] = {}
+    absent: dict[tuple[str, str, str], list[int]] = {}
     refused = set()
     for line in journal:
         if line["event"] == "rejected":
             refused.add((line["site"], line["question"], line["round"]))
-            found.setdefault((line["site"], line["question"], line["reason"]), []).append(line["round"])
+            absent.setdefault((line["site"], line["question"], line["reason"]), []).append(line["round"])
         elif line["event"] == "missing":
             for site in line["sites"]:
                 if (site, line["question"], line["round"]) not in refused:  # a rejected answer is missing too
-                    found.setdefault((site, line["question"], "no answer"), []).append(line["round"])
-    if crowded(found):
-        return _absent_crowd(found)
+                    absent.setdefault((site, line["question"], "no answer"), []).append(line["round"])
+    if crowded(absent):
+        return _absent_crowd(absent)
     return [
         {"site": site, "question": question, "reason": reason, "rounds": _spans(rounds)}
-        for (site, question, reason), rounds in sorted(found.items())
+        for (site, question, reason), rounds in sorted(absent.items())
     ]
 
 
-def _absent_crowd(found: Mapping[tuple[str, str, str], Sequence[int]]) -> list[dict[str, Any]]:
+def _absent_crowd(absent: Mapping[tuple[str, str, str], Sequence[int]]) -> list[dict[str, Any]]:
     """The same with all sites in one row that gave no answer to a question for the same reason."""
     rows: dict[tuple[str, str], list[tuple[str, Sequence[int]]]] = {}
-    for (site, question, reason), rounds in sorted(found.items()):
+    for (site, question, reason), rounds in sorted(absent.items()):
         rows.setdefault((question, reason.replace(f"'{site}'", "…")), []).append((site, rounds))
     return [
         {
@@ -354,29 +340,25 @@ def _sites(first: Run, arms: words.Arms) -> Sheet:
     rows = []
     for label, runs in arms:
         tests = [run.test["sites"] if run.test else {} for run in runs]
-        cells = tuple(
-            Figure.of([(test.get(site) or {}).get("balanced_accuracy") for test in tests]) for site in sites
-        )
+        own = [[(test.get(site) or {}).get("balanced_accuracy") for test in tests] for site in sites]
+        cells = tuple(map(Figure.of, own))
         rows.append(Row(label, cells))
     heads = tuple(f"{site} ({first.data['sites'][site]['train']['images']:,})" for site in sites)
     note = "Balanced accuracy of each site's own predictor on its own test set; training images in brackets."
-    return Sheet(
-        "What each site gets",
-        Table(heads, tuple(rows)),
-        f"{note} {words.DRAWN}" if words.drawn(arms) else note,
-    )
+    note = f"{note} {words.DRAWN}" if words.drawn(arms) else note
+    return Sheet("What each site gets", Table(heads, tuple(rows)), note)
 
 
 def _crowd(arms: words.Arms) -> Sheet:
     """How the own predictors of many sites are spread."""
     rows = []
     for label, runs in arms:
-        found = [
+        spreads = [
             quantiles(one.get("balanced_accuracy") for one in run.test["sites"].values() if one)
             for run in runs
             if run.test
         ]
-        rows.append(Row(label, tuple(Figure.of([one[name] for one in found]) for name in QUANTILES)))
+        rows.append(Row(label, tuple(Figure.of([one[name] for one in spreads]) for name in QUANTILES)))
     note = (
         "Balanced accuracy of each site's own predictor on its own test set: its quantiles over the sites, "
         "mean over runs."

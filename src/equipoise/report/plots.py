@@ -96,14 +96,13 @@ def bars(
         for part in row.parts:
             x0, x1 = sorted((across(start), across(start + part.value)))
             wide = max(1.0, x1 - x0) if part.value else 0.0
-            parts.append(
-                mark("rect", part.hover, x=x0, y=middle - 5.5, width=wide, height=11, style=part.look.style)
-            )
+            box = {"x": x0, "y": middle - 5.5, "width": wide, "height": 11.0}
+            parts.append(mark("rect", part.hover, **box, style=part.look.style))
             start += part.value
         if row.end:
             side, gap = ("end", -5) if start < 0 else ("start", 5)
-            told = "; ".join(part.hover for part in row.parts)
-            parts.append(label(across(start) + gap, middle + 4, row.end, hover=told, text_anchor=side))
+            hover = "; ".join(part.hover for part in row.parts)
+            parts.append(label(across(start) + gap, middle + 4, row.end, hover=hover, text_anchor=side))
         top += tall
     parts = [*_axis(x_ticks, across, show, 8.0, top), *parts]
     if x_ticks[0] < 0:
@@ -126,16 +125,16 @@ def dots(
     heads = [row for row, _ in rows]
     across = _scale(x_ticks, _names(heads), WIDTH - 18)
     parts, top = [], 8.0
-    for row, found in rows:
+    for row, values in rows:
         tall = _tall(row)
         middle = top + tall / 2
         parts += _row_name(row, middle)
         parts.append(mark("line", class_="grid", x1=across(0), x2=across(1), y1=middle, y2=middle))
-        parts += [shape(i, across(one[0]), middle, one[1]) for i, one in enumerate(found) if one is not None]
+        parts += [shape(i, across(one[0]), middle, one[1]) for i, one in enumerate(values) if one is not None]
         top += tall
     parts = [*_axis(x_ticks, across, show, 8.0, top), *parts]
     shown, end = legend([(name, _shaped(i)) for i, name in enumerate(names)], top + 22, 8)
-    words = "; ".join(one[1] for _, found in rows for one in found if one is not None)
+    words = "; ".join(one[1] for _, values in rows for one in values if one is not None)
     return svg(title, words, end, [*parts, *shown])
 
 
@@ -157,8 +156,8 @@ def _row_name(row: Bar, middle: float) -> list[Markup]:
     if row.heading:
         return [label(2, middle + 6, row.name, room=WIDTH - 4, style="fill:var(--ink);font-weight:600")]
     up = 2 if row.note else -4
-    found = [label(2, middle - up, row.name, room=NAMES, style="fill:var(--ink)")]
-    return [*found, label(2, middle + 11, row.note, room=NAMES)] if row.note else found
+    labels = [label(2, middle - up, row.name, room=NAMES, style="fill:var(--ink)")]
+    return [*labels, label(2, middle + 11, row.note, room=NAMES)] if row.note else labels
 
 
 def _scale(x_ticks: Sequence[float], left: float, right: float) -> Callable[[float], float]:
@@ -170,8 +169,8 @@ def _axis(
     x_ticks: Sequence[float], across: Callable[[float], float], show: Show, top: float, bottom: float
 ) -> list[Markup]:
     """Grid lines with their numbers underneath."""
-    found = [mark("line", class_="grid", x1=across(x), x2=across(x), y1=top, y2=bottom) for x in x_ticks]
-    return found + [label(across(x), bottom + 15, show(x), text_anchor="middle") for x in x_ticks]
+    lines = [mark("line", class_="grid", x1=across(x), x2=across(x), y1=top, y2=bottom) for x in x_ticks]
+    return lines + [label(across(x), bottom + 15, show(x), text_anchor="middle") for x in x_ticks]
 
 
 # Grids ------------------------------------------------------------------------------------------------------
@@ -271,29 +270,26 @@ def matrix(
     texts = [[show(n) for n in row] for row in counts]
     longest = max((width(text) for row in texts for text in row), default=0.0)
 
-    def told(i: int, j: int) -> str:
-        share = counts[i][j] / sum(counts[i]) if sum(counts[i]) else 0.0
-        return f"{rows[i].name} called {columns[j]}: {texts[i][j]} ({100 * share:.1f} %)"
+    def share(i: int, j: int) -> float:
+        return counts[i][j] / sum(counts[i]) if sum(counts[i]) else 0.0
+
+    def describe(i: int, j: int) -> str:
+        return f"{rows[i].name} called {columns[j]}: {texts[i][j]} ({100 * share(i, j):.1f} %)"
 
     def cell(i: int, j: int, box: Box) -> list[Markup]:
         x, y, wide, tall = box
-        share = counts[i][j] / sum(counts[i]) if sum(counts[i]) else 0.0
-        rim = "var(--ink)" if i == j else "var(--line)"
-        # Half as dense as the share at most: the same ink stays readable on it, on a light page and on a dark
-        # one.
-        style = (
-            f"fill:var(--s1);fill-opacity:{share / 2:.3f};stroke:{rim};stroke-width:{1.4 if i == j else 0.6}"
-        )
-        found = [mark("rect", told(i, j), x=x + 1, y=y + 1, width=wide - 2, height=tall - 2, style=style)]
+        rim = "var(--ink);stroke-width:1.4" if i == j else "var(--line);stroke-width:0.6"
+        # Half as dense as the share: the same ink stays readable on it, on a light page and on a dark one.
+        style = f"fill:var(--s1);fill-opacity:{share(i, j) / 2:.3f};stroke:{rim}"
+        marks = [mark("rect", describe(i, j), x=x + 1, y=y + 1, width=wide - 2, height=tall - 2, style=style)]
         if longest + 2 <= wide and counts[i][j]:
             style = "fill:var(--ink);pointer-events:none"
-            found.append(
-                label(x + wide / 2, y + tall / 2 + 4, texts[i][j], text_anchor="middle", style=style)
-            )
-        return found
+            x, y = x + wide / 2, y + tall / 2 + 4
+            marks.append(label(x, y, texts[i][j], text_anchor="middle", style=style))
+        return marks
 
     parts, top = grid(rows, columns, cell, square=True)
-    words = "; ".join(told(i, j) for i in range(len(rows)) for j in range(len(columns)) if counts[i][j])
+    words = "; ".join(describe(i, j) for i in range(len(rows)) for j in range(len(columns)) if counts[i][j])
     return svg(title, words, top, parts)
 
 
@@ -322,33 +318,24 @@ def reliability(title: str, bins: Sequence[tuple[float, float, float, float, flo
             label(left - 6, up(x) + 4, f"{100 * x:.0f} %", text_anchor="end"),
             label(across(x), floor + 15, f"{100 * x:.0f} %", text_anchor="middle"),
         ]
-    told = []
+    texts = []
     for low, high, count, sure, correct in bins:
         if not count:
             continue
-        told.append(f"sure by {100 * sure:.1f} %, right in {100 * correct:.1f} % of {count:,.0f}")
+        texts.append(f"sure by {100 * sure:.1f} %, right in {100 * correct:.1f} % of {count:,.0f}")
         x, wide, tall = across(low) + 1, across(high) - across(low) - 2, 40 * count / most
-        style = "fill:var(--s1);fill-opacity:.3;stroke:var(--s1)"
-        parts += [
-            mark("rect", told[-1], x=x, y=up(correct), width=wide, height=bottom - up(correct), style=style),
-            mark(
-                "rect",
-                told[-1],
-                x=x,
-                y=floor - tall,
-                width=wide,
-                height=max(1.0, tall),
-                style="fill:var(--soft)",
-            ),
-        ]
+        for y, height, style in (
+            (up(correct), bottom - up(correct), "fill:var(--s1);fill-opacity:.3;stroke:var(--s1)"),
+            (floor - tall, max(1.0, tall), "fill:var(--soft)"),
+        ):
+            parts.append(mark("rect", texts[-1], x=x, y=y, width=wide, height=height, style=style))
     broken = "stroke:var(--soft);stroke-dasharray:4 3"
-    parts.append(
-        mark("line", "as often right as sure", x1=across(0), x2=across(1), y1=up(0), y2=up(1), style=broken)
-    )
+    ends = {"x1": across(0), "x2": across(1), "y1": up(0), "y2": up(1)}
+    parts.append(mark("line", "as often right as sure", **ends, style=broken))
     filled = [one for one in bins if one[2]]
     parts += [
         shape(2, across(sure), up(right_), hover)
-        for (_, _, _, sure, right_), hover in zip(filled, told, strict=True)
+        for (_, _, _, sure, right_), hover in zip(filled, texts, strict=True)
     ]
     parts += [
         mark("line", class_="axis", x1=left, x2=right, y1=bottom, y2=bottom),
@@ -356,7 +343,7 @@ def reliability(title: str, bins: Sequence[tuple[float, float, float, float, flo
         label(left - 6, floor - 36, f"{most:,.0f}", text_anchor="end"),
         label((left + right) / 2, floor + 31, "confidence in the decision", text_anchor="middle"),
     ]
-    return svg(title, "; ".join(told), floor + 38, parts)
+    return svg(title, "; ".join(texts), floor + 38, parts)
 
 
 @dataclass(frozen=True)
@@ -376,9 +363,8 @@ def maps(title: str, panels: Sequence[tuple[str, Sequence[Spot]]]) -> Markup:
     for name, spots in panels:
         parts.append(label(4, top + 14, name, style="fill:var(--ink);font-weight:600"))
         top += 22
-        parts.append(
-            mark("rect", x=1, y=top, width=WIDTH - 2, height=tall, rx=4, style="fill:none;stroke:var(--line)")
-        )
+        frame = {"x": 1, "y": top, "width": WIDTH - 2, "height": tall, "rx": 4}
+        parts.append(mark("rect", **frame, style="fill:none;stroke:var(--line)"))
         parts += _spots(spots, (16.0, top + 16, WIDTH - 32.0, tall - 32))
         top += tall + 10
     words = "; ".join(f"{name}: " + ", ".join(spot.hover for spot in spots) for name, spots in panels)
@@ -400,32 +386,25 @@ def _spots(spots: Sequence[Spot], box: Box) -> list[Markup]:
         for s in spots
     ]
     taken: list[Box] = [(x - r, y - r, 2 * r, 2 * r) for x, y, r, _ in placed]
-    found = [
+    marks = [
         mark("circle", s.hover, cx=x, cy=y, r=r, style="fill:var(--s1);fill-opacity:.45;stroke:var(--s1)")
         for x, y, r, s in placed
     ]
     for x, y, r, spot in sorted(placed, key=lambda one: one[2]):
         long = min(NAMES, width(spot.name))
-        corners = (
-            (x + r + 3, y - 7),
-            (x - r - 3 - long, y - 7),
-            (x - long / 2, y - r - 15),
-            (x - long / 2, y + r + 1),
-        )
+        middle = x - long / 2
+        corners = ((x + r + 3, y - 7), (x - r - 3 - long, y - 7), (middle, y - r - 15), (middle, y + r + 1))
         inside = [
-            c
-            for c in corners
-            if c[0] >= 2 and c[0] + long <= WIDTH - 2 and top - 15 <= c[1] <= top + tall + 1
+            (cx, cy) for cx, cy in corners if 2 <= cx <= WIDTH - 2 - long and top - 15 <= cy <= top + tall + 1
         ]
         crowd = {c: sum(_overlap((*c, long, 14.0), other) for other in taken) for c in inside or corners[:1]}
         at = min(crowd, key=lambda c: crowd[c])
         if crowd[at] > long * 14.0 * CROWDED:
             continue
         taken.append((*at, long, 14.0))
-        found.append(
-            label(at[0], at[1] + 11, spot.name, room=NAMES, hover=spot.hover, style="fill:var(--ink)")
-        )
-    return found
+        style = "fill:var(--ink)"
+        marks.append(label(at[0], at[1] + 11, spot.name, room=NAMES, hover=spot.hover, style=style))
+    return marks
 
 
 def _overlap(a: Box, b: Box) -> float:

@@ -16,16 +16,13 @@ def recalls(run: Run) -> Iterator[Figure]:
     """Recall of every class, from the most frequent to the rarest."""
     if run.test is None:
         return
-    data, found = run.data, run.test["generalisation"]
+    data, metrics = run.data, run.test["generalisation"]
     order = by_size(data["train"])
     rows, cells = [], list[tuple[Cell, ...]]()
     for i in order:
-        name, recall, support = data["classes"][i], found["recall"][i], round(found["support"][i] or 0)
-        parts = (
-            ()
-            if recall is None
-            else (Part(recall, f"{name}: {percent(recall)} of {support:,} test images found"),)
-        )
+        name, recall, support = data["classes"][i], metrics["recall"][i], round(metrics["support"][i] or 0)
+        hover = f"{name}: {percent(recall)} of {support:,} test images found"
+        parts = () if recall is None else (Part(recall, hover),)
         rows.append(Bar(name, parts, percent(recall), f"{data['train'][i]:,}"))
         cells.append((name, data["train"][i], support, rate(recall)))
     yield Figure(
@@ -67,12 +64,12 @@ def recalls_of_arms(arms: Arms, of: int) -> Iterator[Figure]:
         )
 
 
-def decided(run: Run, found: Decisions | None) -> Iterator[Figure]:
+def decided(run: Run, decisions: Decisions | None) -> Iterator[Figure]:
     """The confusion matrix, or for several labels what was found and what was missed."""
-    if found is None:
+    if decisions is None:
         return
     order, classes = by_size(run.data["train"]), run.data["classes"]
-    counts = found.decided
+    counts = decisions.decided
     if run.data["task"] == "single":
         values = [[float(counts[i, j]) for j in order] for i in order]
         names = [classes[i] for i in order]
@@ -97,21 +94,17 @@ def decided(run: Run, found: Decisions | None) -> Iterator[Figure]:
         ):
             total = good + bad
             parts = tuple(
-                Part(n / total, f"{classes[i]}, {name}: {_number(n)} {word} ({percent(n / total)})", look)
-                for n, word, look in ((good, said[0], RIGHT), (bad, said[1], WRONG))
+                Part(n / total, f"{classes[i]}, {name}: {_number(n)} {verb} ({percent(n / total)})", look)
+                for n, verb, look in ((good, said[0], RIGHT), (bad, said[1], WRONG))
                 if n
             )
             rows.append(Bar(name, parts, _number(total), ""))
         cells.append((classes[i], tp, fn, fp, tn))
+    kinds = [("right", RIGHT), ("wrong", WRONG)]
     yield Figure(
         "confusion",
         "What is found and what is missed",
-        bars(
-            "right and wrong decisions of each finding",
-            rows,
-            whole,
-            kinds=[("right", RIGHT), ("wrong", WRONG)],
-        ),
+        bars("right and wrong decisions of each finding", rows, whole, kinds=kinds),
         "Test images that have a finding and those that have it not, as shares; at the end how many there "
         "are. A finding is called where the global predictor gives it more than 50 %.",
         ("finding", "found (TP)", "missed (FN)", "called in error (FP)", "rightly not called (TN)"),
@@ -119,14 +112,14 @@ def decided(run: Run, found: Decisions | None) -> Iterator[Figure]:
     )
 
 
-def calibration(found: Decisions | None) -> Iterator[Figure]:
+def calibration(decisions: Decisions | None) -> Iterator[Figure]:
     """How often decisions are right against how sure they were."""
-    if found is None:
+    if decisions is None:
         return
-    bins = found.bins()
+    bins = decisions.bins()
     yield Figure(
         "reliability",
-        f"How far its confidence can be trusted: calibration error {percent(found.ece)}",
+        f"How far its confidence can be trusted: calibration error {percent(decisions.ece)}",
         reliability("share of right decisions by confidence", bins),
         "Decisions of the global predictor in bins of its confidence: how often they are right (bars; the "
         "diamond stands at the bin's mean confidence) and how many there are (below). On the broken line "
@@ -142,13 +135,13 @@ def calibration(found: Decisions | None) -> Iterator[Figure]:
 
 def feature_map(run: Run) -> Iterator[Figure]:
     """Class means in the features of the body, and of the projector."""
-    found = run.features
-    if found is None:
+    features = run.features
+    if features is None:
         return
     data = run.data
     titles = {"body": "body", "projector": "after the projector"}
     most, panels, cells = max(data["train"]) or 1, [], list[tuple[Cell, ...]]()
-    for layer, places in found["maps"].items():
+    for layer, places in features["maps"].items():
         spots = [
             Spot(place[0], place[1], n / most, name, f"{name}: {n:,} training images")
             for name, n, place in zip(data["classes"], data["train"], places["points"], strict=True)
@@ -161,9 +154,10 @@ def feature_map(run: Run) -> Iterator[Figure]:
         "features",
         "Where the classes lie",
         maps("class means of the features", panels),
-        f"Mean features of each class over {found['images']:,} test images after round {found['round']}, "
-        "along the two axes that spread the class means most; per cent: how much of the spread each axis "
-        "holds. The area grows with the training images. Classes that lie together are hard to tell apart.",
+        f"Mean features of each class over {features['images']:,} test images after round "
+        f"{features['round']}, along the two axes that spread the class means most; per cent: how much of "
+        "the spread each axis holds. The area grows with the training images. Classes that lie together are "
+        "hard to tell apart.",
         ("features", "class", "across", "up"),
         tuple(cells),
     )

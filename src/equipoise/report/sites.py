@@ -37,12 +37,12 @@ def distribution(data: dict[str, Any]) -> Iterator[Figure]:
 
     def hover(row: int, column: int) -> str:
         name, site = data["classes"][order[row]], list(sites)[column]
-        found, known = count(order[row], site), sites[site]["train"].get("known")
-        if found is None:
+        held, known = count(order[row], site), sites[site]["train"].get("known")
+        if held is None:
             does = "tell how much it has of" if order[row] in untold[site] else "label"
             return f"{site} does not {does} {name}"
         images = f" of {known[order[row]]:,} labelled images" if known else ""
-        return f"{site}: {found:,} {name}{images}"
+        return f"{site}: {held:,} {name}{images}"
 
     counts = [[count(i, site) for site in sites] for i in order]
     sums = [sum(n for n in row if n is not None) for row in counts]
@@ -52,14 +52,7 @@ def distribution(data: dict[str, Any]) -> Iterator[Figure]:
     yield Figure(
         "distribution",
         "Who holds what",
-        bubbles(
-            "training images of each class at each site",
-            rows,
-            list(sites),
-            counts,
-            hover,
-            why,
-        ),
+        bubbles("training images of each class at each site", rows, list(sites), counts, hover, why),
         "Training images of each class (the number under its name, all sites together) at each site; the "
         "area of a circle is the count, and there is none where the site has none."
         + (f" A cross: the class is {why}." if partial else "")
@@ -81,25 +74,22 @@ def contribution(run: Run) -> Iterator[Figure]:
         "Weight of each site's change in the mean over the sum of all weights: training images, or "
         "what the method has instead."
     )
-    yield from lined(
-        "contribution", "Share of each site in the aggregate", _by_site(run, shares, sum), about, percent=True
-    )
+    title, series = "Share of each site in the aggregate", _by_site(run, shares, sum)
+    yield from lined("contribution", title, series, about, percent=True)
     about = "How far a site's classes are from the shared self-supervised view, before and in training."
-    yield from lined(
-        "rescue", "Rescue factor of each site", _by_site(run, notes(run, "rescue_factor"), mean), about
-    )
+    series = _by_site(run, notes(run, "rescue_factor"), mean)
+    yield from lined("rescue", "Rescue factor of each site", series, about)
 
 
 def notes(run: Run, name: str) -> dict[int, dict[str, float]]:
     """What the sites of a simulation noted of themselves, by round (counted from 1) and site."""
-    found: dict[int, dict[str, float]] = {row["round"]: {} for row in run.rounds}
+    rounds: dict[int, dict[str, float]] = {row["round"]: {} for row in run.rounds}
     for site in run.data["sites"]:
         for line in json_lines(run, f"sites/{site}/notes.jsonl"):
-            if name in line and line["round"] + 1 in found:
-                found[line["round"] + 1][site] = line[
-                    name
-                ]  # a round that was repeated after a crash: its last note
-    return {x: row for x, row in found.items() if row}
+            if name in line and line["round"] + 1 in rounds:
+                # The last note of a round that was repeated after a crash.
+                rounds[line["round"] + 1][site] = line[name]
+    return {x: row for x, row in rounds.items() if row}
 
 
 def _by_site(
@@ -113,9 +103,8 @@ def _by_site(
     if len(few) < len(order):
         rest = {x: [row[site] for site in order[len(few) :] if site in row] for x, row in rows.items()}
         named = f"the other {len(order) - len(few)}" + (" together" if together is sum else ", mean")
-        series.append(
-            Series(named, [(x, together(values) if values else None) for x, values in rest.items()])
-        )
+        points = [(x, together(values) if values else None) for x, values in rest.items()]
+        series.append(Series(named, points))
     return series
 
 
@@ -139,26 +128,16 @@ def gains(arms: Arms, shown: Arms) -> Iterator[Figure]:
             for site, (images, values) in gained.items():
                 gain = table.Figure.of(values)
                 assert gain is not None
-                hover = f"{title} at {site} ({images:,} training images): {_signed(gain.mean)} points" + (
-                    "" if gain.std is None else f" ± {100 * gain.std:.1f} over {len(values)} {over}"
-                )
-                rows.append(
-                    Bar(
-                        site,
-                        (Part(gain.mean, hover, RIGHT if gain.mean >= 0 else WRONG),),
-                        _signed(gain.mean),
-                    )
-                )
-                cells.append(
-                    (title, site, images, rate(gain.mean), None if gain.std is None else rate(gain.std))
-                )
+                hover = f"{title} at {site} ({images:,} training images): {_signed(gain.mean)} points"
+                hover += "" if gain.std is None else f" ± {100 * gain.std:.1f} over {len(values)} {over}"
+                part = Part(gain.mean, hover, RIGHT if gain.mean >= 0 else WRONG)
+                rows.append(Bar(site, (part,), _signed(gain.mean)))
+                cells.append((title, site, images, rate(gain.mean), rate(gain.std)))
         if rows:
             yield Figure(
                 f"gain-{method}",
                 f"What each site gains over {text}",
-                bars(
-                    f"gain in balanced accuracy over {text}", rows, lambda x: f"{100 * x:+.3g}" if x else "0"
-                ),
+                bars(f"gain in balanced accuracy over {text}", rows, _tick),
                 "Balanced accuracy of each site's own predictor on its own "
                 f"test set, less that of {named}, in points; mean over runs; "
                 "sites from the largest to the smallest."
@@ -175,7 +154,7 @@ def site_gains(runs: Sequence[Run], standard: Sequence[Run]) -> dict[str, tuple[
     others: dict[str, Run] = {}
     for run in standard:
         others.setdefault(_draw(run), run)
-    found: dict[str, list[float]] = {}
+    gains: dict[str, list[float]] = {}
     images: dict[str, list[int]] = {}
     for run in runs:
         other = others.get(_draw(run))
@@ -187,10 +166,10 @@ def site_gains(runs: Sequence[Run], standard: Sequence[Run]) -> dict[str, tuple[
                 for reached in (metrics, other.test["sites"].get(site))
             )
             if one is not None and two is not None:
-                found.setdefault(site, []).append(one - two)
+                gains.setdefault(site, []).append(one - two)
                 images.setdefault(site, []).append(run.data["sites"][site]["train"]["images"])
-    order = sorted(found, key=lambda site: -mean(images[site]))
-    return {site: (round(mean(images[site])), found[site]) for site in order}
+    order = sorted(gains, key=lambda site: -mean(images[site]))
+    return {site: (round(mean(images[site])), gains[site]) for site in order}
 
 
 def gains_by_groups(gained: dict[str, tuple[int, list[float]]]) -> dict[str, tuple[int, list[float]]]:
@@ -205,6 +184,10 @@ def _draw(run: Run) -> str:
     """What two runs must share to have the same sites: data with its fold, partition, seed."""
     shared = (run.config["data"], run.config["partition"], run.config["train"]["seed"])
     return json.dumps(shared, sort_keys=True, default=str)
+
+
+def _tick(value: float) -> str:
+    return f"{100 * value:+.3g}" if value else "0"
 
 
 def _signed(value: float) -> str:

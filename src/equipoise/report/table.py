@@ -79,9 +79,8 @@ class Table:
         """Best and second of every column in which more is better, by the digits that are shown; what looks
         equal ranks equal."""
         ranked = len(self.columns) - self.unranked
-        columns = [
-            _ranks([row.figures[i] if row.ranked else None for row in self.rows]) for i in range(ranked)
-        ]
+        figures = [[row.figures[i] if row.ranked else None for row in self.rows] for i in range(ranked)]
+        columns = [_ranks(column) for column in figures]
         columns += [[""] * len(self.rows)] * self.unranked
         return [tuple(column[i] for column in columns) for i in range(len(self.rows))]
 
@@ -95,9 +94,8 @@ class Table:
 
 def _ranks(figures: Sequence[Figure | None]) -> list[Rank]:
     shown = [None if figure is None else round(100 * figure.mean, 1) for figure in figures]
-    order = sorted({value for value in shown if value is not None}, reverse=True)[
-        : 2 if len(figures) > 1 else 0
-    ]
+    order = sorted({value for value in shown if value is not None}, reverse=True)
+    order = order[: 2 if len(figures) > 1 else 0]
     names: dict[float | None, Rank] = dict(zip(order, ("best", "second"), strict=False))
     return [names.get(value, "") for value in shown]
 
@@ -137,11 +135,11 @@ def _plain_value(value: Value) -> str:
 
 def _marked(table: Table, marks: Mapping[Rank, str], plain: Callable[[str], str]) -> list[list[str]]:
     """Every row with its label, escaped, the best and the second marked."""
-    found = []
+    lines = []
     for row, cells, ranks in zip(table.rows, table.cells(), table.ranks(), strict=True):
         figures = [marks[rank].format(plain(cell)) for rank, cell in zip(ranks, cells, strict=False)]
-        found.append([plain(row.label), *figures, *map(plain, row.remarks)])
-    return found
+        lines.append([plain(row.label), *figures, *map(plain, row.remarks)])
+    return lines
 
 
 def escaped(text: str) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from equipoise.report.crowd import crowded
 from equipoise.report.figures import site_gains
 from equipoise.report.folder import SMALL, Run, percent, standard, start_of
-from equipoise.report.lacking import mean_only, missing, not_told, tested, untested
+from equipoise.report.lacking import mean_only, missing, tested, untested, withheld_note
 from equipoise.report.table import Figure
 from equipoise.text import listed
 
@@ -46,7 +46,7 @@ def in_short(run: Run) -> list[Answer]:
         *answers,
         ("How good", _good(run, run.test)),
         *([("Who was missing", missing(run))] if untested(run) else []),
-        *([("What is not told", text)] if (text := not_told(run)) else []),
+        *([("What is not told", text)] if (text := withheld_note(run)) else []),
         *([("Trained long enough?", _settled(run))] if "converged" in run.result else []),
         ("For which classes", _classes(run, run.test)),
         ("At which sites", _sites(run, run.test)),
@@ -83,9 +83,8 @@ def whose(run: Run) -> str:
     """Who holds how much, and how unequal the classes are."""
     data = run.data
     sites = {name: held["train"]["images"] for name, held in data["sites"].items()}
-    counts = {
-        split: sum(held[split]["images"] for held in data["sites"].values()) for split in data["splits"]
-    }
+    held = data["sites"].values()
+    counts = {split: sum(one[split]["images"] for one in held) for split in data["splits"]}
     parts = [
         f"{count:,} for {'training' if split == 'train' else split}"
         for split, count in counts.items()
@@ -153,11 +152,10 @@ def _settled(run: Run) -> str:
 
 def _classes(run: Run, test: Mapping[str, Any]) -> str:
     everyone = test["generalisation"]
-    found = list(
-        zip(run.data["classes"], everyone["recall"], (int(n or 0) for n in everyone["support"]), strict=True)
-    )
-    judged = sorted((recall, name, n) for name, recall, n in found if n >= SMALL and recall is not None)
-    few = [f"{name} ({n})" for name, _, n in found if n < SMALL]
+    support = [int(n or 0) for n in everyone["support"]]
+    recalls = list(zip(run.data["classes"], everyone["recall"], support, strict=True))
+    judged = sorted((recall, name, n) for name, recall, n in recalls if n >= SMALL and recall is not None)
+    few = [f"{name} ({n})" for name, _, n in recalls if n < SMALL]
     text = f"No class has {SMALL} test images."
     if judged:
         (low, worst, n_low), (top, best, n_top) = judged[0], judged[-1]
@@ -178,13 +176,13 @@ def _sites(run: Run, test: Mapping[str, Any]) -> str:
             "Not told for each site. Judged by their own test images, the sites' own predictors reach "
             f"{reached} on average."
         )
-    found = sorted(
+    scored = sorted(
         (one["balanced_accuracy"], site, held_out(run, site))
         for site, one in test["sites"].items()
         if one["balanced_accuracy"] is not None
     )
-    judged = [one for one in found if one[2] >= SMALL]
-    few = [f"{site} ({n})" for _, site, n in found if n < SMALL]
+    judged = [one for one in scored if one[2] >= SMALL]
+    few = [f"{site} ({n})" for _, site, n in scored if n < SMALL]
     text = f"No site has {SMALL} test images."
     if judged:
         (low, worst, n_low), (top, best, n_top) = judged[0], judged[-1]
@@ -276,10 +274,8 @@ def _chance(facts: Mapping[str, Any], figures: Mapping[str, Figure]) -> str:
         text += f"For these models on other such patients, {_verdict(images)}. "
     if runs is None:
         return f"{text}One run each says nothing about how training again would turn out."
-    return (
-        f"{text}For the methods trained again, {_verdict(runs)}, over {many(len(one['differences']), 'run')} "
-        "of each."
-    )
+    over = many(len(one["differences"]), "run")
+    return f"{text}For the methods trained again, {_verdict(runs)}, over {over} of each."
 
 
 def _settled_arms(arms: Arms) -> str:
@@ -297,35 +293,25 @@ def _settled_arms(arms: Arms) -> str:
 
 
 def _verdict(p: float) -> str:
-    told = "< 0.001" if p < 0.001 else f"= {p:.3f}"
-    return (
-        f"that is {'more than chance explains' if p < CHANCE else 'not more than chance may explain'} "
-        f"(p {told})"
-    )
+    shown = "< 0.001" if p < 0.001 else f"= {p:.3f}"
+    verdict = "more than chance explains" if p < CHANCE else "not more than chance may explain"
+    return f"that is {verdict} (p {shown})"
 
 
 def _rare(facts: Mapping[str, Any], run: Run) -> str:
-    found = {
-        label: Figure(**one["figures"]["generalisation"]["tail"])
-        for label, one in facts["arms"].items()
-        if one["figures"]["generalisation"]["tail"] is not None
-    }
-    if not found:
+    every = {label: one["figures"]["generalisation"]["tail"] for label, one in facts["arms"].items()}
+    tails = {label: Figure(**tail) for label, tail in every.items() if tail is not None}
+    if not tails:
         return ""
-    best = max(found, key=lambda label: found[label].mean)
+    best = max(tails, key=lambda label: tails[label].mean)
     text = (
-        f"Of the rarest third of the classes {best} recognises the most: {found[best]} %, every class "
+        f"Of the rarest third of the classes {best} recognises the most: {tails[best]} %, every class "
         f"counting the same"
     )
     reference = facts["arms"][best]["reference"]
-    text += f"; {reference} {found[reference]} %." if reference in found and reference != best else "."
-    few = [
-        name
-        for name, n in zip(
-            run.data["classes"], (run.test or {}).get("generalisation", {}).get("support", []), strict=False
-        )
-        if int(n or 0) < SMALL
-    ]
+    text += f"; {reference} {tails[reference]} %." if reference in tails and reference != best else "."
+    support = (run.test or {}).get("generalisation", {}).get("support", [])
+    few = [name for name, n in zip(run.data["classes"], support, strict=False) if int(n or 0) < SMALL]
     return text + (f" Fewer than {SMALL} test images have {listed(few)}." if few else "")
 
 
@@ -344,16 +330,16 @@ def _gains(arms: Arms) -> str:
         for label, runs in others
     }
     label = max(scored, key=lambda name: mean(scored[name].values()) if scored[name] else -1.0)
-    found = scored[label]
+    gains = scored[label]
     text = f"No site has {SMALL} test images."
-    if found:
-        winners, top = sum(gain > 0 for gain in found.values()), max(found, key=lambda site: found[site])
+    if gains:
+        winners, top = sum(gain > 0 for gain in gains.values()), max(gains, key=lambda site: gains[site])
         text = (
-            f"With {label}, {winners} of {many(len(found), 'site')} recognise their own patients better "
+            f"With {label}, {winners} of {many(len(gains), 'site')} recognise their own patients better "
             f"than after training alone"
         )
-        text += f", {top} most of all ({_points(found[top])})." if winners else "."
-        losers = [f"{site} ({_points(gain)})" for site, gain in found.items() if gain <= 0]
+        text += f", {top} most of all ({_points(gains[top])})." if winners else "."
+        losers = [f"{site} ({_points(gain)})" for site, gain in gains.items() if gain <= 0]
         text += f" No gain for {several(losers)}." if losers else ""
         text += f" With fewer than {SMALL} test images nothing can be said of {several(few)}." if few else ""
     return text + (f" {DRAWN}" if drawn(arms) else "")
@@ -361,11 +347,11 @@ def _gains(arms: Arms) -> str:
 
 def _left(facts: Mapping[str, Any]) -> str:
     """How much of the way from training alone to pooled images the best arm has gone."""
-    found = {label: one for label, one in facts.get("gaps", {}).items() if one["views"]["generalisation"]}
-    if not found:
+    gaps = {label: one for label, one in facts.get("gaps", {}).items() if one["views"]["generalisation"]}
+    if not gaps:
         return ""
-    label = max(found, key=lambda name: found[name]["views"]["generalisation"]["joined"])
-    one = found[label]
+    label = max(gaps, key=lambda name: gaps[name]["views"]["generalisation"]["joined"])
+    one = gaps[label]
     gap = one["views"]["generalisation"]
     text = (
         f"On the test images of all sites, {one['pooled']}, with all images in one place, is "
@@ -380,10 +366,8 @@ def _left(facts: Mapping[str, Any]) -> str:
 def drawn(arms: Arms) -> bool:
     """Whether a site's name means another site in another run."""
     runs = [run for _, each in arms for run in each]
-    return (
-        runs[0].config["partition"]["kind"] != "column"
-        and len({run.config["train"]["seed"] for run in runs}) > 1
-    )
+    fixed = runs[0].config["partition"]["kind"] == "column"
+    return not fixed and len({run.config["train"]["seed"] for run in runs}) > 1
 
 
 # Pieces -----------------------------------------------------------------------------------------------------

@@ -57,10 +57,8 @@ def reproduce(
 def page(out: Path) -> Path:
     """Write the page of the table in a folder: that of the comparison, with the paper's numbers first."""
     facts = read_facts(out / FACTS)
-    note = (
-        f"Per cent, mean ± standard deviation; paper: as published; Δ: ours minus the paper's. "
-        f"{facts['source']}."
-    )
+    note = "Per cent, mean ± standard deviation; paper: as published; Δ: ours minus the paper's."
+    note += f" {facts['source']}."
     note += "".join(f" {remark.rstrip('.')}." for remark in facts["remarks"])
     return comparison_page(out, [Sheet(f"Beside the paper: {facts['title']}", sheet(facts), note)])
 
@@ -72,24 +70,19 @@ def summarise(task: Task, out: Path, versus: Mapping[str, Any]) -> dict[str, Any
     """
     recipe, plan = task.paper.recipe, task.plan
     results = results_of(plan, out)
-    found = {
-        arm.label: [
-            results[job.name]["metrics"]["test"]
-            for job in plan.jobs
-            if job.arm == arm and job.name in results
-        ]
-        for arm in plan.arms
-    }
+    tests_of: dict[str, list[dict[str, Any]]] = {arm.label: [] for arm in plan.arms}
+    for job in plan.jobs:
+        if job.name in results:
+            tests_of[job.arm.label].append(results[job.name]["metrics"]["test"])
     whole = len(plan.arms) == len(task.paper.arms)
-    shown = {label: row for label, row in recipe.rows.items() if label in found or (whole and row.cannot)}
+    shown = {label: row for label, row in recipe.rows.items() if label in tests_of or (whole and row.cannot)}
     rows = {}
     for label, row in shown.items():
-        tests = found.get(label, [])
+        tests = tests_of.get(label, [])
         cells = {}
-        for name, places in recipe.columns.items():
-            ours = Figure.of(
-                [value(test, (places,) if isinstance(places, str) else places) for test in tests]
-            )
+        for name, column in recipe.columns.items():
+            places = (column,) if isinstance(column, str) else column
+            ours = Figure.of([value(test, places) for test in tests])
             paper = row.reported.get(name)
             middle, spread = paper if isinstance(paper, tuple) else (paper, None)
             cells[name] = {
@@ -117,15 +110,15 @@ def summarise(task: Task, out: Path, versus: Mapping[str, Any]) -> dict[str, Any
 
 def value(test: Mapping[str, Any], places: Sequence[str]) -> float | None:
     """The mean of the metrics at dotted places, or None where one is lacking, or there is no place."""
-    found = []
+    values = []
     for place in places:
         here: Any = test
         for key in place.split("."):
             here = here.get(key) if isinstance(here, Mapping) else None
         if not isinstance(here, int | float):
             return None
-        found.append(float(here))
-    return mean(found) if found else None
+        values.append(float(here))
+    return mean(values) if values else None
 
 
 def sheet(facts: Mapping[str, Any]) -> Table:
@@ -136,9 +129,8 @@ def sheet(facts: Mapping[str, Any]) -> Table:
     for label, row in facts["rows"].items():
         cells = [text for name in facts["columns"] for text in texts(row["cells"][name])]
         cells += _p_texts(row) if _with_p(facts) else []
-        rows.append(
-            Row(label, (), (*cells, f"{row['runs']}" if row["runs"] == facts["runs"] else _of(row, facts)))
-        )
+        runs = f"{row['runs']}" + ("" if row["runs"] == facts["runs"] else f" of {facts['runs']}")
+        rows.append(Row(label, (), (*cells, runs)))
     return Table((), tuple(rows), (*heads, "runs"))
 
 
@@ -160,10 +152,6 @@ def _with_p(facts: Mapping[str, Any]) -> bool:
 def _p_texts(row: Mapping[str, Any]) -> list[str]:
     """Our p-value and the paper's, empty for a row without."""
     return [p_text(row["p"]["ours"]), row["p"]["paper"]] if "p" in row else ["", ""]
-
-
-def _of(row: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
-    return f"{row['runs']} of {facts['runs']}"
 
 
 def _figure(middle: float | None, spread: float | None) -> str:

@@ -50,35 +50,33 @@ def pace(net: str, size: int) -> float:
 @cache
 def yardstick() -> float:
     """Seconds per pixel for the small network, forward and backward: its fastest step, in the processor's own
-    time, so that other work on the machine does not count; the fastest of all times this was asked for."""
+    time, so that other work on the machine does not count; the fastest that was ever measured here."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = build(
-        NetOptions(name="small-cnn"), classes=8, channels=3, image_size=SIZE, seed=0, base=Path.cwd()
-    ).to(device)
+    net = NetOptions(name="small-cnn")
+    model = build(net, classes=8, channels=3, image_size=SIZE, seed=0, base=Path.cwd()).to(device)
     x = torch.zeros(BATCH, 3, SIZE, SIZE, device=device)
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # as a run has it
     try:
-        found = min(_step(model, x) for _ in range(STEPS)) / (BATCH * SIZE**2)
+        pace = min(_step(model, x) for _ in range(STEPS)) / (BATCH * SIZE**2)
     finally:
         torch.set_num_threads(before)
-    return _remembered(f"{device.type} {platform.node()} torch {torch.__version__}", found)
+    return _remembered(f"{device.type} {platform.node()} torch {torch.__version__}", pace)
 
 
-def _remembered(machine: str, found: float) -> float:
+def _remembered(machine: str, pace: float) -> float:
     """The smallest measurement of this machine so far, so that the same table has the same estimate."""
     path = cache_folder() / PACES
     try:
         paces = read_json(path, "delete it")
     except (FileNotFoundError, StorageError):
         paces = {}
-    best = min(found, paces.get(machine, found))
+    best = min(pace, paces.get(machine, pace))
     if best != paces.get(machine):
         with suppress(OSError):  # a machine whose cache cannot be written measures anew
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, paces | {machine: best})
-    result: float = best
-    return result
+    return float(best)
 
 
 def _step(model: Net, x: torch.Tensor) -> float:
@@ -109,10 +107,10 @@ def estimate(paper: Paper, small: bool) -> float:
 
 def listing(wanted: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Every table with its rows, the data and weights it needs, and the estimated cost at both scales."""
-    found = []
+    tables = []
     for paper in map(find, wanted or names()):
         recipe = paper.recipe
-        found.append(
+        tables.append(
             {
                 "table": paper.name,
                 "title": recipe.title,
@@ -135,7 +133,7 @@ def listing(wanted: Sequence[str] = ()) -> list[dict[str, Any]]:
                 },
             }
         )
-    return found
+    return tables
 
 
 def _anywhere(table: dict[str, Any]) -> dict[str, Any]:

@@ -19,13 +19,15 @@ from equipoise.reproduce.recipe import Paper, Recipe, flat, notes_of
 
 SCALES = ("full", "small")
 
-SMALL_SIZE, SMALL_ROUNDS, SMALL_BATCH, SMALL_EVERY = 32, 20, 32, 4
+SMALL_SIZE, SMALL_BATCH, SMALL_VALIDATION = 32, 32, 0.1
+SMALL_EPOCHS, SMALL_EVALUATIONS, SMALL_PATIENCE = 200, 25, 5
+"""the budget of a run: local epochs over all its rounds; how often it is evaluated; evaluations without an
+improvement on validation images after which it ends"""
 SMALL_TRAIN = {
-    "epochs": 1, "optimizer": "adam", "lr": 2e-3, "momentum": 0.0, "nesterov": False,
-    "schedule": "cosine", "final_lr": 0.0, "milestones": [],
+    "optimizer": "adam", "lr": 2e-3, "momentum": 0.0, "nesterov": False,
+    "schedule": "constant", "milestones": [], "stop": {"patience": SMALL_PATIENCE},
 }  # fmt: skip
-"""what a small network that starts at random learns with in a few rounds; the papers' rates are for large
-pretrained ones"""
+"""what a small network that starts at random learns with; the papers' rates are for large pretrained ones"""
 IN_ROUNDS = ("warmup", "ramp")
 """methods' options that count rounds"""
 KEPT = ("image_size", "channels", "split")
@@ -102,9 +104,8 @@ def chosen(paper: Paper, rows: Sequence[str]) -> list[Arm]:
     """The arms of the rows asked for, in the table's order; all without any."""
     arms = {arm.label.lower(): arm for arm in paper.arms}
     for label in rows:
-        blocked = next(
-            (row.cannot for name, row in paper.recipe.rows.items() if name.lower() == label.lower()), ""
-        )
+        known = paper.recipe.rows.items()
+        blocked = next((row.cannot for name, row in known if name.lower() == label.lower()), "")
         if blocked:
             raise ConfigError(f"--rows: '{label}' cannot be run: {blocked}")
         if label.lower() not in arms:
@@ -120,20 +121,16 @@ def placed(paper: Paper, data: Path | None, base: Path) -> dict[str, Any]:
     """The recipe's table with the data where the user has it."""
     table = copy.deepcopy(dict(paper.table))
     if data is None:
-        home = (
-            "a folder that holds it"
-            if len(paper.sets) == 1
-            else f"a folder that holds {', '.join(paper.sets)}"
-        )
+        home = f"a folder that holds {'it' if len(paper.sets) == 1 else ', '.join(paper.sets)}"
         raise ConfigError(
             f"{paper.name} needs {' and '.join(paper.sets)}: give --data ROOT, {home}, or a .toml with [data]"
         )
     if data.suffix == ".toml":
-        given = load(base / data.expanduser())
-        if "data" not in given:
+        config = load(base / data.expanduser())
+        if "data" not in config:
             raise ConfigError(f"--data: {data} has no section [data]")
         own = {key: value for key, value in table["data"].items() if key in KEPT}
-        return merged({**table, "data": own}, given)
+        return merged({**table, "data": own}, config)
     root = base / data.expanduser()
     if table["data"]["kind"] == "joined":
         for part in table["data"]["parts"]:
@@ -148,15 +145,25 @@ def placed(paper: Paper, data: Path | None, base: Path) -> dict[str, Any]:
 
 
 def shrunk(table: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
-    """The table for a laptop: a small network on small images, few rounds, and an optimiser that suits it."""
+    """The table for a laptop: a small network on small images, an optimiser that suits it, and rounds of as
+    many local epochs as in the paper until validation improves no more, at most `SMALL_EPOCHS` in all."""
     data, train, evaluate = (dict(table.get(name, {})) for name in ("data", "train", "evaluate"))
     data["image_size"] = min(data.get("image_size", SMALL_SIZE), SMALL_SIZE)
+    data["split"] = validated(data.get("split", {}))
     train |= SMALL_TRAIN
-    train["rounds"] = min(train.get("rounds", SMALL_ROUNDS), SMALL_ROUNDS)
+    rounds = max(1, SMALL_EPOCHS // train.get("epochs", 1))
+    train["rounds"] = min(train.get("rounds", rounds), rounds)
     train["batch_size"] = min(train.get("batch_size", SMALL_BATCH), SMALL_BATCH)
-    evaluate["every"] = min(evaluate.get("every", 1), SMALL_EVERY)
+    evaluate["every"] = max(1, train["rounds"] // SMALL_EVALUATIONS)
     result = {**table, "data": data, "train": train, "evaluate": evaluate, "net": {"name": "small-cnn"}}
     return merged(result, {name: keys for name, keys in recipe.small.items() if name != "method"})
+
+
+def validated(split: Any) -> Any:
+    """The split with validation images, which tell when a run has converged."""
+    if isinstance(split, str) or split.get("validation", SMALL_VALIDATION) > 0:
+        return split  # a column of the file: what it does not bring is cut by the default share
+    return {**split, "validation": SMALL_VALIDATION}
 
 
 def small_arms(paper: Paper, arms: Sequence[Arm], table: Mapping[str, Any], base: Path) -> list[Arm]:
@@ -167,9 +174,8 @@ def small_arms(paper: Paper, arms: Sequence[Arm], table: Mapping[str, Any], base
     def further(arm: Arm) -> Changes:
         method = resolve(variant(table, arm), base).method
         counts = {key: getattr(method, key, None) for key in IN_ROUNDS}
-        rounds = {
-            key: max(1, round(count * ratio)) for key, count in counts.items() if isinstance(count, int)
-        }
+        whole = {key: count for key, count in counts.items() if isinstance(count, int)}
+        rounds = {key: max(1, round(count * ratio)) for key, count in whole.items()}
         shared = fitting(flat({"method": recipe.small.get("method", {})}), arm, table, base)
         return (*flat({"method": rounds}), *shared, *flat(recipe.rows[arm.label].small))
 
@@ -184,11 +190,12 @@ def small_remark(configs: Sequence[Config]) -> str:
 
     return (
         f"Small scale: {each(one.net.name for one in configs)} on images of "
-        f"{each(one.data.image_size for one in configs)} pixels, {each(one.train.rounds for one in configs)} "
-        f"rounds of {each(one.train.epochs for one in configs)} epoch with "
-        f"{each(one.train.optimizer for one in configs)} at {each(one.train.lr for one in configs)}. These "
-        "numbers are no reproduction of the paper's: only the order of the rows can be compared, and that "
-        "with care."
+        f"{each(one.data.image_size for one in configs)} pixels, at most "
+        f"{each(one.train.rounds for one in configs)} rounds (local epochs: "
+        f"{each(one.train.epochs for one in configs)}), {each(one.train.optimizer for one in configs)} at "
+        f"{each(one.train.lr for one in configs)}; a run ends when validation has not improved for "
+        f"{SMALL_PATIENCE} evaluations. These numbers are no reproduction of the paper's: only the order of "
+        "the rows can be compared, and that with care."
     )
 
 
@@ -198,11 +205,8 @@ def small_remark(configs: Sequence[Config]) -> str:
 def fitting(changes: Changes, arm: Arm, table: Mapping[str, Any], base: Path) -> Changes:
     """Those changes that a row can take: keys of [method] are for methods that have them."""
     method = find_method(arm.method or table.get("method", {}).get("name", "fedavg"), base)
-    return tuple(
-        (path, value)
-        for path, value in changes
-        if not path.startswith("method.") or path[7:] in method.model_fields
-    )
+    fields = {f"method.{name}" for name in method.model_fields}
+    return tuple(one for one in changes if not one[0].startswith("method.") or one[0] in fields)
 
 
 def missing_weights(recipe: Recipe, configs: Sequence[Config]) -> dict[str, str]:
@@ -212,6 +216,5 @@ def missing_weights(recipe: Recipe, configs: Sequence[Config]) -> dict[str, str]
         section, key = path.split(".")
         return getattr(getattr(config, section), key, "") is None
 
-    return {
-        path: what for path, what in recipe.weights.items() if any(empty(config, path) for config in configs)
-    }
+    needed = recipe.weights.items()
+    return {path: what for path, what in needed if any(empty(config, path) for config in configs)}

@@ -109,13 +109,13 @@ class Paper:
 
 def notes_of(paper: Paper, labels: Iterable[str]) -> list[str]:
     """What there is to say about a table with these rows, in sentences."""
-    recipe, told = paper.recipe, dict[str, list[str]]()
+    recipe, labels_by_note = paper.recipe, dict[str, list[str]]()
     for label in labels:
         method = {**paper.table.get("method", {}), **recipe.rows[label].method}.get("name", "")
         for key in dict.fromkeys((label, method)):
             if key in recipe.notes_on:
-                told.setdefault(recipe.notes_on[key], []).append(label)
-    return [*recipe.notes, *(f"{', '.join(about)}: {text}" for text, about in told.items())]
+                labels_by_note.setdefault(recipe.notes_on[key], []).append(label)
+    return [*recipe.notes, *(f"{', '.join(about)}: {text}" for text, about in labels_by_note.items())]
 
 
 def flat(sections: Mapping[str, Mapping[str, Any]]) -> Changes:

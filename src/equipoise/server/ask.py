@@ -62,49 +62,49 @@ class Exchange(Ask):
     def _present(self) -> tuple[str, ...]:
         return tuple(site for site in self._everyone if site not in self._fallen)
 
-    def _answers(self, asked: Question, sent: Mapping[str, Tensor]) -> Iterator[tuple[str, bool, Upload]]:
-        line, good = self._ledger.line(asked.name, self.round), set[str]()
+    def _answers(self, question: Question, sent: Mapping[str, Tensor]) -> Iterator[tuple[str, bool, Upload]]:
+        line, good = self._ledger.line(question.name, self.round), set[str]()
         if line is None:
             raise MethodError(
-                f"the question '{asked.name}' of round {self.round} is not in the ledger: say so in the "
+                f"the question '{question.name}' of round {self.round} is not in the ledger: say so in the "
                 f"method's phases()"
             )
-        for site, header, upload in self._usable(asked, line, sent):
+        for site, header, upload in self._usable(question, line, sent):
             good.add(site)
             yield site, header.get("wrote") is True, upload
             if self._progress:
-                self._progress(asked.name, site)
-        missing = [site for site in asked.asked if site not in good]
+                self._progress(question.name, site)
+        missing = [site for site in question.asked if site not in good]
         if missing:
-            self._journal.write("missing", round=self.round + 1, question=asked.name, sites=missing)
+            self._journal.write("missing", round=self.round + 1, question=question.name, sites=missing)
         self._fallen.update(missing)
         self.sites = tuple(site for site in self.sites if site not in self._fallen)
         if len(good) < self._limits.least or not good:
-            raise self._too_few(asked, len(good), self._limits.least)
+            raise self._too_few(question, len(good), self._limits.least)
 
-    def _too_few(self, asked: Question, found: int, needed: int) -> SiteError:
+    def _too_few(self, question: Question, usable: int, needed: int) -> SiteError:
         return SiteError(
-            f"round {self.round + 1}: only {found} of {len(asked.asked)} sites gave a usable answer to "
-            f"'{asked.name}', {needed} are needed; the journal names the others and why"
+            f"round {self.round + 1}: only {usable} of {len(question.asked)} sites gave a usable answer to "
+            f"'{question.name}', {needed} are needed; the journal names the others and why"
         )
 
     def _usable(
-        self, asked: Question, line: Line, sent: Mapping[str, Tensor]
+        self, question: Question, line: Line, sent: Mapping[str, Tensor]
     ) -> Iterator[tuple[str, dict[str, Any], Upload]]:
         """The answers that keep the rules. Those that are larger than usual wait until the others are
         known."""
         sizes = Sizes(line, self._bounds, self._limits.max_ratio, self.norms, sent)
         waiting, good = list[tuple[str, int]](), set[str]()
         with tempfile.SpooledTemporaryFile(IN_MEMORY) as large:
-            for site, data in self._arriving(asked, asked.asked):
+            for site, data in self._arriving(question, question.asked):
                 try:
                     header, upload = check(
-                        site, data, line, self._limits, self._bounds, self.round, sent, len(asked.asked)
+                        site, data, line, self._limits, self._bounds, self.round, sent, len(question.asked)
                     )
-                    if self._objection and (problem := self._objection(asked.name, site, upload)):
-                        raise rejected(site, asked.name, problem)
+                    if self._objection and (problem := self._objection(question.name, site, upload)):
+                        raise rejected(site, question.name, problem)
                 except Rejected as error:
-                    self._reject(site, asked.name, error)
+                    self._reject(site, question.name, error)
                     continue
                 if sizes.measure(site, upload):
                     good.add(site)
@@ -116,35 +116,32 @@ class Exchange(Ask):
             for site, length in waiting:
                 data = large.read(length)
                 if problem := sizes.problem(site):
-                    self._reject(site, asked.name, rejected(site, asked.name, problem))
+                    self._reject(site, question.name, rejected(site, question.name, problem))
                     continue
                 header, upload = decode_upload(data)
                 factors = sizes.slowed(site)
                 if factors:
                     facts = {leaf: round(factor, 6) for (leaf, _), factor in factors.items()}
                     self._journal.write(
-                        "slowed", site=site, round=self.round + 1, question=asked.name, factors=facts
+                        "slowed", site=site, round=self.round + 1, question=question.name, factors=facts
                     )
                 good.add(site)
                 yield site, header, smaller(upload, factors)
         self.norms |= sizes.remembered(good)
 
-    def _arriving(self, asked: Question, sites: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
+    def _arriving(self, question: Question, sites: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
         """What the engine brings, once from every site that was asked."""
         wanted, seen = set(sites), set[str]()
-        for site, data in self._engine.ask(asked, sites):
-            self.bytes_down += len(asked.payload) + len(asked.each.get(site, b""))
+        for site, data in self._engine.ask(question, sites):
+            self.bytes_down += len(question.payload) + len(question.each.get(site, b""))
             self.bytes_up += len(data)
             if site in wanted and site not in seen:
                 seen.add(site)
                 yield site, data
                 continue
+            reason = "not asked, or answered already"
             self._journal.write(
-                "ignored",
-                site=site,
-                round=self.round + 1,
-                question=asked.name,
-                reason="not asked, or answered already",
+                "ignored", site=site, round=self.round + 1, question=question.name, reason=reason
             )
 
     def _reject(self, site: str, question: str, error: Rejected) -> None:

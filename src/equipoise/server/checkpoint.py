@@ -26,7 +26,7 @@ HEAD = "HEAD.json"
 
 @dataclass(frozen=True)
 class Header:
-    """What a checkpoint says of itself."""
+    """The metadata of a checkpoint."""
 
     round: int
     """rounds done"""
@@ -62,14 +62,10 @@ class Checkpoints:
 
     def save(self, server: Tree, header: Header, pinned: frozenset[int] = frozenset()) -> None:
         """Write a checkpoint and make it the newest."""
-        numbers = {
-            int(old.stem.removeprefix("round-")): old for old in self.folder.glob("round-*.safetensors")
-        }
-        spare = [
-            old
-            for number, old in sorted(numbers.items())
-            if number not in pinned and number < header.round - 1
-        ]
+        files = self.folder.glob("round-*.safetensors")
+        numbers = {int(old.stem.removeprefix("round-")): old for old in files}
+        older = [number for number in sorted(numbers) if number < header.round - 1]
+        spare = [numbers[number] for number in older if number not in pinned]
         data = seal(asdict(header), flatten(server), header.state)
         write_atomic(self.path(header.round), data, spare.pop() if spare else None)
         write_json(self.folder / HEAD, {"round": header.round, "state": header.state})
@@ -78,9 +74,8 @@ class Checkpoints:
 
     def rounds(self) -> list[int]:
         """The rounds of which there is a checkpoint."""
-        return sorted(
-            int(path.stem.removeprefix("round-")) for path in self.folder.glob("round-*.safetensors")
-        )
+        files = self.folder.glob("round-*.safetensors")
+        return sorted(int(path.stem.removeprefix("round-")) for path in files)
 
     def newest(self) -> tuple[Tree, Header] | None:
         """The newest checkpoint, or None before the first. Where the head file is gone, that of the latest

@@ -146,20 +146,12 @@ class Federation:
 
     def run(self, first: Callable[[], Tree]) -> Tree:
         """Train to the end, from the newest checkpoint if there is one. Returns the final server tree."""
-        found = self.checkpoints.newest()
-        if found is not None and found[1].finished:
-            return found[0]
-        before = found[1] if found else None
-        with Commits(
-            self.checkpoints,
-            self.config_hash,
-            before,
-            self._committed,
-            self.data,
-            self._marks,
-            self.journal.sync,
-        ) as commits:
-            return self._rounds(commits, found[0] if found else first())
+        server, header = self.checkpoints.newest() or (None, None)
+        if server is not None and header is not None and header.finished:
+            return server
+        facts = (self.config_hash, header, self._committed, self.data, self._marks, self.journal.sync)
+        with Commits(self.checkpoints, *facts) as commits:
+            return self._rounds(commits, first() if server is None else server)
 
     def _rounds(self, commits: Commits, server: Tree) -> Tree:
         if commits.durable is None:
@@ -184,9 +176,8 @@ class Federation:
             server, versions, norms = self.method.round(server, ask), ask.versions, ask.norms
             self._observe(server, round + 1, ask, self.spending(round + 1, 0))
             pinned = self.observer.pinned()
-            pins = {
-                number: kept for number, kept in (pins | {round + 1: versions}).items() if number in pinned
-            }
+            pins[round + 1] = versions
+            pins = {number: saved for number, saved in pins.items() if number in pinned}
             commits.save(server, round + 1, versions, pinned, norms)
         return self._end(commits, server, pins)
 
@@ -220,12 +211,12 @@ class Federation:
             server, versions, norms, done = after, ask.versions, ask.norms, done + 1
             self._observe(server, done, ask, {"ending_of": start, **self.spending(rounds, i + 1)})
             pinned = self.observer.pinned()
-            pins = {number: kept for number, kept in (pins | {done: versions}).items() if number in pinned}
+            pins[done] = versions
+            pins = {number: saved for number, saved in pins.items() if number in pinned}
             # Until this is on disk, a crash has the ending start again: what it started from must stay, at
             # the sites too.
-            commits.save(
-                server, done, versions, pinned | set(starts[i:]), norms, finished=start == starts[-1]
-            )
+            pinned |= set(starts[i:])
+            commits.save(server, done, versions, pinned, norms, finished=start == starts[-1])
             commits.settle()
         else:
             return server
@@ -243,21 +234,13 @@ class Federation:
     def _pins(self, done: int) -> dict[int, Mapping[str, str]]:
         """By pinned round up to now: the sites' private versions, so that a site's own predictor of that
         round stays too."""
-        rounds = (
-            round
-            for round in self.observer.pinned()
-            if round <= done and self.checkpoints.path(round).exists()
-        )
+        there = (round for round in self.observer.pinned() if round <= done)
+        rounds = (round for round in there if self.checkpoints.path(round).exists())
         return {round: self.checkpoints.load(round)[1].versions for round in rounds}
 
     def _observe(self, server: Tree, done: int, ask: Exchange, more: Mapping[str, Any]) -> None:
-        facts = {
-            **more,
-            **ask.numbers,
-            "sites": list(ask.sites),
-            "bytes_up": ask.bytes_up,
-            "bytes_down": ask.bytes_down,
-        }
+        facts = {**more, **ask.numbers, "sites": list(ask.sites)}
+        facts |= {"bytes_up": ask.bytes_up, "bytes_down": ask.bytes_down}
         tested = self.tested or self.sites
         listen = self.exchange(ask.round, ask.versions, tested, ask.durable, writes=False)
         self.observer.observe(done, server, listen, facts)

@@ -39,7 +39,7 @@ class Masked(Exchange):
         self._sums: tuple[Any, Tensor] | None = None
 
     def _usable(
-        self, asked: Question, line: Line, sent: Mapping[str, Tensor]
+        self, question: Question, line: Line, sent: Mapping[str, Tensor]
     ) -> Iterator[tuple[str, dict[str, Any], Upload]]:
         from equipoise.exchange.secure.layout import Layout
         from equipoise.exchange.secure.masks import left_out, masked_line, words_of
@@ -47,34 +47,34 @@ class Masked(Exchange):
         layout = Layout.of(line.up, line.fine)
         total = torch.zeros(layout.count, dtype=torch.int64)
         spent = self._masking.bytes_up, self._masking.bytes_down
-        opened = self._masking.open(asked, sorted(layout.fine), layout.count)
-        expected, found = masked_line(line, layout.count), dict[str, tuple[dict[str, Any], Upload]]()
+        opened = self._masking.open(question, sorted(layout.fine), layout.count)
+        expected, answers = masked_line(line, layout.count), dict[str, tuple[dict[str, Any], Upload]]()
         for site, data in self._arriving(opened.question, opened.sites):
             try:
                 if reason := left_out(data):
-                    raise rejected(site, asked.name, reason)
+                    raise rejected(site, question.name, reason)
                 header, upload = check(site, data, expected, self._limits, self._bounds, self.round, sent)
                 words, rest = words_of(upload)
-                if self._objection and rest and (problem := self._objection(asked.name, site, rest)):
-                    raise rejected(site, asked.name, problem)
+                if self._objection and rest and (problem := self._objection(question.name, site, rest)):
+                    raise rejected(site, question.name, problem)
             except Rejected as error:
-                self._reject(site, asked.name, error)
+                self._reject(site, question.name, error)
                 continue
             total.add_(words)
-            found[site] = header, rest
-        if len(found) < max(opened.needed, self._limits.least):
-            raise self._too_few(asked, len(found), max(opened.needed, self._limits.least))
-        self._masking.close(opened, found, total)
+            answers[site] = header, rest
+        if len(answers) < max(opened.needed, self._limits.least):
+            raise self._too_few(question, len(answers), max(opened.needed, self._limits.least))
+        self._masking.close(opened, answers, total)
         self.bytes_up += self._masking.bytes_up - spent[0]
         self.bytes_down += self._masking.bytes_down - spent[1]
-        if problem := layout.implausible(total, len(found), self._limits.max_weight):
+        if problem := layout.implausible(total, len(answers), self._limits.max_weight):
             raise SiteError(
-                f"round {self.round + 1}: the sum of the answers to '{asked.name}' cannot be right "
+                f"round {self.round + 1}: the sum of the answers to '{question.name}' cannot be right "
                 f"({problem}): a site was sent other tensors than the others, or has sent other words than "
                 "it should have"
             )
         self._sums = layout, total
-        for site, (header, rest) in found.items():
+        for site, (header, rest) in answers.items():
             yield site, header, rest
 
     def _completed(self, reduction: Reduction) -> Reduction:

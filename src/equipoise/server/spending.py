@@ -20,7 +20,7 @@ from equipoise.site.accounting import epsilon
 from equipoise.site.privacy import PrivacyOptions, steps_of
 
 DIGITS = 10_000
-"""ε is told in steps of one over this, rounded up"""
+"""ε is reported in steps of one over this, rounded up"""
 UNIT = "one training image"
 
 
@@ -66,11 +66,11 @@ class Spending:
             draw = generator(self.seed, round, "participants")
             for site in sample(tuple(self.images), count, draw):
                 passes[site] += self.ledger.passes(round)
-        return {site: told(self._one(site, count)) for site, count in passes.items()}
-
-    def _one(self, site: str, passes: int) -> float:
-        steps = steps_of(self.images[site], self.batch_size, passes, self.noise[site])
-        return epsilon([steps], self.privacy.delta)
+        spent = {}
+        for site, count in passes.items():
+            steps = steps_of(self.images[site], self.batch_size, count, self.noise[site])
+            spent[site] = rounded(epsilon([steps], self.privacy.delta))
+        return spent
 
     def planned(self) -> dict[str, float | None]:
         """By site: ε of the whole run."""
@@ -94,22 +94,22 @@ class Spending:
         )
 
 
-def largest(found: Mapping[str, float | None]) -> str:
+def largest(spent: Mapping[str, float | None]) -> str:
     """The largest ε of any site, as text."""
-    values = [value for value in found.values() if value is not None]
-    return f"{max(values, default=0.0):g}" if len(values) == len(found) else "∞"
+    values = [value for value in spent.values() if value is not None]
+    return f"{max(values, default=0.0):g}" if len(values) == len(spent) else "∞"
 
 
 def uncovered(answers: Iterable[tuple[str, str]]) -> list[str]:
     """What ε does not count, from questions and whether their answers are covered: answers and what they are
     read from, and class counts that a loss knows."""
     every = list(answers)
-    found = {question: covered for question, covered in every if covered.startswith("no")}
-    texts = [f"{question} ({covered.removeprefix('no: ')})" for question, covered in found.items()]
-    given = {question for question, covered in every if covered == GIVEN} - set(found)
-    return texts + [f"class counts, as the loss of {question} knows them" for question in sorted(given)]
+    not_covered = {question: covered for question, covered in every if covered.startswith("no")}
+    texts = [f"{question} ({covered.removeprefix('no: ')})" for question, covered in not_covered.items()]
+    counting = {question for question, covered in every if covered == GIVEN} - set(not_covered)
+    return texts + [f"class counts, as the loss of {question} knows them" for question in sorted(counting)]
 
 
-def told(value: float) -> float | None:
-    """ε as it is told: rounded up, never down."""
+def rounded(value: float) -> float | None:
+    """ε as it is reported: rounded up, never down."""
     return math.ceil(value * DIGITS) / DIGITS if math.isfinite(value) else None

@@ -1,7 +1,7 @@
 """Inside one hospital: batches, views, local training, private store."""
 
 from equipoise.site.batches import Batch, Look, Pooled, SiteData
-from equipoise.site.kept import Kept
+from equipoise.site.cached import Cached
 from equipoise.site.loc import Loc
 from equipoise.site.measure import coarse, measure
 from equipoise.site.options import START, TrainOptions
@@ -11,7 +11,7 @@ from equipoise.site.store import Store
 __all__ = [
     "START",
     "Batch",
-    "Kept",
+    "Cached",
     "Loc",
     "Look",
     "Pooled",

@@ -22,6 +22,8 @@ ENOUGH = 0.03
 """an ε above this times the root of the steps is within a hundredth with the coarse one"""
 NEAR, TRIES = 0.998, 60
 """a noise is found when it spends this share of the wanted ε, or a little more, but never all"""
+CLOSEST = 0.02
+"""share of the interval in which a noise is looked for that every try takes off it"""
 
 
 class Spent(Options):
@@ -60,9 +62,9 @@ def _epsilon(steps: tuple[tuple[float, float, int], ...], delta: float) -> float
         return 0.0
     if any(noise == 0 for noise, _, _ in steps):
         return math.inf
-    found = _discretised(steps, delta, COARSE)
+    coarse = _discretised(steps, delta, COARSE)
     enough = ENOUGH * math.sqrt(sum(count for _, _, count in steps))
-    return found if found > enough else _discretised(steps, delta, FINE)
+    return coarse if coarse > enough else _discretised(steps, delta, FINE)
 
 
 def _discretised(steps: tuple[tuple[float, float, int], ...], delta: float, interval: float) -> float:
@@ -78,21 +80,28 @@ def noise_for(target: float, delta: float, rate: float, steps: int) -> float:
     """The least noise, within a few thousandths, with which so many steps spend no more than the target."""
     if not steps:
         return 0.0
-    least, most = math.log(1e-2), math.log(1e6)
-    guess = 0.0
+    # ε falls as the noise rises, smoothly on a logarithmic scale. `less` is the most noise known to be too
+    # little, `more` the least known to be enough; the next try is on the line between the two.
+    less, more = (math.log(1e-2), math.inf), (math.log(1e6), -math.inf)
+    guess, wanted = 0.0, math.log((1 + NEAR) / 2 * target)
     for _ in range(TRIES):
         spent = epsilon([Spent(noise=math.exp(guess), rate=rate, steps=steps)], delta)
         if NEAR * target <= spent <= target:
-            break
-        if spent > target:
-            least = guess
-        else:
-            most = guess
-        # ε falls about as the noise rises: try that first, and halve where it leads astray.
-        wanted = (1 + NEAR) / 2 * target
-        guess = guess + math.log(max(spent, 1e-9) / wanted)
-        if not least < guess < most:
-            guess = (least + most) / 2
+            return math.exp(guess)
+        point = guess, math.log(max(spent, 1e-9))
+        less, more = (point, more) if spent > target else (less, point)
+        guess = _between(less, more, point, wanted)
+    return math.exp(more[0])
+
+
+def _between(
+    less: tuple[float, float], more: tuple[float, float], last: tuple[float, float], wanted: float
+) -> float:
+    """Where to look next: on the line between both ends, or, while one of them was not tried, as far as ε
+    falls at least; never close to an end."""
+    if math.isfinite(less[1]) and math.isfinite(more[1]):
+        guess = less[0] + (more[0] - less[0]) * (less[1] - wanted) / (less[1] - more[1])
     else:
-        guess = most
-    return math.exp(guess)
+        guess = last[0] + last[1] - wanted
+    margin = CLOSEST * (more[0] - less[0])
+    return min(max(guess, less[0] + margin), more[0] - margin)

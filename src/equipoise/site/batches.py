@@ -13,10 +13,10 @@ from torch import Tensor
 from equipoise.data.samples import Samples, Task
 from equipoise.losses import known
 from equipoise.partition import Holding
-from equipoise.site.kept import Kept, look
+from equipoise.site.cached import Cached, look
 from equipoise.site.views import View
 
-Look = View | Kept
+Look = View | Cached
 """how an image is looked at: drawn anew, or one of the variants that are kept"""
 
 
@@ -82,18 +82,14 @@ class Rows:
 
     def take(self, position: Tensor, views: Sequence[Look], generators: Sequence[torch.Generator]) -> Batch:
         """The batch at these positions, each image once per view; a view draws from its own generator."""
-        kept = [view for view in views if isinstance(view, Kept)]
-        if kept:  # all of them, or none
-            made = look(kept, self, position, generators)
+        cached = [view for view in views if isinstance(view, Cached)]
+        if cached:  # all of them, or none
+            made = look(cached, self, position, generators)
         else:
             pixels = self.pixels(position)
-            plain = [view for view in views if not isinstance(view, Kept)]
+            plain = [view for view in views if not isinstance(view, Cached)]
             made = tuple(view(pixels, draw) for view, draw in zip(plain, generators, strict=True))
-        return Batch(
-            views=made,
-            y=self.labels[position].to(self.device),
-            index=position,
-        )
+        return Batch(views=made, y=self.labels[position].to(self.device), index=position)
 
     def ends(self, count: int, size: int) -> list[int]:
         """Where each batch of so many rows ends."""
@@ -152,12 +148,10 @@ class SiteData:
         hidden = dict(holding.hidden)
         if holding.labelled is not None:
             hidden["train"] = ~holding.labelled
-        self.splits = {
-            split: Rows(
-                samples, getattr(holding, split), hidden.get(split), device, f"{holding.name}/{split}"
-            )
-            for split in ("train", "validation", "test")
-        }
+        self.splits = {}
+        for split in ("train", "validation", "test"):
+            rows, name = getattr(holding, split), f"{holding.name}/{split}"
+            self.splits[split] = Rows(samples, rows, hidden.get(split), device, name)
         self.attributes = {
             name: {split: values[getattr(holding, split)] for split in self.splits}
             for name, values in samples.attributes.items()

@@ -39,10 +39,10 @@ def from_statistics(stats: dict[str, Tensor], *, shots: Tensor | None = None) ->
 
 def addable(stats: dict[str, Tensor], shots: Tensor) -> dict[str, dict[str, Tensor]]:
     """One site's metrics in a form that can be added over sites: each number, and whether there is one."""
-    found = from_statistics(stats, shots=shots)
+    figures = from_statistics(stats, shots=shots)
     return {
-        "sum": {name: torch.tensor(found[name] or 0.0, dtype=torch.float64) for name in FIGURES},
-        "count": {name: torch.tensor(int(found[name] is not None)) for name in FIGURES},
+        "sum": {name: torch.tensor(figures[name] or 0.0, dtype=torch.float64) for name in FIGURES},
+        "count": {name: torch.tensor(int(figures[name] is not None)) for name in FIGURES},
     }
 
 
@@ -124,9 +124,9 @@ def _area(negatives: np.ndarray, positives: np.ndarray) -> float:
 def precision(negatives: np.ndarray, positives: np.ndarray) -> float:
     """Average precision: Σ (recall step × precision) from the highest threshold down, without
     interpolation."""
-    found = np.cumsum(positives[::-1])
-    shown = found + np.cumsum(negatives[::-1])  # never 0: every distinct score belongs to some row
-    return float((positives[::-1] * found / shown).sum() / found[-1])
+    hits = np.cumsum(positives[::-1])
+    shown = hits + np.cumsum(negatives[::-1])  # never 0: every distinct score belongs to some row
+    return float((positives[::-1] * hits / shown).sum() / hits[-1])
 
 
 def _mixed_precision(negatives: np.ndarray, positives: np.ndarray) -> float:
@@ -138,10 +138,10 @@ def _mixed_precision(negatives: np.ndarray, positives: np.ndarray) -> float:
     """
     hits, rows = positives[::-1], (positives + negatives)[::-1]
     bin_of = np.repeat(np.arange(len(hits)), hits)
-    found = np.arange(1, len(bin_of) + 1)
-    k = found - (np.cumsum(hits) - hits)[bin_of]
+    rank = np.arange(1, len(bin_of) + 1)
+    k = rank - (np.cumsum(hits) - hits)[bin_of]
     shown = (np.cumsum(rows) - rows)[bin_of] + k * (rows[bin_of] + 1) / (hits[bin_of] + 1)
-    return float((found / shown).mean())
+    return float((rank / shown).mean())
 
 
 def _ratios(above: Iterable[float], below: Iterable[float]) -> list[float | None]:

@@ -146,9 +146,8 @@ class Loc:
         """As many training rows, drawn with replacement so that every class the site has comes equally
         often."""
         share = 1 / self.counts[self.train.labels]
-        return torch.multinomial(
-            share, self.samples, replacement=True, generator=self.generator("balanced", epoch)
-        )
+        draw = self.generator("balanced", epoch)
+        return torch.multinomial(share, self.samples, replacement=True, generator=draw)
 
     def batches(
         self, epoch: int = 0, views: Sequence[str] | None = None, order: Tensor | None = None
@@ -204,14 +203,10 @@ class Loc:
         with its BatchNorm in eval mode: one value has no variance.
         """
         fixed = getattr(net, "fixed", ())
-        named = {
-            name: p
-            for name, p in net.named_parameters()
-            if name not in fixed and (only is None or only(name))
-        }
-        optimizer = make_optimizer(
-            self.options, self.options.rate(self.round) if rate is None else rate, named
-        )
+        free = {name: p for name, p in net.named_parameters() if name not in fixed}
+        named = {name: p for name, p in free.items() if only is None or only(name)}
+        rate = self.options.rate(self.round) if rate is None else rate
+        optimizer = make_optimizer(self.options, rate, named)
         clip_norm = clip_norm if self.options.clip_norm is None else self.options.clip_norm
         keep = self.options.persist_optimizer and only is None
         if keep:

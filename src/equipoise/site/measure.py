@@ -22,12 +22,7 @@ WARP = 4.0
 
 
 def measure(
-    logits: Tensor,
-    labels: Tensor,
-    *,
-    task: Task,
-    bins: int = 1000,
-    calibration_bins: int = 15,
+    logits: Tensor, labels: Tensor, *, task: Task, bins: int = 1000, calibration_bins: int = 15
 ) -> dict[str, Tensor]:
     """The `tallies` of the predictions, and `scores` [C, 2, bins]: one-vs-rest histograms of each class's
     probability.
@@ -39,7 +34,7 @@ def measure(
     classes = logits.shape[1]
     cell = torch.arange(classes) * 2 + truth(labels, classes, task).long()
     cell = cell * bins + score_bins(logits, task, bins)
-    scores = torch.bincount(cell[told(labels, classes)], minlength=classes * 2 * bins)
+    scores = torch.bincount(cell[labelled_mask(labels, classes)], minlength=classes * 2 * bins)
     return counts | {"scores": scores.view(classes, 2, bins)}
 
 
@@ -63,12 +58,10 @@ def coarse(stats: dict[str, Tensor], least: int = LEAST, bins: int = MOST) -> di
         group = _groups(rows, max(least, -(-int(rows.sum()) // bins)))
         merged[c].index_add_(1, group, histogram)
     calibration = stats["calibration"]
-    group = _groups(
-        calibration[:, 0], least * (len(scores) if "binary" in stats else 1)
-    )  # with several labels: decisions
-    last = torch.zeros(len(group), dtype=torch.int64).scatter_reduce(
-        0, group, torch.arange(len(group)), "amax"
-    )
+    decisions = len(scores) if "binary" in stats else 1  # per image
+    group = _groups(calibration[:, 0], least * decisions)
+    last = torch.zeros(len(group), dtype=torch.int64)
+    last = last.scatter_reduce(0, group, torch.arange(len(group)), "amax")
     calibration = torch.zeros_like(calibration).index_add_(0, last[group], calibration)
     return stats | {"scores": merged, "calibration": calibration}
 
@@ -105,15 +98,14 @@ def tallies(logits: Tensor, labels: Tensor, *, task: Task, calibration_bins: int
         correct = decision == target
     else:
         positive = chance > 0.5
-        target, kept = truth(labels, classes, task), told(labels, classes)
+        target, labelled = truth(labels, classes, task), labelled_mask(labels, classes)
         cell = torch.arange(classes) * 4 + target.long() * 2 + positive.long()
-        decided = {"binary": torch.bincount(cell[kept], minlength=classes * 4).view(classes, 2, 2)}
-        confidence = torch.maximum(chance, 1 - chance)[kept]
-        correct = (positive == target)[kept]
+        decided = {"binary": torch.bincount(cell[labelled], minlength=classes * 4).view(classes, 2, 2)}
+        confidence = torch.maximum(chance, 1 - chance)[labelled]
+        correct = (positive == target)[labelled]
     bucket = ((confidence * calibration_bins).ceil().long() - 1).clamp(0, calibration_bins - 1)
-    columns = torch.stack(
-        [torch.ones_like(bucket), correct.long(), (confidence * FIXED_POINT).round().long()], dim=1
-    )
+    sure = (confidence * FIXED_POINT).round().long()
+    columns = torch.stack([torch.ones_like(bucket), correct.long(), sure], dim=1)
     calibration = torch.zeros(calibration_bins, 3, dtype=torch.int64).index_add_(0, bucket, columns)
     return decided | {"calibration": calibration}
 
@@ -130,10 +122,10 @@ def truth(labels: Tensor, classes: int, task: Task) -> Tensor:
     return labels[:, None] == torch.arange(classes) if task == "single" else labels > 0.5
 
 
-def told(labels: Tensor, classes: int) -> Tensor:
+def labelled_mask(labels: Tensor, classes: int) -> Tensor:
     """bool [N, C]: is it known whether row n is of class c?"""
-    found = known(labels.cpu())
-    return found if found.ndim == 2 else found[:, None].expand(-1, classes)
+    mask = known(labels.cpu())
+    return mask if mask.ndim == 2 else mask[:, None].expand(-1, classes)
 
 
 def score_bins(logits: Tensor, task: Task, bins: int) -> Tensor:

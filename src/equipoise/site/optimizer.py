@@ -95,15 +95,15 @@ class Optimizer:
         )
 
     def restore(self, moments: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Go on with kept moments, each laid out in memory as its parameter is: that is the order the kernels
-        walk in."""
-        for name, kept in moments.items():
+        """Continue with stored moments, each laid out in memory as its parameter is: that is the order the
+        kernels walk in."""
+        for name, stored in moments.items():
             p = self.named[name]
             self.moments[name] = {
                 key: torch.empty_like(p).copy_(value)
                 if value.shape == p.shape and key != "steps"
                 else value.clone().to(p.device)
-                for key, value in kept.items()
+                for key, value in stored.items()
             }
 
 

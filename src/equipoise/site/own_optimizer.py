@@ -58,37 +58,37 @@ class OwnOptimizer:
     def moments(self) -> Moments:
         """All that the next step depends on, as tensors by parameter."""
         state = self.torch.state
-        kept = {name: _stored(state[p]) for name, p in self.named.items() if p in state}
+        stored = {name: _stored(state[p]) for name, p in self.named.items() if p in state}
         changed = {key: value for key, value in self._group.items() if not _same(value, self._first.get(key))}
-        return {name: found for name, found in {**kept, GROUP: _stored(changed)}.items() if found}
+        return {name: tensors for name, tensors in {**stored, GROUP: _stored(changed)}.items() if tensors}
 
     def restore(self, moments: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Go on with kept moments, each laid out in memory as its parameter is."""
-        for name, kept in moments.items():
+        """Continue with stored moments, each laid out in memory as its parameter is."""
+        for name, stored in moments.items():
             if name == GROUP:
-                self.torch.param_groups[0].update(_restored(kept, None))
+                self.torch.param_groups[0].update(_restored(stored, None))
             else:
-                self.torch.state[self.named[name]] = dict(_restored(kept, self.named[name]))
+                self.torch.state[self.named[name]] = dict(_restored(stored, self.named[name]))
 
 
 def _stored(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    found = {}
+    tensors = {}
     for key, value in state.items():
         kind = type(value).__name__
         if isinstance(value, Tensor):
-            found[key] = value
+            tensors[key] = value
         elif kind in NUMBERS:
-            found[f"{key}:{kind}"] = torch.tensor(value, dtype=NUMBERS[kind][1])
+            tensors[f"{key}:{kind}"] = torch.tensor(value, dtype=NUMBERS[kind][1])
         elif value is not None:
             raise ConfigError(
                 f"train.persist_optimizer: the optimiser keeps '{key}', a {kind}, which cannot be stored: "
                 "set persist_optimizer = false"
             )
-    return found
+    return tensors
 
 
-def _restored(kept: Mapping[str, Tensor], p: nn.Parameter | None) -> Iterator[tuple[str, Any]]:
-    for key, value in kept.items():
+def _restored(stored: Mapping[str, Tensor], p: nn.Parameter | None) -> Iterator[tuple[str, Any]]:
+    for key, value in stored.items():
         name, _, kind = key.rpartition(":")
         if kind in NUMBERS and name:
             yield name, NUMBERS[kind][0](value.item())
@@ -119,14 +119,13 @@ def find_optimizer(name: str, parts: Parts | None) -> Make:
         classes = {key for key, value in vars(torch.optim).items() if _is_optimizer(value)}
         if attribute not in classes:
             raise ConfigError("train.optimizer: " + unknown(f"class of {TORCH}", attribute, classes))
-        found = getattr(torch.optim, attribute)
+        make: Make = getattr(torch.optim, attribute)
     else:
         assert parts is not None
-        found = parts.find(name, "train.optimizer")
-    if not callable(found):
+        make = parts.find(name, "train.optimizer")
+    if not callable(make):
         raise ConfigError(f"train.optimizer: '{name}' is not a class of optimisers")
-    result: Make = found
-    return result
+    return make
 
 
 def _is_optimizer(value: Any) -> bool:
@@ -171,8 +170,8 @@ def _trial(make: Make, arguments: Mapping[str, Any], stop: int | None) -> list[T
     for step in range(3):
         if step == stop:
             moments = {
-                name: {key: value.clone() for key, value in kept.items()}
-                for name, kept in optimizer.moments.items()
+                name: {key: value.clone() for key, value in tensors.items()}
+                for name, tensors in optimizer.moments.items()
             }
             optimizer = OwnOptimizer(make, arguments, named)
             optimizer.restore(moments)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from equipoise.errors import MethodError
 from equipoise.site.batches import Batch
-from equipoise.site.kept import Kept
+from equipoise.site.cached import Cached
 from equipoise.site.noise import Draws
 from equipoise.site.privacy import Mechanism, steps_of
 
@@ -38,7 +38,7 @@ def private_steps(
     epochs: Sequence[int],
     views: Sequence[str] | None,
 ) -> Iterator[tuple[Tensor, int]]:
-    """One noisy gradient after the other, on the parameters. What is told of them is nothing: no image counts
+    """One noisy gradient after the other, on the parameters. Nothing is reported of them: no image counts
     towards the mean loss."""
     mechanism, stretch, nothing = loc.mechanism, loc.trace.passes, torch.zeros((), device=loc.device)
     assert mechanism is not None
@@ -75,8 +75,8 @@ def noisy_gradient(
             value = loss(net, batch, loc)
         if not value.requires_grad:
             continue
-        found = torch.autograd.grad(value, list(named.values()), allow_unused=True)
-        gradient = [torch.zeros_like(p) if g is None else g for p, g in zip(total, found, strict=True)]
+        gradients = torch.autograd.grad(value, list(named.values()), allow_unused=True)
+        gradient = [torch.zeros_like(p) if g is None else g for p, g in zip(total, gradients, strict=True)]
         factor = clipping(gradient, mechanism.clip)
         if factor:
             torch._foreach_add_(total, gradient, alpha=factor)
@@ -103,7 +103,7 @@ def _noisy(summed: Tensor, mechanism: Mechanism, draws: Draws) -> Tensor:
 def check_per_image(loc: Loc, net: nn.Module, loss: LossFunction, views: Sequence[str] | None) -> None:
     """Refuse a loss that is no mean over images, or that keeps what it saw; tried on generated images."""
     modes = {module: module.training for module in net.modules()}
-    kept, batch = Notes(loc), generated(loc, views)
+    notes, batch = Notes(loc), generated(loc, views)
     before = {name: buffer.clone() for name, buffer in net.named_buffers()}
     try:
         with torch.no_grad():
@@ -113,22 +113,22 @@ def check_per_image(loc: Loc, net: nn.Module, loss: LossFunction, views: Sequenc
                 "[privacy]: the network measures its images while it trains, as BatchNorm does, and that "
                 'would be told without noise: set net.batch_norm = "group", or "frozen"'
             )
-        if kept.changed():
+        if notes.changed():
             raise MethodError(
                 f"[privacy]: the loss of '{loc.question}' keeps notes of the images it sees, which no noise "
                 "covers: choose another method, or leave [privacy] out"
             )
         net.eval()
-        kept.restore()
-        whole = _value(loss, net, batch, loc, kept)
-        mean = sum(_value(loss, net, part, loc, kept) for part in _single(batch)) / len(batch)
+        notes.restore()
+        whole = _value(loss, net, batch, loc, notes)
+        mean = sum(_value(loss, net, part, loc, notes) for part in _single(batch)) / len(batch)
     except (IndexError, ValueError, RuntimeError) as error:
         raise MethodError(
             f"[privacy]: the loss of '{loc.question}' cannot be taken of one image by itself "
             f"({type(error).__name__}): choose another method, or leave [privacy] out"
         ) from error
     finally:
-        kept.restore()
+        notes.restore()
         for module, training in modes.items():
             module.training = training
         with torch.no_grad():
@@ -145,7 +145,7 @@ def check_per_image(loc: Loc, net: nn.Module, loss: LossFunction, views: Sequenc
 def generated(loc: Loc, views: Sequence[str] | None) -> Batch:
     """A batch of noise, labelled with classes that the site has."""
     rows, (looks, draws) = loc.data.splits["train"], loc.seen(0, views)
-    chosen = [look for look in looks if not isinstance(look, Kept)]  # nothing is kept in private training
+    chosen = [look for look in looks if not isinstance(look, Cached)]  # nothing is kept in private training
     shape = (TRIED, *rows.images.shape[1:])
     pixels = torch.randint(0, 256, shape, generator=loc.generator("generated"), dtype=torch.uint8)
     pixels = pixels.to(loc.device).permute(0, 3, 1, 2)
@@ -160,10 +160,10 @@ def generated(loc: Loc, views: Sequence[str] | None) -> Batch:
     )
 
 
-def _value(loss: LossFunction, net: nn.Module, batch: Batch, loc: Loc, kept: Notes) -> float:
+def _value(loss: LossFunction, net: nn.Module, batch: Batch, loc: Loc, notes: Notes) -> float:
     with torch.no_grad():
         value = float(loss(net, batch, loc))
-    kept.restore()
+    notes.restore()
     return value
 
 

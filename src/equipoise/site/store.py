@@ -40,15 +40,15 @@ class Store:
         try:
             with safe_open(path, "pt") as file:
                 claimed = (file.metadata() or {}).get(DIGEST)
-            found = load_file(path)
-            if claimed != _digest(site, version, found):
+            tensors = load_file(path)
+            if claimed != _digest(site, version, tensors):
                 raise ValueError("it does not have the digest it claims")
         except (OSError, SafetensorError, ValueError, LookupError, RuntimeError) as error:
             raise StorageError(
                 f"private state '{version}' of site '{site}' cannot be read from {path}, or was changed: "
                 "restore the folder, or start the run anew"
             ) from error
-        return found
+        return tensors
 
     def note(self, site: str, facts: Mapping[str, Any]) -> None:
         """One line in the site's own log."""
@@ -76,8 +76,8 @@ class Store:
             ) from error
         oldest = int(version.split(".")[0]) - 1
         for old in path.parent.glob("*.safetensors*"):
-            kept, _, rest = old.name.partition(".safetensors")
-            if int(kept.split(".")[0]) < oldest and (rest or kept not in keep):
+            stem, _, rest = old.name.partition(".safetensors")
+            if int(stem.split(".")[0]) < oldest and (rest or stem not in keep):
                 old.unlink(missing_ok=True)
 
 

@@ -10,7 +10,7 @@ or, as tests of their own:
     def test_mine(name, check):
         check()
 
-Every check trains the small CNN on a few dozen made-up images, in a temporary folder, on the CPU. A failure
+Every check trains the small CNN on a few dozen generated images, in a temporary folder, on the CPU. A failure
 is an AssertionError that names the method, the check and what differed. `CHECKS` has them all; the docstring
 of each is its rule.
 """

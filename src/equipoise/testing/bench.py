@@ -51,11 +51,11 @@ class Bench:
         else:
             self.name, self.cls = _name(method), method
         self.codes = {} if self.name in METHODS else {self.name: _code(self.name)}
-        given = dict(options or {})
-        preset = given.pop("preset", None)
+        fields = dict(options or {})
+        preset = fields.pop("preset", None)
         if preset is not None and preset not in self.cls.presets:
             raise ConfigError(unknown(f"preset of '{self.name}'", str(preset), self.cls.presets))
-        self.options = {**self.cls.presets.get(preset or "", {}), **given}
+        self.options = {**self.cls.presets.get(preset or "", {}), **fields}
         self.task: Task = task or self.cls.tasks[0]
         self._home = Home()
         self._count = 0
@@ -71,17 +71,14 @@ class Bench:
         """A tiny run of the method."""
         chosen = {"rounds": ROUNDS, "batch_size": BATCH, "lr": 0.01, "seed": SEED} | train
         wanted = recommended(self.cls, (task or self.task) == "multi")
-        found = resolve(
-            tables(sites, task or self.task)
-            | {
-                "net": {"name": "small-cnn", "dropout": 0.0},
-                "method": {"name": "fedavg"},
-                "engine": {"device": "cpu"},
-                "evaluate": {"every": ROUNDS},
-            }
-            | {"train": {**wanted, **chosen}}
-        )
-        return replace(found, method=self.method(), method_name=self.name, codes=self.codes)
+        table = tables(sites, task or self.task) | {
+            "net": {"name": "small-cnn", "dropout": 0.0},
+            "method": {"name": "fedavg"},
+            "engine": {"device": "cpu"},
+            "evaluate": {"every": ROUNDS},
+            "train": {**wanted, **chosen},
+        }
+        return replace(resolve(table), method=self.method(), method_name=self.name, codes=self.codes)
 
     def run(
         self,
@@ -122,12 +119,12 @@ class Bench:
         return self._home.folder / f"run-{self._count}"
 
     def _probe(self, config: str) -> Callable[..., Ledger]:
-        """What a run will exchange, found out once for runs of the same config."""
+        """What a run will exchange, measured once for runs of the same config."""
         usual = engine.probe
 
-        def probe(*given: Any) -> Ledger:
+        def probe(*arguments: Any) -> Ledger:
             if config not in self._ledgers:
-                self._ledgers[config] = usual(*given)
+                self._ledgers[config] = usual(*arguments)
             return self._ledgers[config]
 
         return probe
@@ -172,7 +169,7 @@ class Bench:
 
 def _name(cls: type[Method]) -> str:
     """A name under which a worker process finds the class."""
-    known = {found: name for name, found in METHODS.items()}
+    known = {method: name for name, method in METHODS.items()}
     if cls in known:
         return known[cls]
     from_file = cls.__module__.startswith(OF_FILE) or "." in cls.__qualname__
@@ -206,12 +203,12 @@ def otherwise_seeded() -> AbstractContextManager[Any]:
 
 def _snapshot(method: Method) -> dict[str, str]:
     """All a method object and its classes hold, as text."""
-    found = {name: repr(value) for name, value in vars(method).items()}
+    values = {name: repr(value) for name, value in vars(method).items()}
     for cls in type(method).__mro__:
         if issubclass(cls, Method):
-            found |= {
+            values |= {
                 f"{cls.__name__}.{name}": repr(value)
                 for name, value in vars(cls).items()
                 if not name.startswith(("__", "_abc_", "model_"))
             }
-    return found
+    return values

@@ -77,15 +77,10 @@ def write_federation(
                     file = f"{site}-{same}-{i}.png"
                     if file not in archive.NameToInfo:
                         archive.writestr(zipfile.ZipInfo(file), _picture(y, size, site, same, i))
-                    found = {y, 0} if i % 3 == 0 else {y}
-                    row = {
-                        "id": f"{site}-{split}-{i}",
-                        "file": file,
-                        "site": site,
-                        "split": split,
-                        "label": names[y],
-                    }
-                    rows.append(row | {name: int(c in found) for c, name in enumerate(names)})
+                    findings = {y, 0} if i % 3 == 0 else {y}
+                    row = {"id": f"{site}-{split}-{i}", "file": file, "site": site, "split": split}
+                    row |= {"label": names[y]}
+                    rows.append(row | {name: int(c in findings) for c, name in enumerate(names)})
     with open(folder / "rows.csv", "w", newline="") as table:
         writer = csv.DictWriter(table, list(rows[0]))
         writer.writeheader()
@@ -140,5 +135,4 @@ def tables(sites: Mapping[str, Sequence[int]], task: Task, size: int = SIZE) -> 
         if task == "multi" and sites is ORDINARY:
             made["partition"]["missing"] = 1  # every site leaves one class unlabelled
         (stored / "tables.json").write_text(json.dumps(made))
-    found: dict[str, Any] = json.loads((stored / "tables.json").read_text())
-    return found
+    return dict(json.loads((stored / "tables.json").read_text()))

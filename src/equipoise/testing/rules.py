@@ -60,14 +60,10 @@ def check_frozen(bench: Bench) -> None:
 def check_private(bench: Bench) -> None:
     """What is private to a site is not in the bytes of its answers, as it is or as its change."""
     before: dict[tuple[str, str], Tensor] = {}
-    kept = [name for answer in bench.ordinary.answers for name in answer.kept]
-    declared = [
-        glob for glob in bench.cls.private if not any(fnmatchcase(name, f"net/{glob}") for name in kept)
-    ]
-    expect(
-        not declared,
-        f"the site keeps nothing of what is declared private: '{declared[0] if declared else ''}'",
-    )
+    names = [name for answer in bench.ordinary.answers for name in answer.kept]
+    for glob in bench.cls.private:
+        there = any(fnmatchcase(name, f"net/{glob}") for name in names)
+        expect(there, f"the site keeps nothing of what is declared private: '{glob}'")
     for answer in bench.ordinary.answers:
         if answer.question.write is None:
             continue  # evaluation in a simulation, where every image is at hand anyway
@@ -91,12 +87,12 @@ def check_private(bench: Bench) -> None:
             )
             for how, x in secret.items():
                 flat = x.double().flatten()
-                found = [
+                alike = [
                     leaf
                     for leaf, y in uploaded
                     if y.shape == flat.shape and torch.allclose(y, flat, rtol=1e-5, atol=1e-9)
                 ]
-                expect(not found or not _telling(x), f"{where}{how} as '{found[0] if found else ''}'")
+                expect(not alike or not _telling(x), f"{where}{how} as '{alike[0] if alike else ''}'")
 
 
 def _uploaded(data: bytes) -> Tree:
@@ -122,23 +118,23 @@ def check_ledger(bench: Bench) -> None:
         header, upload = decode_upload(answer.data)
         strange = set(header) - {"site", "round", "question", "wrote", "leaves"}
         expect(not strange, f"the answer to '{name}' says more than it should: {', '.join(sorted(strange))}")
-        given, listed = entries(upload), {entry.name: entry for entry in line.up}
-        for entry in given:
+        sent, listed = entries(upload), {entry.name: entry for entry in line.up}
+        for entry in sent:
             expect(entry.name in listed, f"'{entry.name}' leaves with '{name}' and is not in the ledger")
             expect(
                 _as_listed(entry, listed[entry.name]),
                 f"'{entry.name}' of '{name}' is {entry}, not {listed[entry.name]}",
             )
         expect(
-            len(given) == len(listed),
-            f"the answer to '{name}' has {len(given)} tensors and the ledger {len(listed)}",
+            len(sent) == len(listed),
+            f"the answer to '{name}' has {len(sent)} tensors and the ledger {len(listed)}",
         )
 
 
-def _as_listed(given: Entry, listed: Entry) -> bool:
-    fits = len(given.shape) == len(listed.shape)
-    fits = fits and all(n is None or n == m for m, n in zip(given.shape, listed.shape, strict=True))
-    return fits and (given.kind, given.dtype, given.weight) == (listed.kind, listed.dtype, listed.weight)
+def _as_listed(sent: Entry, listed: Entry) -> bool:
+    fits = len(sent.shape) == len(listed.shape)
+    fits = fits and all(n is None or n == m for m, n in zip(sent.shape, listed.shape, strict=True))
+    return fits and (sent.kind, sent.dtype, sent.weight) == (listed.kind, listed.dtype, listed.weight)
 
 
 def check_odd_sites(bench: Bench) -> None:
@@ -151,13 +147,13 @@ def check_odd_sites(bench: Bench) -> None:
 def check_dropout(bench: Bench) -> None:
     """A site whose answer to the first question is lost, or to the last, falls out of the round; the round
     goes on, and the site is back in the next."""
-    asked = [
+    versions = [
         a.question.write
         for a in bench.ordinary.answers
         if a.question.round == 0 and a.question.write is not None
     ]
-    lost: dict[str | None, str] = {asked[-1]: "west"}
-    lost[asked[0]] = "south"  # the only one, where there is one question
+    lost: dict[str | None, str] = {versions[-1]: "west"}
+    lost[versions[0]] = "south"  # the only one, where there is one question
 
     def lose(question: Question, site: str) -> bool:
         return question.write is not None and lost.get(question.write) == site
@@ -167,9 +163,8 @@ def check_dropout(bench: Bench) -> None:
     first, second = (row["sites"] for row in trace.result.history[:2])
     still = sorted(set(first) & set(lost.values()))
     expect(not still, f"an answer of '{still[0] if still else ''}' was lost and the site still counts")
-    expect(
-        sorted(second) == sorted(ORDINARY), f"after a lost answer the next round has only {', '.join(second)}"
-    )
+    back = sorted(second) == sorted(ORDINARY)
+    expect(back, f"after a lost answer the next round has only {', '.join(second)}")
 
 
 def check_ending(bench: Bench) -> None:

@@ -1,4 +1,4 @@
-"""What a tracker is: something outside that is told of a run's rounds and keeps them in a form of its own."""
+"""What a tracker is: something outside that gets a run's rounds and stores them in a form of its own."""
 
 from __future__ import annotations
 

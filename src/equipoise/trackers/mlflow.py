@@ -49,13 +49,13 @@ class MLflow(Tracker):
         folder.mkdir(exist_ok=True)
         uri = self.uri or f"sqlite:///{(folder / 'mlflow.db').resolve()}"
         self._client = MlflowClient(uri)
-        found = self._find(folder / KEPT)
-        if found is None:
+        before = self._find(folder / KEPT)
+        if before is None:
             self._run = self._new(run, folder)
             write_json(folder / KEPT, {"uri": self.uri, "run": self._run})
         else:
-            self._run = found
-            self._client.update_run(found, status="RUNNING")
+            self._run = before
+            self._client.update_run(before, status="RUNNING")
             self._known = dict(self._stored())
         for round, numbers in run.history:
             self.row(round, numbers)
@@ -79,16 +79,16 @@ class MLflow(Tracker):
 
         if not path.exists():
             return None
-        kept = read_json(path, "delete it to begin another run in MLflow")
-        if kept["uri"] != self.uri:
+        noted = read_json(path, "delete it to begin another run in MLflow")
+        if noted["uri"] != self.uri:
             return None
         try:
-            there = self._client.get_run(kept["run"]).info.lifecycle_stage == "active"
+            there = self._client.get_run(noted["run"]).info.lifecycle_stage == "active"
         except MlflowException as error:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
             return None
-        return str(kept["run"]) if there else None
+        return str(noted["run"]) if there else None
 
     def _new(self, run: Run, folder: Path) -> str:
         from mlflow.entities import Param
@@ -104,16 +104,16 @@ class MLflow(Tracker):
         """The experiment of our name; of two processes that make it at once, one finds it made."""
         from mlflow.exceptions import MlflowException
 
-        found = self._client.get_experiment_by_name(self.experiment)
-        if found is None:
+        experiment = self._client.get_experiment_by_name(self.experiment)
+        if experiment is None:
             place = None if self.uri else (folder / "artifacts").resolve().as_uri()
             try:
                 return str(self._client.create_experiment(self.experiment, artifact_location=place))
             except MlflowException as error:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
-                found = self._client.get_experiment_by_name(self.experiment)
-        return str(found.experiment_id)
+                experiment = self._client.get_experiment_by_name(self.experiment)
+        return str(experiment.experiment_id)
 
     def _stored(self) -> Iterator[tuple[tuple[str, int], float]]:
         for key in self._client.get_run(self._run).data.metrics:

@@ -44,13 +44,13 @@ def _find(name: str, parts: Parts) -> type[Tracker]:
     check_name(name)
     if name in TRACKERS:
         return TRACKERS[name]
-    found = parts.find(name, WHERE)
-    if not (isinstance(found, type) and issubclass(found, Tracker)):
+    tracker = parts.find(name, WHERE)
+    if not (isinstance(tracker, type) and issubclass(tracker, Tracker)):
         source, _, attribute = name.rpartition(":")
         raise ConfigError(
             f"{WHERE}: '{source}' has no class '{attribute}' that derives from equipoise.trackers.Tracker"
         )
-    return found
+    return tracker
 
 
 def _made(name: str, cls: type[Tracker], options: Mapping[str, Any]) -> Tracker:

@@ -28,6 +28,7 @@ from equipoise.exchange.codec import HEADER
 from equipoise.locate import Code, Parts, context
 from equipoise.losses import ObjectiveOptions
 from equipoise.names import unknown
+from equipoise.nets import ONNX
 from equipoise.predict import Predictor
 from equipoise.seeds import generator
 from equipoise.site import TrainOptions
@@ -116,15 +117,15 @@ def _header(model: Predictor) -> dict[str, Any]:
     return {"blueprint": plan.model_dump(mode="json"), "origin": model.origin.model_dump(mode="json")}
 
 
-def _from_safetensors(path: Path) -> Answer:
-    return load(path)
-
-
 # ONNX -------------------------------------------------------------------------------------------------------
 
 
 def _to_onnx(model: Predictor) -> bytes:
     onnx, _ = _onnx()
+    if model.blueprint.net.name == ONNX:
+        raise ConfigError(
+            "a run whose encoder is an ONNX file is exported with --to safetensors, file and all"
+        )
     file = io.BytesIO()
     with warnings.catch_warnings():
         # The older exporter, which follows one pass through the network: the newer one takes five to thirty
@@ -152,8 +153,8 @@ def _from_onnx(path: Path) -> Answer:
     session = runtime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
 
     def answer(x: Tensor) -> Tensor:
-        (found,) = session.run(["probabilities"], {"images": np.ascontiguousarray(x.numpy())})
-        return torch.from_numpy(found)
+        (probabilities,) = session.run(["probabilities"], {"images": np.ascontiguousarray(x.numpy())})
+        return torch.from_numpy(probabilities)
 
     return answer
 
@@ -170,7 +171,7 @@ def _onnx() -> tuple[Any, Any]:
 
 
 KINDS: dict[str, tuple[Callable[[Predictor], bytes], Callable[[Path], Answer]]] = {
-    "safetensors": (_to_safetensors, _from_safetensors),
+    "safetensors": (_to_safetensors, load),
     "onnx": (_to_onnx, _from_onnx),
 }
 """by name: how a predictor becomes bytes, and how such a file is asked"""

@@ -77,10 +77,9 @@ def read_data(file: Path, look: Input) -> tuple[DataOptions, Path]:
     # A key at its default is left out: kinds that draw their images to size take only those they can follow.
     wanted = {key: value for key, value in ours.items() if value != DataOptions.model_fields[key].default}
     wanted |= {key: ours[key] for key in ("image_size", "channels", "window")}
-    found = config.resolve(
-        {**({"base": table["base"]} if "base" in table else {}), "data": {**section, **wanted}}
-    )
-    return found.data, found.base
+    base = {"base": table["base"]} if "base" in table else {}
+    resolved = config.resolve({**base, "data": {**section, **wanted}})
+    return resolved.data, resolved.base
 
 
 def relabelled(samples: Samples, rows: np.ndarray, facts: Blueprint) -> Tensor:

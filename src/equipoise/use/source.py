@@ -56,8 +56,8 @@ def _from_run(run: RunFolder, site: str | None, trust: bool) -> Predictor:
         rule=options.select,
         state=header.state,
     )
-    kept = None if site is None else _private(run, site, sites, header)
-    model = assemble(blueprint, server, origin, kept, frozen=read_frozen(run, blueprint))
+    private_state = None if site is None else _private(run, site, sites, header)
+    model = assemble(blueprint, server, origin, private_state, frozen=read_frozen(run, blueprint))
     model.own_metrics = options.own_metrics
     if not model.whole():
         raise MethodError(

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
+from tests.light import one_of_a_kind
 from torch import Tensor
 
 from equipoise.errors import MethodError
@@ -188,7 +189,7 @@ def before_and_after(
     return seen[-1], after, config  # the first was of the trial that makes the ledger
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", one_of_a_kind(METHODS))
 def test_stage_changes_the_classifier_and_nothing_else(
     name: str,
     make_config: Callable[..., Any],

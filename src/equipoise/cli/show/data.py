@@ -19,9 +19,8 @@ def census(facts: dict[str, Any]) -> None:
     for split in facts["splits"]:
         table = grid(split, *(escape(classes[i]) for i in order), "images")
         for name, site in facts["sites"].items():
-            table.add_row(
-                escape(name), *(f"{site[split]['counts'][i]:,}" for i in order), f"{site[split]['images']:,}"
-            )
+            held = site[split]
+            table.add_row(escape(name), *(f"{held['counts'][i]:,}" for i in order), f"{held['images']:,}")
         sums = [sum(site[split]["counts"][i] for site in facts["sites"].values()) for i in order]
         images = sum(site[split]["images"] for site in facts["sites"].values())
         table.add_section()
@@ -29,24 +28,19 @@ def census(facts: dict[str, Any]) -> None:
         console.print(table)
         _labelled(facts, split, order)
     ratio, groups = facts["imbalance"], facts["groups"]
-    skew = (
-        "a class has no training image"
-        if ratio is None
-        else f"{ratio:.1f} times more of the largest class than of the smallest"
-    )
-    console.print(
-        f"{facts['images']:,} images, {facts['task']}-label, "
-        f"{facts['height']}×{facts['width']}×{facts['channels']}"
-    )
+    skew = "a class has no training image"
+    if ratio is not None:
+        skew = f"{ratio:.1f} times more of the largest class than of the smallest"
+    size = f"{facts['height']}×{facts['width']}×{facts['channels']}"
+    console.print(f"{facts['images']:,} images, {facts['task']}-label, {size}")
     pixels = facts["pixels"]
     console.print(
         f"pixels     {pixels['lowest']} to {pixels['highest']} of 0 to 255, mean {pixels['mean']:.0f}; "
         f"{pixels['dark']:,} dark images, {pixels['flat']:,} without contrast"
     )
     console.print(f"imbalance  {skew}")
-    console.print(
-        f"groups     {'none given: any two images may be split' if groups is None else f'{groups:,}'}"
-    )
+    count = "none given: any two images may be split" if groups is None else f"{groups:,}"
+    console.print(f"groups     {count}")
     console.print(f"cache      {facts['cache']}", soft_wrap=True)
     console.print(f"skipped    {len(facts['skipped'])} bad rows")
     for reason in facts["skipped"][:20]:
@@ -77,9 +71,8 @@ def sets(facts: list[dict[str, Any]]) -> None:
     table.columns[0].no_wrap = True
     for one in facts:
         words = (one["name"], one["title"], one["licence"])
-        table.add_row(
-            *map(escape, words), str(len(one["classes"])), f"{one['images']:,}", str(len(one["sites"]) or 1)
-        )
+        numbers = (f"{len(one['classes'])}", f"{one['images']:,}", f"{len(one['sites']) or 1}")
+        table.add_row(*map(escape, words), *numbers)
     console = terminal()
     console.print(table)
     console.print(

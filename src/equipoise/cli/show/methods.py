@@ -33,17 +33,11 @@ def method(one: dict[str, Any]) -> None:
     """One method in full."""
     console = terminal()
     console.print(escape(one["text"]), end="\n\n", soft_wrap=True)
-    console.print(
-        f"labels: {', '.join(one['tasks'])}   stays at the site: "
-        f"{escape(', '.join(one['private']) or 'nothing')}"
-    )
+    private = escape(", ".join(one["private"]) or "nothing")
+    console.print(f"labels: {', '.join(one['tasks'])}   stays at the site: {private}")
     if one["recommends"]:
-        console.print(
-            escape(
-                "recommends: "
-                + ", ".join(f"train.{key} = {value}" for key, value in one["recommends"].items())
-            )
-        )
+        advice = ", ".join(f"train.{key} = {value}" for key, value in one["recommends"].items())
+        console.print(escape(f"recommends: {advice}"))
     if one["fields"]:
         table = grid("method.…", "default", "type", "meaning", right=4)
         for field in one["fields"]:
@@ -52,9 +46,8 @@ def method(one: dict[str, Any]) -> None:
     if one["presets"]:
         table = grid("method.preset", "sets", right=2)
         for name, values in one["presets"].items():
-            table.add_row(
-                escape(name), escape(", ".join(f"{k}={v}" for k, v in values.items()) or "the defaults")
-            )
+            options = ", ".join(f"{k}={v}" for k, v in values.items())
+            table.add_row(escape(name), escape(options or "the defaults"))
         console.print(table)
 
 

@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from equipoise.cli.console import terminal
 from equipoise.cli.show.grid import grid
-from equipoise.report.folder import by_size, figures, percent, told_rounds
+from equipoise.report.folder import by_size, figures, percent, reported_rounds
 
 if TYPE_CHECKING:
     from equipoise.running import Result
@@ -26,10 +26,10 @@ COMPARED = {
 """columns of the comparison; the first three are balanced accuracy"""
 
 
-def result(found: Result, page: Path) -> None:
+def result(run: Result, page: Path) -> None:
     """The metrics of a run: the two protocols, recall per class, and where the rest is."""
     console = terminal()
-    test = found.metrics.get("test")
+    test = run.metrics.get("test")
     if test is not None:
         views = ("generalisation", "specialisation", "average")
         table = grid("test set", *views)
@@ -39,18 +39,15 @@ def result(found: Result, page: Path) -> None:
         table = grid("recall", "test images", "global predictor")
         everyone = test["generalisation"]
         for i in by_size(everyone["support"]):
-            table.add_row(
-                escape(found.classes[i]), f"{everyone['support'][i]:,.0f}", percent(everyone["recall"][i])
-            )
+            support, recall = everyone["support"][i], everyone["recall"][i]
+            table.add_row(escape(run.classes[i]), f"{support:,.0f}", percent(recall))
         console.print(table)
         worst = test["worst_site"]
-        console.print(
-            f"worst site  {escape(str(worst['name'] or 'differs'))}, balanced accuracy "
-            f"{percent(worst['balanced_accuracy'])}"
-        )
+        name, accuracy = escape(str(worst["name"] or "differs")), percent(worst["balanced_accuracy"])
+        console.print(f"worst site  {name}, balanced accuracy {accuracy}")
     console.print("sites       simulated on one machine")
-    rounds = told_rounds(found.rounds, found.ending_of)
-    console.print(f"rounds      {rounds}\nstate       {found.state_hash}")
+    rounds = reported_rounds(run.rounds, run.ending_of)
+    console.print(f"rounds      {rounds}\nstate       {run.state_hash}")
     console.print(f"report      {page}", soft_wrap=True)
 
 
@@ -76,21 +73,21 @@ def comparison(rows: list[dict[str, Any]], page: Path) -> None:
 
 def evaluated(facts: dict[str, Any]) -> None:
     """The metrics of a model on new data, in all and for every site of it."""
-    console, found = terminal(), facts["metrics"]
+    console, metrics = terminal(), facts["metrics"]
     table = grid("", f"{facts['images']:,} images")
-    for key, title in figures(found).items():
-        table.add_row(escape(title), percent(found[key]))
+    for key, title in figures(metrics).items():
+        table.add_row(escape(title), percent(metrics[key]))
     console.print(table)
     table = grid("recall", "images", "")
-    for i in by_size(found["support"]):
-        table.add_row(escape(facts["classes"][i]), f"{found['support'][i]:,}", percent(found["recall"][i]))
+    for i in by_size(metrics["support"]):
+        support, recall = metrics["support"][i], metrics["recall"][i]
+        table.add_row(escape(facts["classes"][i]), f"{support:,}", percent(recall))
     console.print(table)
     if len(facts["sites"]) > 1:
         table = grid("site", "balanced accuracy", "macro AUC", "recall, tail classes")
         for name, one in facts["sites"].items():
-            table.add_row(
-                escape(name), *(percent(one[key]) for key in ("balanced_accuracy", "macro_auc", "tail"))
-            )
+            cells = (percent(one[key]) for key in ("balanced_accuracy", "macro_auc", "tail"))
+            table.add_row(escape(name), *cells)
         console.print(table)
     console.print(f"model  {escape(facts['model'])}", soft_wrap=True)
     which = (
@@ -101,12 +98,10 @@ def evaluated(facts: dict[str, Any]) -> None:
     console.print(f"data   {escape(facts['data'])}, {which}", soft_wrap=True)
 
 
-def verified(found: Findings) -> None:
+def verified(findings: Findings) -> None:
     """What is as it was written, and what is not."""
     console = terminal()
-    for problem in found.problems:
+    for problem in findings.problems:
         console.print(f"✗ {escape(problem)}", soft_wrap=True)
-    console.print(
-        f"✓ {len(found.checked):,} files are as they were written; {len(found.without_digest):,} have no "
-        f"digest"
-    )
+    checked, without = len(findings.checked), len(findings.without_digest)
+    console.print(f"✓ {checked:,} files are as they were written; {without:,} have no digest")

@@ -20,15 +20,16 @@ def compared(facts: dict[str, Any], folder: Path) -> None:
     beneath."""
     from equipoise.compare.summary import references, table_of
 
-    console, found = terminal(), table_of(facts)
-    labels = [escape(row.label) for row in found.rows]
+    console, comparison = terminal(), table_of(facts)
+    labels = [escape(row.label) for row in comparison.rows]
     marked = [
         [MARKS[rank].format(cell) for rank, cell in zip(ranks, cells, strict=False)]
-        for ranks, cells in zip(found.ranks(), found.cells(), strict=True)
+        for ranks, cells in zip(comparison.ranks(), comparison.cells(), strict=True)
     ]
-    figures = [(head, [row[i] for row in marked]) for i, head in enumerate(found.columns)]
+    figures = [(head, [row[i] for row in marked]) for i, head in enumerate(comparison.columns)]
     several = len(references(facts)) > 1
-    tests = [(head, [escape(row.remarks[i]) for row in found.rows]) for i, head in enumerate(found.remarks)]
+    remarks = enumerate(comparison.remarks)
+    tests = [(head, [escape(row.remarks[i]) for row in comparison.rows]) for i, head in remarks]
     head = "" if several else f"against {escape(facts['reference'])}"
     for table in (*stacked(console, ("", labels), figures), *stacked(console, (head, labels), tests)):
         console.print(table)
@@ -61,8 +62,8 @@ def reproduced(facts: dict[str, Any], folder: Path) -> None:
     console, rows = terminal(), facts["rows"].values()
     columns = []
     for name in facts["columns"]:
-        told = [texts(row["cells"][name]) for row in rows]
-        columns.append((escape(name), [f"{ours} ({paper}) {gap}" for ours, paper, gap in told]))
+        cells = [texts(row["cells"][name]) for row in rows]
+        columns.append((escape(name), [f"{ours} ({paper}) {gap}" for ours, paper, gap in cells]))
     columns.append(("runs", [str(row["runs"]) for row in rows]))
     console.print(f"[bold]{escape(facts['table'])}[/]  {escape(facts['title'])} ({escape(facts['source'])})")
     for table in stacked(console, ("", [*map(escape, facts["rows"])]), columns):
@@ -81,10 +82,10 @@ COST = (
 )
 
 
-def papers(found: list[dict[str, Any]]) -> None:
+def papers(listing: list[dict[str, Any]]) -> None:
     """A few lines per paper."""
     console = terminal()
-    for name, tables in groupby(found, lambda one: one["table"].partition("-")[0]):
+    for name, tables in groupby(listing, lambda one: one["table"].partition("-")[0]):
         each = list(tables)
         source = each[0]["source"].partition(", Table")[0]
         data = dict.fromkeys(kind for one in each for kind in one["data"])
@@ -98,12 +99,12 @@ def papers(found: list[dict[str, Any]]) -> None:
     console.print("one table in full:      equipoise reproduce fca-table4 --list")
 
 
-def paper(found: list[dict[str, Any]]) -> None:
+def paper(listing: list[dict[str, Any]]) -> None:
     """One row per table of a paper."""
     console = terminal()
     table = grid("table", "what", "rows", "full", "small", right=2)
     table.columns[0].no_wrap = True
-    for one in found:
+    for one in listing:
         costs = (rough(one["estimated_seconds"][scale]) for scale in ("full", "small"))
         table.add_row(one["table"], escape(one["title"]), str(len(one["rows"])), *costs)
     console.print(table)
@@ -129,9 +130,8 @@ def paper_table(one: dict[str, Any]) -> None:
         columns.append((escape(name), cells))
     for table in stacked(console, ("as published", [*map(escape, one["rows"])]), columns):
         console.print(table)
-    blocked = [
-        f"{label} cannot be run: {row['cannot']}" for label, row in one["rows"].items() if "cannot" in row
-    ]
+    rows = one["rows"].items()
+    blocked = [f"{label} cannot be run: {row['cannot']}" for label, row in rows if "cannot" in row]
     for text in (*one["notes"], *blocked):
         console.print(f"- {escape(text)}")
     console.print(COST)

@@ -119,9 +119,8 @@ def server_start(
     )
     listed = AllowList(folder)
     process = link.start(folder, host, port, limits)
-    print(
-        f"listening on {host}:{port}; `equipoise submit FILE.toml --to {folder}` hands in a run", flush=True
-    )
+    submit = f"equipoise submit FILE.toml --to {folder}"
+    print(f"listening on {host}:{port}; `{submit}` hands in a run", flush=True)
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         with serving(health_port, lambda: of_coordinator(folder)):
@@ -154,8 +153,8 @@ def submit(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Hand a run to the server and wait for its end. Handed in again with the same --out, it goes on where it
-    stopped.
+    """Hand a run to the server and wait for its end. Handed in again with the same --out, it continues
+    where it stopped.
 
     Example: `equipoise submit fca.toml --to federation --out runs/fca`
     """
@@ -177,14 +176,14 @@ def submit(
     online = ", ".join(site for site, one in there.items() if one["status"] == "online") or "nobody"
     absent = ", ".join(site for site, one in there.items() if one["status"] != "online") or "nobody"
     note(f"handed in as run {number}, folder {folder}; online: {online}; not online: {absent}", json)
-    found = link.wait(to, folder, number, look)
+    result = link.wait(to, folder, number, look)
     page = write_report(folder)
     if json:
-        print_json(found | {"report": str(page)})
+        print_json(result | {"report": str(page)})
     else:
         for text in gaps(read_run(folder)):
             print(text)
-        print(f"state   {found['state_hash']}\nreport  {page}")
+        print(f"state   {result['state_hash']}\nreport  {page}")
 
 
 def status(folder: Coordinator, json: Json = False) -> None:

@@ -54,10 +54,10 @@ def check_set(
     table = override({"data": {"kind": name, "path": str(root)}}, [f"data.{text}" for text in options or ()])
     if name.endswith(".toml"):
         raise ConfigError(f"data check is for published data sets: use `equipoise check {name}` for your own")
-    given = resolve(table).data if name in SETS else None
-    if not isinstance(given, SetData):
+    chosen = resolve(table).data if name in SETS else None
+    if not isinstance(chosen, SetData):
         raise ConfigError(unknown("data set", name, SETS))
-    facts = check(given, Path.cwd())
+    facts = check(chosen, Path.cwd())
     print_json(facts) if json else show.checked_set(facts)
     if not facts["ok"]:
         raise typer.Exit(DataError.exit_code)

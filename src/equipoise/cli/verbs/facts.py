@@ -25,13 +25,13 @@ def check(file: File, overrides: Overrides = None, json: Json = False) -> None:
     from equipoise.data.pixels import survey
 
     config = read(file, overrides or ())
-    found = trial(config)
-    can_be_judged(config, found.dataset)
-    warnings = doubts(config, found.dataset, survey(found.dataset.samples))
+    tried = trial(config)
+    can_be_judged(config, tried.dataset)
+    warnings = doubts(config, tried.dataset, survey(tried.dataset.samples))
     if json:
-        print_json({"ok": True, "checked": found.checked, "warnings": warnings})
+        print_json({"ok": True, "checked": tried.checked, "warnings": warnings})
     else:
-        show.checked(found.checked, warnings)
+        show.checked(tried.checked, warnings)
 
 
 def ledger(file: File, overrides: Overrides = None, json: Json = False) -> None:
@@ -40,8 +40,8 @@ def ledger(file: File, overrides: Overrides = None, json: Json = False) -> None:
     from equipoise.cli.trial import totals, trial
     from equipoise.config import read
 
-    found = trial(read(file, overrides or ())).ledger
-    facts = {"leaves": found.rows(), "questions": totals(found)}
+    measured = trial(read(file, overrides or ())).ledger
+    facts = {"leaves": measured.rows(), "questions": totals(measured)}
     print_json(facts) if json else show.ledger(facts)
 
 

@@ -35,25 +35,24 @@ def predict(
     from equipoise.cli.answers import answers, table, write
     from equipoise.use import load
 
-    found = load(model, site, trust=trust)
-    note(found.title, json)
-    rows = list(found.predict(images))
+    predictor = load(model, site, trust=trust)
+    note(predictor.title, json)
+    rows = list(predictor.predict(images))
     bad = [row for row in rows if row.error is not None]
     if json:
-        print_json(answers(found, rows))
+        print_json(answers(predictor, rows))
     elif out is None:
-        print(table(found, rows), end="")
+        print(table(predictor, rows), end="")
     else:
-        write(out, table(found, rows))
+        write(out, table(predictor, rows))
         print(f"{len(rows) - len(bad):,} images classified, in {out}")
     for row in bad:
         note(f"{row.file} cannot be read: {row.error}", json)
     if bad and json:
         raise typer.Exit(DataError.exit_code)
     if bad:
-        raise DataError(
-            f"{len(bad)} of {len(rows)} images cannot be read, the first is {bad[0].file}: {bad[0].error}"
-        )
+        first = f"{bad[0].file}: {bad[0].error}"
+        raise DataError(f"{len(bad)} of {len(rows)} images cannot be read, the first is {first}")
 
 
 def evaluate(
@@ -74,8 +73,8 @@ def evaluate(
     from equipoise.use import evaluate as work
     from equipoise.use import load
 
-    found = work(load(model, site, trust=trust), data)
-    print_json(found) if json else show.evaluated(found)
+    metrics = work(load(model, site, trust=trust), data)
+    print_json(metrics) if json else show.evaluated(metrics)
 
 
 def export(
@@ -96,11 +95,11 @@ def export(
     from equipoise.use import export as work
     from equipoise.use import load
 
-    found = load(model, site, trust=trust)
+    predictor = load(model, site, trust=trust)
     folder = model.parent if model.is_file() else model
-    path = out or folder / f"model{'' if found.origin.site is None else f'-{found.origin.site}'}.{to}"
-    difference = work(found, path, to)
+    path = out or folder / f"model{'' if predictor.origin.site is None else f'-{predictor.origin.site}'}.{to}"
+    difference = work(predictor, path, to)
     if json:
-        print_json({"model": found.title, "file": str(path), "largest_difference": difference})
+        print_json({"model": predictor.title, "file": str(path), "largest_difference": difference})
     else:
-        print(f"{found.title}, in {path}; largest difference of a probability {difference:.1e}")
+        print(f"{predictor.title}, in {path}; largest difference of a probability {difference:.1e}")

@@ -49,12 +49,12 @@ def everything(context: typer.Context) -> None:
 @recipes_app.command("list")
 def listing(json: Json = False) -> None:
     """Show the names of the configs and what each is about."""
-    found = {name: about(path) for name, path in recipes().items()}
+    texts = {name: about(path) for name, path in recipes().items()}
     if json:
-        print_json(found)
+        print_json(texts)
         return
-    width = max(map(len, found))
-    for name, text in found.items():
+    width = max(map(len, texts))
+    for name, text in texts.items():
         print(f"{name:<{width}}  {text}")
 
 
@@ -68,15 +68,15 @@ def copy(
 
     Example: `equipoise recipes copy phantom`
     """
-    found = recipes()
-    if name not in found:
-        raise ConfigError(unknown("recipe", name, found))
-    target = folder / found[name].name
+    files = recipes()
+    if name not in files:
+        raise ConfigError(unknown("recipe", name, files))
+    target = folder / files[name].name
     if target.exists():
         raise ConfigError(f"{target} is there already: name another folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(found[name], target)
+        shutil.copyfile(files[name], target)
     except OSError as error:
         raise StorageError(f"{target} cannot be written: {error.strerror}; name another folder") from error
     if json:

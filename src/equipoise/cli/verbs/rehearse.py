@@ -35,16 +35,16 @@ def rehearse(
 
     config = read(file, overrides or ())
     folder = out or Path("runs") / f"{file.stem}-rehearsal-{config.train.seed}"
-    found = perform(config, folder, follow(folder, config.train.rounds, json))
+    result = perform(config, folder, follow(folder, config.train.rounds, json))
     page = write_report(folder)
     if json:
-        print_json(found | {"report": str(page)})
+        print_json(result | {"report": str(page)})
     else:
         words = {True: "the same bits", False: "NOT THE SAME", None: "noise of their own, nothing to compare"}
-        print(f"state       {found['state_hash']}\nsimulation  {found['simulation_hash'] or 'none'}")
-        print(f"{found['sites']} sites in {found['seconds']} s: {words[found['same']]}")
-        if found["each"]:
-            print(f"policy      each site must add to `each`: {', '.join(found['each'])}")
+        print(f"state       {result['state_hash']}\nsimulation  {result['simulation_hash'] or 'none'}")
+        print(f"{result['sites']} sites in {result['seconds']} s: {words[result['same']]}")
+        if result["each"]:
+            print(f"policy      each site must add to `each`: {', '.join(result['each'])}")
         print(f"report      {page}")
-    if found["same"] is False:
+    if result["same"] is False:
         raise typer.Exit(1)

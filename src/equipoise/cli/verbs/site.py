@@ -43,10 +43,8 @@ def site_init(
         print_json({"made": [str(path) for path in made]})
     else:
         print("\n".join(map(str, made)))
-        print(
-            f"next: describe your data in {folder / 'site.toml'}, send {folder / 'keys' / 'site.pub'} to "
-            f"the coordinator,"
-        )
+        toml, key = folder / "site.toml", folder / "keys" / "site.pub"
+        print(f"next: describe your data in {toml}, send {key} to the coordinator,")
         print(f"put their ca.crt into {folder / 'keys'}, then `equipoise site check {folder}`")
 
 
@@ -67,22 +65,23 @@ def site_check(
     from equipoise.cli.trial import totals
     from equipoise.deploy.setting import check_site
 
-    found = check_site(folder, file, overrides or ())
+    checked = check_site(folder, file, overrides or ())
     leaving: dict[str, Any] = {}
-    if found.ledger is not None:
-        leaving = {"leaves": found.joining + found.ledger.rows(), "questions": totals(found.ledger)}
+    if checked.ledger is not None:
+        leaving = {"leaves": checked.joining + checked.ledger.rows(), "questions": totals(checked.ledger)}
     if json:
-        print_json({"checked": found.facts, "warnings": found.warnings, **leaving, "refused": found.refused})
+        facts = {"checked": checked.facts, "warnings": checked.warnings, **leaving}
+        print_json(facts | {"refused": checked.refused})
     else:
-        for what, text in found.facts.items():
+        for what, text in checked.facts.items():
             print(f"✓ {what:<8} {text}")
-        for text in found.warnings:
+        for text in checked.warnings:
             print(f"! {text}")
         if leaving:
             show.ledger(leaving)
-        for sentence in found.refused:
+        for sentence in checked.refused:
             print(f"✗ {sentence}")
-    if found.refused:
+    if checked.refused:
         raise typer.Exit(SiteError.exit_code)
 
 

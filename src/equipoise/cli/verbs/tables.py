@@ -14,6 +14,9 @@ from equipoise.cli.output import print_json
 from equipoise.errors import ConfigError, RunsFailed
 from equipoise.names import unknown
 
+Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at a time. [default: one per core]")]
+On = Annotated[str | None, typer.Option(help="ray: runs on the nodes of the cluster at engine.address.")]
+
 
 def mount(app: typer.Typer) -> None:
     """Add the verbs to the command."""
@@ -43,10 +46,8 @@ def compare(
     out: Annotated[
         Path | None, typer.Option(help="Folder for runs and tables. [default: `runs/<file>-compare`]")
     ] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time. [default: one per core]")] = None,
-    on: Annotated[
-        str | None, typer.Option(help="ray: runs on the nodes of the cluster at engine.address.")
-    ] = None,
+    jobs: Jobs = None,
+    on: On = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -110,10 +111,8 @@ def reproduce(
     out: Annotated[
         Path | None, typer.Option(help="Folder for runs and tables. [default: `runs/<table>[-small]`]")
     ] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time. [default: one per core]")] = None,
-    on: Annotated[
-        str | None, typer.Option(help="ray: runs on the nodes of the cluster at engine.address.")
-    ] = None,
+    jobs: Jobs = None,
+    on: On = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -156,15 +155,15 @@ def _list(name: str | None, json: bool) -> None:
     from equipoise.reproduce import listing, names
 
     of_paper = [one for one in names() if one.startswith(f"{name}-")]
-    found = listing(of_paper or ([name] if name else ()))
+    facts = listing(of_paper or ([name] if name else ()))
     if json:
-        print_json(found)
+        print_json(facts)
     elif name is None:
-        show.papers(found)
+        show.papers(facts)
     elif of_paper:
-        show.paper(found)
+        show.paper(facts)
     else:
-        show.paper_table(found[0])
+        show.paper_table(facts[0])
 
 
 def _some_failed(failures: Sequence[dict[str, Any]], runs: int, json: bool) -> None:
@@ -173,6 +172,4 @@ def _some_failed(failures: Sequence[dict[str, Any]], runs: int, json: bool) -> N
         raise typer.Exit(RunsFailed.exit_code)
     if failures:
         first = f"{failures[0]['run']}: {failures[0]['error']}"
-        raise RunsFailed(
-            f"{len(failures)} of {runs} runs failed ({first}); the same command tries them again"
-        )
+        raise RunsFailed(f"{len(failures)} of {runs} runs failed ({first}); run the command again to retry")

@@ -137,9 +137,9 @@ def verify(
     from equipoise.cli.show import runs as show
     from equipoise.verify import verify as work
 
-    found = work(folder, other)
-    print_json({"ok": not found.problems, **asdict(found)}) if json else show.verified(found)
-    if found.problems:
+    findings = work(folder, other)
+    print_json({"ok": not findings.problems, **asdict(findings)}) if json else show.verified(findings)
+    if findings.problems:
         raise typer.Exit(StorageError.exit_code)
 
 

@@ -106,7 +106,11 @@ class FolderSet(SetData):
 
     def rows(self, download: Download) -> Iterator[Row | Bad]:
         folders = self.folders or {name: name for name in self.classes}
-        held = {name: folder for name in download.images if (folder := _innermost(name, folders)) is not None}
+        held = {}
+        for name in download.images:
+            inside = [part for part in name.split("/")[:-1] if part in folders]
+            if inside:
+                held[name] = inside[-1]
         for folder in folders:
             if folder not in held.values():
                 raise download.lacks(folder, "folder", folders)
@@ -117,11 +121,6 @@ class FolderSet(SetData):
     def attributes(self, name: str) -> dict[str, str]:
         """What the name of a file tells beyond its class."""
         return {}
-
-
-def _innermost(name: str, folders: Container[str]) -> str | None:
-    """The deepest of some folders that a file lies in."""
-    return next((part for part in reversed(name.split("/")[:-1]) if part in folders), None)
 
 
 class Download:
@@ -136,10 +135,10 @@ class Download:
 
     def find(self, *names: str) -> str:
         """The place of a file that has one of these names; the least deep where there are several."""
-        found = [place for place in self.names if PurePosixPath(place).name in names]
-        if not found:
+        places = [place for place in self.names if PurePosixPath(place).name in names]
+        if not places:
             raise self.lacks(names[0], "file")
-        return min(found, key=lambda place: (place.count("/"), place))
+        return min(places, key=lambda place: (place.count("/"), place))
 
     def read(self, place: str, size: int = -1) -> bytes:
         """The content of a file, or its first `size` bytes."""
@@ -166,14 +165,14 @@ class Download:
     def below(self, *folders: str) -> dict[str, str]:
         """Name without extension → place of the images below official folders (or zip files of their
         names)."""
-        found: dict[str, str] = {}
+        places: dict[str, str] = {}
         for folder in folders:
             inside = [name for name in self.images if {folder, f"{folder}.zip"} & set(name.split("/")[:-1])]
             if not inside:
                 raise self.lacks(folder, "folder")
             for name in inside:
-                found.setdefault(PurePosixPath(name).stem, name)
-        return found
+                places.setdefault(PurePosixPath(name).stem, name)
+        return places
 
     def lacks(self, name: str, what: str, official: Container[str] = ()) -> DataError:
         """One sentence about an official file or folder that is not there, and what to do; no `official` name
@@ -181,12 +180,8 @@ class Download:
         entries = {part for place in self.names for part in place.split("/")}
         packed = next((f"{name}{ending}" for ending in PACKED if f"{name}{ending}" in entries), None)
         suffix = PurePosixPath(name).suffix
-        near = nearest(
-            name,
-            sorted(
-                one for one in entries - {name} if PurePosixPath(one).suffix == suffix and one not in official
-            ),
-        )
+        others = sorted(one for one in entries - {name} if PurePosixPath(one).suffix == suffix)
+        near = nearest(name, [one for one in others if one not in official])
         fix = f"take it from {self.facts.home}"
         if packed is not None:
             fix = f"unpack {packed}"
@@ -200,11 +195,10 @@ def check(options: SetData, base: Path) -> dict[str, Any]:
     class."""
     with options.download(base) as download:
         rows = [*options.rows(download), *download.bad]
-        good, bad, found = checked(rows, download.files, download.root.name, options.classes)
+        good, bad, images = checked(rows, download.files, download.root.name, options.classes)
         problems = [text for _, text in sorted(bad)]
-        problems += _undecodable(
-            options, download.files, [(row, name) for row, (name, _, _) in zip(good, found, strict=True)]
-        )
+        named = [(row, name) for row, (name, _, _) in zip(good, images, strict=True)]
+        problems += _undecodable(options, download.files, named)
     held = Counts(
         len(good),
         Counter(name for row in good for name in _names(row, options.classes)),
@@ -215,11 +209,9 @@ def check(options: SetData, base: Path) -> dict[str, Any]:
     sites = {name: (held.sites.get(name, 0), wanted.sites.get(name)) for name in (*wanted.sites, *held.sites)}
     splits = Counter(row.split for row in good if row.split is not None)
     compared = {"images": (len(good), wanted.images), **_titled("class", classes), **_titled("site", sites)}
-    problems += [
-        f"{name}: {has:,} where {want:,} are published"
-        for name, (has, want) in compared.items()
-        if want not in (None, has)
-    ]
+    for name, (has, want) in compared.items():
+        if want not in (None, has):
+            problems.append(f"{name}: {has:,} where {want:,} are published")
     return {
         "name": options.kind,
         "title": options.facts.title,
@@ -262,9 +254,7 @@ def _undecodable(options: SetData, files: Files, rows: list[tuple[Row, str]]) ->
             decode(files.read(file), options.image_size, options.channels, options.resize, options.look)
         except (MemoryError, DataError):
             raise
-        except (
-            Exception
-        ) as error:  # as in decoding for real: whatever a decoder raises, this image cannot be used
+        except Exception as error:  # whatever a decoder raises, this image cannot be used
             wrong.append(f"{row.place}: image '{file}' is broken: {reason(error)}")
     return wrong
 

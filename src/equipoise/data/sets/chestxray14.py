@@ -80,9 +80,8 @@ class ChestXray14(SetData):
         return self.findings
 
     def expected(self) -> Counts:
-        return Counts(
-            VIEWS[self.view], {name: FINDINGS[name] for name in self.findings} if self.view == "both" else {}
-        )
+        both = {name: FINDINGS[name] for name in self.findings}
+        return Counts(VIEWS[self.view], both if self.view == "both" else {})
 
     def rows(self, download: Download) -> Iterator[Row | Bad]:
         places = download.below("images")
@@ -91,8 +90,8 @@ class ChestXray14(SetData):
             if self.view not in ("both", fields["View Position"]):
                 continue
             file = fields["Image Index"]
-            found = [] if fields["Finding Labels"] == "No Finding" else fields["Finding Labels"].split("|")
-            strange = [name for name in found if name not in FINDINGS]
+            findings = [] if fields["Finding Labels"] == "No Finding" else fields["Finding Labels"].split("|")
+            strange = [name for name in findings if name not in FINDINGS]
             if strange:
                 yield Bad(number, f"{place}: {unknown('finding', strange[0], FINDINGS)}")
                 continue
@@ -100,7 +99,7 @@ class ChestXray14(SetData):
                 number,
                 place,
                 id=file,
-                label=[name for name in found if name in self.findings],
+                label=[name for name in findings if name in self.findings],
                 file=places.get(file.removesuffix(".png"), file),
                 group=fields["Patient ID"],
                 attributes={

@@ -60,9 +60,8 @@ class Derm7pt(SetData):
             for _, _, fields in download.table(name, columns=("indexes",))
         }
         places = download.below("images")
-        for number, place, fields in download.table(
-            "meta.csv", columns=("diagnosis", "location", "sex", "derm")
-        ):
+        columns = ("diagnosis", "location", "sex", "derm")
+        for number, place, fields in download.table("meta.csv", columns=columns):
             index = str(number - 2)  # the header is row 1
             if index not in split:
                 yield Bad(number, f"{place}: none of {', '.join(INDEXES)} has index {index}")

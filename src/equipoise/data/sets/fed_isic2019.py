@@ -60,9 +60,7 @@ class FedIsic2019(SetData):
                 continue
             centre, fold = where[row.id]
             if centre not in map(str, range(len(SITES))) or fold not in SPLITS:
-                yield Bad(
-                    row.number,
-                    f"{row.place}: center '{centre}' is not 0 to 5, or fold '{fold}' not train or test",
-                )
+                wrong = f"center '{centre}' is not 0 to 5, or fold '{fold}' not train or test"
+                yield Bad(row.number, f"{row.place}: {wrong}")
             else:
                 yield replace(row, site=SITES[int(centre)], split=SPLITS[fold])

@@ -84,12 +84,12 @@ class HyperKvasir(FolderSet):
             for number, place, fields in download.table(table, columns=columns, delimiter=";")
         }
         for row in super().rows(download):
-            found = None if isinstance(row, Bad) else folds.pop(PurePosixPath(row.file).name, None)
+            entry = None if isinstance(row, Bad) else folds.pop(PurePosixPath(row.file).name, None)
             if isinstance(row, Bad):
                 yield row
-            elif found is None:
+            elif entry is None:
                 yield Bad(row.number, f"{row.place}: {table} does not name it")
             else:
-                yield replace(row, split="test" if found[2] == str(self.fold) else "train")
+                yield replace(row, split="test" if entry[2] == str(self.fold) else "train")
         for file, (number, place, _) in folds.items():
             yield Bad(number, f"{place}: file '{file}' is not in {download.root.name}")

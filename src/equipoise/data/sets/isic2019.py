@@ -10,6 +10,7 @@ A group is a lesion; images without a lesion id stand alone.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Literal
 
 from equipoise.data.rows import Bad, Row
@@ -42,27 +43,15 @@ class Isic2019(SetData):
     kind: Literal["isic2019"] = "isic2019"
 
     def rows(self, download: Download) -> Iterator[Row | Bad]:
-        about = {
-            fields["image"]: fields
-            for _, _, fields in download.table(
-                METADATA, columns=("image", "lesion_id", "sex", "anatom_site_general")
-            )
-        }
+        columns = ("image", "lesion_id", "sex", "anatom_site_general")
+        about = {fields["image"]: fields for _, _, fields in download.table(METADATA, columns=columns)}
         for row in diagnoses(download, LABELS, IMAGES):
             if isinstance(row, Bad):
                 yield row
                 continue
             one = about.get(row.id, {})
             attributes = {"sex": one.get("sex", ""), "anatomy": one.get("anatom_site_general", "")}
-            yield Row(
-                row.number,
-                row.place,
-                row.id,
-                row.label,
-                row.file,
-                group=one.get("lesion_id") or row.id,
-                attributes=attributes,
-            )
+            yield replace(row, group=one.get("lesion_id") or row.id, attributes=attributes)
 
 
 def diagnoses(download: Download, table: str, images: str) -> Iterator[Row | Bad]:
@@ -70,7 +59,7 @@ def diagnoses(download: Download, table: str, images: str) -> Iterator[Row | Bad
     places = download.below(images)
     for number, place, fields in download.table(table, columns=("image", *CLASSES)):
         name = fields["image"]
-        held = [word for word in CLASSES if fields[word] in ("1", "1.0")]
+        held = [diagnosis for diagnosis in CLASSES if fields[diagnosis] in ("1", "1.0")]
         if len(held) == 1:
             yield Row(number, place, name, held[0], places.get(name, f"{images}/{name}.jpg"))
         else:

@@ -41,17 +41,14 @@ class Ph2(SetData):
         places = download.below(IMAGES)
         table = download.find(TABLE)
         lines = download.read(table).decode("utf-8", "replace").splitlines()
-        parts = {
-            number: [cell.strip() for cell in line.split("||")] for number, line in enumerate(lines, start=1)
-        }
-        held = {
-            number: cells for number, cells in parts.items() if len(cells) > 3 and cells[1].startswith("IMD")
-        }
-        if not held:  # the other lines are headings and the legend below the table
-            raise DataError(
-                f"{download.root / table} has no line '|| IMD… ||' about an image: download it again"
-            )
-        for number, cells in held.items():
+        held = []
+        for number, line in enumerate(lines, start=1):
+            cells = [cell.strip() for cell in line.split("||")]
+            if len(cells) > 3 and cells[1].startswith("IMD"):  # others: headings, and the legend below
+                held.append((number, cells))
+        if not held:
+            raise DataError(f"{download.root / table} has no line '|| IMD… ||': download it again")
+        for number, cells in held:
             name, place = cells[1], f"{TABLE} line {number}"
             if cells[3] not in ("0", "1", "2"):
                 yield Bad(number, f"{place}: clinical diagnosis '{cells[3]}' of {name} is not 0, 1 or 2")

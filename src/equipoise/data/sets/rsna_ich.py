@@ -79,11 +79,12 @@ class RsnaIch(SetData):
     def rows(self, download: Download) -> Iterator[Row | Bad]:
         places = download.below(self._folder(download))
         held = self._types(download)
-        kept = [name for name, types in held.items() if (types if self.multi else len(types) == 1)]
+        names = [name for name, types in held.items() if (types if self.multi else len(types) == 1)]
         if self.multi:
-            healthy = sorted((name for name, types in held.items() if not types), key=_hash)
-            kept += healthy[: self.healthy]
-        for number, name in enumerate(kept):
+            healthy = [name for name, types in held.items() if not types]
+            healthy.sort(key=lambda name: hashlib.sha256(name.encode()).hexdigest())
+            names += healthy[: self.healthy]
+        for number, name in enumerate(names):
             types, file = held[name], places.get(name, f"{name}.dcm")
             try:
                 group = patient(download.read(file, HEADER)) if self.patients and name in places else None
@@ -105,16 +106,8 @@ class RsnaIch(SetData):
             name, _, kind = fields["ID"].rpartition("_")
             types = held.setdefault(name, [])
             if kind not in (*CLASSES, "any") or fields["Label"] not in ("0", "1"):
-                download.bad.append(
-                    Bad(
-                        number,
-                        f"{place}: '{fields['ID']},{fields['Label']}' is not a slice's type and 0 or 1",
-                    )
-                )
+                wrong = f"'{fields['ID']},{fields['Label']}' is not a slice's type and 0 or 1"
+                download.bad.append(Bad(number, f"{place}: {wrong}"))
             elif kind != "any" and fields["Label"] == "1" and kind not in types:
                 types.append(kind)
         return held
-
-
-def _hash(name: str) -> str:
-    return hashlib.sha256(name.encode()).hexdigest()

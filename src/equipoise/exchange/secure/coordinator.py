@@ -65,7 +65,7 @@ class Opened:
 
     dealt: Dealt
     question: Question
-    told: str
+    context: str
     """the hash of all its masks depend on"""
 
     @property
@@ -109,11 +109,11 @@ class Masking:
                 f"round {asked.round + 1}: no site shared what masks the answers to '{asked.name}'"
             )
         broadcast = hashlib.sha256(asked.payload).hexdigest()
-        told = about(
+        context = about(
             self._relay.run, asked.round, asked.name, broadcast, next(iter(orders.values())).model_dump()
         )
         letters = {site: write(order) for site, order in orders.items()}
-        return Opened(ready, replace(asked, letters=letters), told)
+        return Opened(ready, replace(asked, letters=letters), context)
 
     def close(self, opened: Opened, arrived: Collection[str], total: Tensor) -> None:
         """Take what is left of the masks out of the sum of the words that arrived, in place."""
@@ -122,20 +122,20 @@ class Masking:
         group = Group(adverts=tuple(following)) if len(following) == len(survivors) else None
         deal = deal_of(self._relay.run, list(opened.dealt.group.values()))
         letter = Arrived(deal=deal, sites=survivors, next=group)
-        found = {
-            site: revealed
-            for site, revealed in self._send(UNMASK, dict.fromkeys(survivors, write(letter)), opened.question)
-            if isinstance(revealed, Revealed)
+        revealed = {
+            site: reply
+            for site, reply in self._send(UNMASK, dict.fromkeys(survivors, write(letter)), opened.question)
+            if isinstance(reply, Revealed)
         }
         needed = threshold(len(opened.dealt.group))
-        if len(found) < needed:
+        if len(revealed) < needed:
             raise SiteError(
-                f"round {opened.question.round + 1}: only {len(found)} of {len(survivors)} sites helped to "
-                f"unmask their answers to '{opened.question.name}', {needed} are needed; nothing is known of "
-                "the sum"
+                f"round {opened.question.round + 1}: only {len(revealed)} of {len(survivors)} sites helped "
+                f"to unmask their answers to '{opened.question.name}', {needed} are needed; nothing is known "
+                "of the sum"
             )
-        add_streams(total, self._left(opened, survivors, found))
-        shared = {site: one.shared for site, one in found.items() if one.shared is not None}
+        add_streams(total, self._left(opened, survivors, revealed))
+        shared = {site: one.shared for site, one in revealed.items() if one.shared is not None}
         if group is not None:
             self._ready = self._dealt(group.adverts, shared)
 
@@ -192,22 +192,24 @@ class Masking:
 
     # After it -----------------------------------------------------------------------------------------------
 
-    def _left(self, opened: Opened, survivors: Sequence[str], found: Mapping[str, Revealed]) -> list[Stream]:
+    def _left(
+        self, opened: Opened, survivors: Sequence[str], revealed: Mapping[str, Revealed]
+    ) -> list[Stream]:
         """What is left of the masks in the sum, with the sign that takes it away."""
-        group, told = opened.dealt.group, opened.told
+        group, context = opened.dealt.group, opened.context
         places = {site: place for place, site in enumerate(group, 1)}
         streams: list[Stream] = []
         for site in survivors:
-            shares = {places[one]: said.own.get(site) for one, said in found.items()}
+            shares = {places[one]: said.own.get(site) for one, said in revealed.items()}
             seed = self._joined(
                 site, shares, lambda secret: hashlib.sha256(secret).digest(), group[site].seed
             )
-            streams.append((-1, derived(seed, KEY_BYTES, "own", told)))
+            streams.append((-1, derived(seed, KEY_BYTES, "own", context)))
         for gone in (site for site in opened.sites if site not in survivors):
-            shares = {places[one]: said.keys.get(gone) for one, said in found.items()}
+            shares = {places[one]: said.keys.get(gone) for one, said in revealed.items()}
             key = self._joined(gone, shares, public_of, group[gone].mask)
             for site in survivors:
-                sign, stream = pair_stream(agree(key, bytes.fromhex(group[site].mask)), told, site, gone)
+                sign, stream = pair_stream(agree(key, bytes.fromhex(group[site].mask)), context, site, gone)
                 streams.append((-sign, stream))
         return streams
 

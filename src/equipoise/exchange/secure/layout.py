@@ -71,9 +71,9 @@ class Layout:
         place = 0
         for part, _, shape in self.parts():
             size = math.prod(shape)
-            found = reduction.part(part)
-            if found is not None:
-                words[place : place + size] = found.reshape(-1)
+            summed = reduction.part(part)
+            if summed is not None:
+                words[place : place + size] = summed.reshape(-1)
             place += size
         return words
 
@@ -82,8 +82,8 @@ class Layout:
         place = 0
         for part, entry, shape in self.parts():
             size = math.prod(shape)
-            found = words[place : place + size].view(shape)
-            reduction.take(part, entry.kind, getattr(torch, entry.dtype), found)
+            part_words = words[place : place + size].view(shape)
+            reduction.take(part, entry.kind, getattr(torch, entry.dtype), part_words)
             place += size
 
     def implausible(self, words: Tensor, sites: int, heaviest: float) -> str | None:
@@ -92,11 +92,11 @@ class Layout:
         place = 0
         for (kind, leaf, _), entry, shape in self.parts():
             size = math.prod(shape)
-            found = words[place : place + size]
+            part_words = words[place : place + size]
             place += size
             if not size:
                 continue
-            low, high = (float(edge) for edge in torch.aminmax(found))
+            low, high = (float(edge) for edge in torch.aminmax(part_words))
             whole = not getattr(torch, entry.dtype).is_floating_point and entry.kind == "sum"
             most = sites * (WHOLE if whole else LARGEST * SCALE)
             if kind.endswith("rest"):

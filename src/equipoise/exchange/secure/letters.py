@@ -111,8 +111,8 @@ def threshold(sites: int) -> int:
 
 def deal_of(run: str, adverts: Sequence[Advert]) -> str:
     """The name of what a group has shared: a hash of all that its sites advertise."""
-    told = sorted((one.site, one.mask, one.box, one.seed) for one in adverts)
-    return digest("deal", run, told)
+    keys = sorted((one.site, one.mask, one.box, one.seed) for one in adverts)
+    return digest("deal", run, keys)
 
 
 def about(

@@ -185,17 +185,17 @@ class Member:
         if bound is not None and not set(bound) <= set(sites):
             raise Forged("this question of this round was answered for another set of sites")
         table = order.model_dump()
-        told = about(self.run, round, question, broadcast, table)
-        if deal.about not in ("", told) or deal.revealed is not None:
+        context = about(self.run, round, question, broadcast, table)
+        if deal.about not in ("", context) or deal.revealed is not None:
             raise Forged("these keys were used for another question")
         for site in sites:
             deal.shares[site] = deal.own if site == self.name else self._open(deal, site, order.boxes)
-        deal.about, deal.asked, deal.sites = told, (round, question), sites
-        streams: list[Stream] = [(1, derived(deal.secrets.seed, KEY_BYTES, "own", told))]
+        deal.about, deal.asked, deal.sites = context, (round, question), sites
+        streams: list[Stream] = [(1, derived(deal.secrets.seed, KEY_BYTES, "own", context))]
         for site in sites:
             if site != self.name:
                 known = agree(deal.secrets.mask, bytes.fromhex(deal.group[site].mask))
-                streams.append(pair_stream(known, told, self.name, site))
+                streams.append(pair_stream(known, context, self.name, site))
         return Masks(streams=tuple(streams), fine=order.fine, words=order.words)
 
     def unmask(self, letter: Arrived) -> Revealed:
@@ -242,10 +242,10 @@ class Member:
         return data[: shamir.SHARE_BYTES], data[shamir.SHARE_BYTES :]
 
 
-def pair_stream(known: bytes, told: str, ours: str, theirs: str) -> Stream:
+def pair_stream(known: bytes, context: str, ours: str, theirs: str) -> Stream:
     """The mask that two sites share: the one whose name comes first adds it, the other takes it away."""
     first, second = sorted((ours, theirs))
-    return (1 if ours == first else -1), derived(known, KEY_BYTES, "pair", told, first, second)
+    return (1 if ours == first else -1), derived(known, KEY_BYTES, "pair", context, first, second)
 
 
 def _forget(kept: dict[str, Any]) -> None:

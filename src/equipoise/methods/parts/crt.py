@@ -53,11 +53,11 @@ def stage(method: Method, server: Tree, ask: Ask, one: bool = False) -> Tree:
 
 def fresh(layers: Mapping[str, Tensor], draw: torch.Generator) -> dict[str, Tensor]:
     """The weights and biases of linear layers as torch would initialise them: uniform, up to 1/√inputs."""
-    found = {}
+    tensors = {}
     for name in sorted(layers, reverse=True):
         weight = layers[name.removesuffix("bias") + "weight"] if name.endswith("bias") else layers[name]
-        found[name] = (torch.rand(layers[name].shape, generator=draw) * 2 - 1) * weight.shape[1] ** -0.5
-    return found
+        tensors[name] = (torch.rand(layers[name].shape, generator=draw) * 2 - 1) * weight.shape[1] ** -0.5
+    return tensors
 
 
 def answer(method: Method, net: Net, loc: Loc) -> Upload:

@@ -1,14 +1,18 @@
-"""A mixture of two Gaussians with diagonal covariances, fitted by expectation maximisation."""
+"""A mixture of two Gaussians with diagonal covariances, fitted by expectation maximisation, and which sites
+it finds noisy (FedNoRo)."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
+ABSENT = -1.0
+"""mean loss of a class the site lacks"""
 FLOOR = 1e-6
 """added to every variance, so that a group of one point has a density"""
 
@@ -63,3 +67,18 @@ def two_means(x: Tensor, draw: Generator) -> Tensor:
         if torch.equal(group, before):
             break
     return group
+
+
+def noisy_sites(losses: Tensor, draws: Sequence[torch.Generator]) -> Tensor:
+    """bool [K]: the sites that most mixtures put in the group of larger losses, from losses [K, C]."""
+    least = losses.masked_fill(losses == ABSENT, torch.inf).amin(0, keepdim=True)
+    scaled = torch.where(losses == ABSENT, least, losses) - least
+    largest = scaled.amax(0).clamp_min(torch.finfo(torch.float64).tiny)
+    scaled = torch.where(least.isfinite(), scaled / largest, 0.0)
+    votes = torch.zeros(len(losses))
+    if len(losses) > 1 and scaled.any():
+        for draw in draws:
+            mixture = two_groups(scaled, draw)
+            high = mixture.density(scaled).argmax(1) == mixture.mean.sum(1).argmax()
+            votes += high & ~high.all()
+    return votes > len(draws) / 2

@@ -28,9 +28,8 @@ class Teacher:
     def __init__(self, net: Net, loc: Loc, decay: float) -> None:
         self.net, self.decay = still(net), decay
         load(self.net, loc.mine.get("teacher", {}))
-        loc.mine["teacher"] = state(
-            self.net
-        )  # the live memory: the site keeps what the teacher will have become
+        # The live memory: the site keeps what the teacher will have become.
+        loc.mine["teacher"] = state(self.net)
 
     def follow(self, net: Net) -> None:
         """θ_T ← decay · θ_T + (1 − decay) · θ, for every tensor."""

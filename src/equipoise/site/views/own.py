@@ -37,12 +37,7 @@ class Own(View):
     """What somebody's code shows of the images, normalised."""
 
     def __init__(
-        self,
-        name: str,
-        code: Change,
-        options: ViewOptions,
-        mean: Sequence[float],
-        std: Sequence[float],
+        self, name: str, code: Change, options: ViewOptions, mean: Sequence[float], std: Sequence[float]
     ) -> None:
         super().__init__(options, mean, std)
         self.name, self.code = name, code
@@ -62,25 +57,25 @@ class Own(View):
         return _scaled(shown, self.name).clone(memory_format=torch.channels_last)
 
 
-def own_view(name: str, found: Any) -> Maker:
+def own_view(name: str, code: Any) -> Maker:
     """The view that a name of a config leads to: a class of views, a function on batches, or a transform."""
-    if isinstance(found, type) and issubclass(found, View):
-        return found
-    if isinstance(found, type) or (inspect.isfunction(found) and not parameters(found)):
+    if isinstance(code, type) and issubclass(code, View):
+        return code
+    if isinstance(code, type) or (inspect.isfunction(code) and not parameters(code)):
         try:
-            found = found()
+            code = code()
         except Exception as error:
             raise ConfigError(
                 f"train.views: '{name}' cannot be made without arguments ({type(error).__name__}: {error}): "
                 "make the transform in the file and name that"
             ) from error
-    if not callable(found):
+    if not callable(code):
         raise ConfigError(f"train.views: '{name}' is neither a function nor a transform of images")
-    if "generator" in (parameters(found) or ()):
-        return partial(Own, name, _on_batches(found))
-    if "kornia" in _packages(found):
-        return partial(Own, name, _on_batches(lambda x, generator: found(x)))
-    return partial(Own, name, _on_images(found, name))
+    if "generator" in (parameters(code) or ()):
+        return partial(Own, name, _on_batches(code))
+    if "kornia" in _packages(code):
+        return partial(Own, name, _on_batches(lambda x, generator: code(x)))
+    return partial(Own, name, _on_images(code, name))
 
 
 def try_view(name: str, maker: Maker, channels: int, size: int) -> None:

@@ -30,7 +30,7 @@ TOGETHER = 32
 """images that go through the frozen stages at once: always the same ones, whoever computes them"""
 
 
-class Kept:
+class Cached:
     """A view of which only the frozen stages' output is kept, in `count` variants.
 
     `below` computes it from images [N, C, H, W]; `about` is what decides it beside image, view and seed.
@@ -66,9 +66,9 @@ class Kept:
         """The outputs for images at these positions, each in one of its variants."""
         if rows.name not in self._open:
             self._open[rows.name] = self._made(rows)
-        found = torch.from_numpy(self._open[rows.name][position.numpy(), which.numpy()])
-        found = found.to(rows.device, torch.float32)
-        return found.contiguous(memory_format=torch.channels_last) if found.ndim == 4 else found
+        outputs = torch.from_numpy(self._open[rows.name][position.numpy(), which.numpy()])
+        outputs = outputs.to(rows.device, torch.float32)
+        return outputs.contiguous(memory_format=torch.channels_last) if outputs.ndim == 4 else outputs
 
     def _made(self, rows: Rows) -> np.ndarray:
         """float16 [rows, variants, …], computed unless it has been before."""
@@ -86,15 +86,15 @@ class Kept:
         }
 
         def make(start: int, stop: int) -> list[np.ndarray]:
-            found = np.empty((stop - start, self.count, *shape), HALF)
+            outputs = np.empty((stop - start, self.count, *shape), HALF)
             for first in range(start, stop, TOGETHER):
                 some = torch.arange(first, min(first + TOGETHER, stop))
                 images = rows.pixels(some)
                 for variant in range(self.count):
                     draw = generator(self.seed, "kept", rows.name, self.name, variant, first)
                     made = self.below(self.view(images, draw)).contiguous().cpu().numpy()
-                    found[first - start : first - start + len(some), variant] = made
-            return list(found.view(np.uint8).reshape(stop - start, self.count, 1, size))
+                    outputs[first - start : first - start + len(some), variant] = made
+            return list(outputs.view(np.uint8).reshape(stop - start, self.count, 1, size))
 
         text = f"computing the frozen stages ({rows.name}, {self.name})"
         stored = decoded(self.folder, recipe, len(rows), (self.count, 1, size), make, text=text)
@@ -103,11 +103,11 @@ class Kept:
 
 
 def look(
-    views: Sequence[Kept], rows: Rows, position: Tensor, generators: Sequence[Generator]
+    views: Sequence[Cached], rows: Rows, position: Tensor, generators: Sequence[Generator]
 ) -> tuple[Tensor, ...]:
     """One variant per image of each view; where a view comes twice, two different ones."""
     seen = dict[str, Tensor]()
-    found = list[Tensor]()
+    chosen = list[Tensor]()
     for view, draw in zip(views, generators, strict=True):
         which, before = torch.zeros(len(position), dtype=torch.int64), seen.get(view.name)
         if before is not None and view.count > 1:
@@ -115,5 +115,5 @@ def look(
         elif view.count > 1:
             which = torch.randint(view.count, which.shape, generator=draw)
         seen[view.name] = which
-        found.append(view.of(rows, position, which))
-    return tuple(found)
+        chosen.append(view.of(rows, position, which))
+    return tuple(chosen)

@@ -23,8 +23,8 @@ from equipoise.methods import METHODS
 from equipoise.nets import below
 from equipoise.running import resume, run
 from equipoise.setup import material
-from equipoise.site import Kept
-from equipoise.site.kept import look
+from equipoise.site import Cached
+from equipoise.site.cached import look
 from equipoise.site.views import ViewOptions, make_view
 from equipoise.tree import flatten
 
@@ -79,7 +79,7 @@ def test_two_views_of_an_image_are_two_variants(own_cache: Path) -> None:
     data = material(resolve(TABLE)).sites(torch.device("cpu"))
     held = next(iter(data.values())).splits["train"]
     view = make_view("weak", ViewOptions(), (0.5,) * 3, (0.5,) * 3)
-    kept = Kept("weak", view, lambda x: x.half(), count=3, seed=0, folder=own_cache, about={})
+    kept = Cached("weak", view, lambda x: x.half(), count=3, seed=0, folder=own_cache, about={})
     position = torch.arange(len(held)).repeat(20)
     draws = [torch.Generator().manual_seed(i) for i in (1, 2)]
     one, two = look([kept, kept], held, position, draws)

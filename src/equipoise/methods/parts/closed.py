@@ -1,0 +1,97 @@
+"""A classifier in closed form: linear discriminant analysis from sums over images, which sites can add up.
+
+With z the features of an image, brought to length 1, a site sums z and counts images for every class, and
+sums (z, 1)(z, 1)ᵀ over all images. From the totals come class means μ_c, the covariance Σ within classes, and
+the logits of Gaussian classes that are all equally likely, against an image that is the mean m of all:
+    w_c = Σ_r⁻¹ (μ_c − m),   b_c = −½ (μ_c + m)ᵀ w_c,   Σ_r = Σ + r (tr Σ / d) I
+Totals do not depend on how images are divided among sites: it is the classifier that all images in one place
+would give. With several labels per image each label has two classes, absent and present, and its logit is the
+difference of theirs; an image without the label is in neither, and Σ is the covariance of all images. Where
+training has driven classes far apart, all logits are scaled so that no class mean has more than 20 of its
+own.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from equipoise.nets import Net
+from equipoise.site import Loc
+from equipoise.tree import Tree
+
+LEAST = 1e-4
+"""variance within classes, at least; of features of length 1 all variance together is at most 1"""
+LARGEST = 20.0
+"""logit of a class at its own mean, at most"""
+NEVER = -100.0
+"""logit of a class without images: below any other, and still a number that can be sent"""
+BELOW = 30.0
+"""how far below all others the logit of a class is that a site does not have"""
+
+
+def sums(net: Net, loc: Loc) -> dict[str, Tensor]:
+    """What a site adds to the totals: `sums` [C, d], `counts` [C], several labels: [C, 2, d] and [C, 2]; and
+    `second` [d + 1, d + 1]."""
+    z = torch.cat([F.normalize(net.body(batch.x)).cpu().double() for batch in loc.scan()])
+    y = loc.train.labels.cpu()
+    if y.dim() == 1:
+        member = F.one_hot(y, len(loc.classes)).double()
+    else:
+        member = torch.stack([1 - y, y], 2).nan_to_num(0.0).double()
+    longer = F.pad(z, (0, 1), value=1.0)
+    total = torch.einsum("n...,nd->...d", member, z)
+    return {"sums": total, "counts": member.sum(0), "second": longer.T @ longer}
+
+
+def solve(total: Tree, ridge: float) -> dict[str, Tensor]:
+    """What the classifier is made of: `mean` as `sums` is shaped, that of all images for what was never seen;
+    `middle` [d], `precision` = Σ_r⁻¹ [d, d], and `seen` as `counts` is shaped, 1 or 0."""
+    count, second = total["counts"].double(), total["second"].double()
+    images = second[-1, -1].clamp_min(1)
+    middle = second[-1, :-1] / images
+    seen = count > 0
+    mean = torch.where(seen[..., None], total["sums"].double() / count.clamp_min(1)[..., None], middle)
+    within = second[:-1, :-1] / images - torch.outer(middle, middle)
+    if count.dim() == 1:
+        within -= ((mean - middle).T * count) @ (mean - middle) / images
+    spread = within.trace().clamp_min(LEAST) / len(within)
+    precision = torch.linalg.inv(within + ridge * spread * torch.eye(len(within)).to(within))
+    found = {"mean": mean, "middle": middle, "precision": precision, "seen": seen}
+    return {name: value.float() for name, value in found.items()}
+
+
+def own_means(solved: Tree, mine: Tree, strength: float) -> Tensor:
+    """A site's class means [C, d] from its `sums` and `counts`: what all its images have in common against
+    the federation's means of their classes (scanner, staining), then what is left class by class, each drawn
+    towards 0 as if `strength` images more had shown nothing."""
+    count, total = (mine[name].to(solved["mean"]) for name in ("counts", "sums"))
+    count = count[:, None]
+    away = total - count * solved["mean"]
+    shift = away.sum(0) / (count.sum() + strength)
+    result: Tensor = solved["mean"] + shift + (away - count * shift) / (count + strength)
+    return result
+
+
+def logits(features: Tensor, solved: Tree, mean: Tensor | None = None) -> Tensor:
+    """What the classifier, or one with other class means, says of features [N, d] as the body gives them.
+
+    A class without images is never predicted; a label of which one side was never seen gets 0.
+    """
+    mean, middle, seen = (solved["mean"] if mean is None else mean), solved["middle"], solved["seen"]
+    weight = (mean - middle) @ solved["precision"]
+    reached = 0.5 * (weight * (mean - middle)).sum(-1).max()
+    weight = weight * (LARGEST / reached.clamp_min(LARGEST))
+    bias = -0.5 * (weight * (mean + middle)).sum(-1)
+    if seen.dim() == 1:
+        bias = torch.where(seen > 0, bias, torch.full_like(bias, NEVER))
+    else:
+        both = seen.amin(1)
+        weight, bias = (weight[:, 1] - weight[:, 0]) * both[:, None], (bias[:, 1] - bias[:, 0]) * both
+    return F.linear(F.normalize(features), weight.to(features), bias.to(features))
+
+
+def limited(scores: Tensor, present: Tensor) -> Tensor:
+    """Logits [N, C] in which classes that are not there (bool [C]) are far below all others."""
+    return torch.where(present.to(scores.device), scores, scores.amin(1, keepdim=True) - BELOW)

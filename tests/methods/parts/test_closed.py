@@ -1,0 +1,124 @@
+"""The closed-form classifier: against loops, against Gaussians' densities, and however images are divided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from equipoise.methods.parts import closed
+from equipoise.tree import Tree
+
+
+def drawn(*shape: int, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def totals(z: Tensor, member: Tensor) -> Tree:
+    longer = torch.cat([z, torch.ones(len(z), 1, dtype=z.dtype)], 1)
+    return {
+        "sums": torch.einsum("n...,nd->...d", member, z),
+        "counts": member.sum(0),
+        "second": longer.T @ longer,
+    }
+
+
+def test_logits_are_those_of_gaussians_with_one_covariance() -> None:
+    """Differences between classes are differences of log-densities, whatever the classes' sizes."""
+    y = torch.tensor([0] * 40 + [1] * 15 + [2] * 5)
+    z = F.normalize(drawn(60, 4, seed=1) + 2 * drawn(3, 4, seed=2)[y])
+    solved = closed.solve(totals(z, F.one_hot(y, 3).double()), ridge=0.2)
+    x, of = z.numpy(), y.numpy()
+    means = [x[of == c].mean(0) for c in range(3)]
+    within = sum((x[of == c] - means[c]).T @ (x[of == c] - means[c]) for c in range(3)) / 60
+    inverse = np.linalg.inv(within + 0.2 * np.trace(within) / 4 * np.eye(4))
+    density = np.stack([-0.5 * np.einsum("nd,de,ne->n", x - m, inverse, x - m) for m in means], 1)
+    found = closed.logits(z.float() * 7, solved).double().numpy()  # only the direction of features counts
+    assert found.max() < closed.LARGEST  # nothing had to be scaled
+    np.testing.assert_allclose(found - found[:, :1], density - density[:, :1], atol=2e-4)
+    assert solved["seen"].tolist() == [1, 1, 1]
+
+
+def test_a_label_is_absent_or_present_and_images_without_it_are_neither() -> None:
+    z = F.normalize(drawn(30, 3, seed=3))
+    y = (drawn(30, 2, seed=4) > 0).double()
+    y[:12, 0] = torch.nan
+    member = torch.stack([1 - y, y], 2).nan_to_num(0.0)
+    solved = closed.solve(totals(z, member), ridge=0.1)
+    cov = np.cov(z.numpy().T, bias=True)
+    inverse = np.linalg.inv(cov + 0.1 * np.trace(cov) / 3 * np.eye(3))
+    for label in range(2):
+        yes, no = (z[y[:, label] == value].numpy().mean(0) for value in (1, 0))
+        expected = (z.numpy() - (yes + no) / 2) @ inverse @ (yes - no)
+        np.testing.assert_allclose(closed.logits(z.float(), solved)[:, label], expected, atol=1e-4)
+
+
+def test_what_was_never_seen() -> None:
+    """A class without images is never predicted; of a label that was never present nothing is said."""
+    y = torch.tensor([0, 0, 0, 2, 2, 2])
+    z = F.normalize(drawn(6, 3, seed=5))
+    solved = closed.solve(totals(z, F.one_hot(y, 3).double()), ridge=0.1)
+    assert closed.logits(z.float(), solved)[:, 1].tolist() == pytest.approx([closed.NEVER] * 6)
+    labels = F.one_hot(y, 3).double()
+    solved = closed.solve(totals(z, torch.stack([1 - labels, labels], 2)), ridge=0.1)
+    assert solved["seen"].tolist() == [[1, 1], [1, 0], [1, 1]]
+    assert closed.logits(z.float(), solved)[:, 1].tolist() == [0.0] * 6
+
+
+def test_features_that_do_not_differ_and_features_far_apart_give_numbers() -> None:
+    y = torch.tensor([0, 0, 1, 1])
+    same = torch.tensor([[1.0, 0.0]] * 4, dtype=torch.float64)
+    apart = torch.tensor([[1.0, 0.0]] * 2 + [[0.0, 1.0]] * 2, dtype=torch.float64)
+    for z in (same, apart):
+        solved = closed.solve(totals(z, F.one_hot(y, 2).double()), ridge=0.1)
+        scores = closed.logits(z.float(), solved)
+        assert bool(scores.isfinite().all()) and float(scores.max()) <= closed.LARGEST * 1.001
+    assert scores.argmax(1).tolist() == y.tolist()
+
+
+def test_means_of_a_site_by_hand() -> None:
+    """Two classes of one feature: all images lie 0.5 higher here, those of the second class 1.1 higher."""
+    solved = {"mean": torch.tensor([[1.0], [3.0], [9.0]])}
+    mine = {"sums": torch.tensor([[6 * 1.5], [4 * 4.1], [0.0]]), "counts": torch.tensor([6.0, 4.0, 0.0])}
+    shift = (6 * 0.5 + 4 * 1.1) / (10 + 2)
+    expected = [1 + shift + 6 * (0.5 - shift) / 8, 3 + shift + 4 * (1.1 - shift) / 6, 9 + shift]
+    found = closed.own_means(solved, mine, 2.0)
+    assert found.flatten().tolist() == pytest.approx(expected, rel=1e-6)
+    assert closed.own_means(solved, mine, 0.0).flatten().tolist()[:2] == pytest.approx([1.5, 4.1])
+    far = closed.own_means(solved, mine, 1e9)
+    torch.testing.assert_close(far, solved["mean"], rtol=0, atol=1e-6)
+
+
+def test_sums_of_sites_are_the_sums_of_their_images(
+    make_config: Callable[..., Any], visit: Callable[..., Any]
+) -> None:
+    config = make_config({"name": "equipoise"})
+    parts, features, labels = [], [], []
+    for site in ("north", "south", "west"):
+        net, loc = visit(config, site, question="describe")
+        with torch.no_grad():
+            parts.append(closed.sums(net, loc))
+            features += [net.body(batch.x) for batch in loc.scan()]
+        labels.append(loc.train.labels)
+    z, y = F.normalize(torch.cat(features)).double(), torch.cat(labels)
+    pooled = totals(z, F.one_hot(y, 3).double())
+    for name, value in pooled.items():
+        torch.testing.assert_close(sum(part[name] for part in parts), value, rtol=1e-5, atol=1e-6)
+
+
+def test_sums_of_a_site_that_labels_some_findings(
+    make_findings: Callable[..., Any], visit: Callable[..., Any]
+) -> None:
+    net, loc = visit(make_findings({"name": "equipoise"}), "north", question="describe")
+    with torch.no_grad():
+        found = closed.sums(net, loc)
+    assert found["sums"].shape == (3, 2, net.width)
+    known = loc.train.known
+    assert not known.all()
+    assert found["counts"].sum(1).tolist() == known.sum(0).tolist()
+    assert float(found["second"][-1, -1]) == loc.samples

@@ -1,0 +1,180 @@
+"""Equipoise: every part by hand, what each preset switches off, and what it is with all of them off."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from equipoise.leaves import Sum
+from equipoise.methods.base import Method
+from equipoise.methods.equipoise import Equipoise
+from equipoise.methods.fedavg import FedAvg
+from equipoise.methods.parts import closed
+from equipoise.running import run
+from equipoise.testing import same_bits
+
+NAME = "equipoise"
+OFF = Equipoise.neutral or {}
+Visit = Callable[..., Any]
+
+
+def drawn(*shape: int, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def place(counts: list[float], task: str = "single", total: list[float] | None = None) -> Any:
+    """As much of a `Loc` as the loss of the labels looks at."""
+    n, labelled = torch.tensor(counts, dtype=torch.float64), torch.ones(len(counts), dtype=torch.bool)
+    among = torch.tensor(total or counts, dtype=torch.float64)
+    return SimpleNamespace(counts=n, total=among, task=task, annotated=labelled)
+
+
+@pytest.mark.parametrize("draws", [0.0, 0.5, 1.0])
+def test_loss_balances_what_the_draws_left(draws: float) -> None:
+    """Site with 9, 4 and no images: shares 9^(1-b) and 4^(1-b), and the class that is not there left out."""
+    z, y = drawn(5, 3, seed=1), torch.tensor([0, 1, 0, 0, 1])
+    share = [9 ** (1 - draws), 4 ** (1 - draws)]
+    expected = 0.0
+    for row, c in zip(z.tolist(), y.tolist(), strict=True):
+        top = [share[k] * math.exp(row[k]) for k in (0, 1)]
+        expected -= math.log(top[c] / sum(top)) / 5
+    found = Equipoise(draws=draws).balanced(z, y, place([9, 4, 0]))
+    assert float(found) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(("draws", "shares"), [(1.0, [1, 1, 1]), (0.5, [5**0.5, 3**0.5, 1])])
+def test_classes_come_in_their_shares(
+    draws: float, shares: list[float], make_config: Callable[..., Any], visit: Visit
+) -> None:
+    _, loc = visit(make_config({"name": NAME}), "north")
+    method = Equipoise(draws=draws)
+    rows = torch.cat([method.drawn(loc, epoch) for epoch in range(600)])
+    found = torch.bincount(loc.train.labels[rows], minlength=3) / len(rows)
+    assert len(rows) == 600 * loc.samples
+    assert found.tolist() == pytest.approx([share / sum(shares) for share in shares], abs=0.025)
+    assert torch.equal(method.drawn(loc, 3), method.drawn(loc, 3))
+
+
+def test_momentum_of_the_coordinator() -> None:
+    """v ← β v − Δ and w ← w − v: steps of 1, 1.5 and 1.75; what is no parameter moves by Δ."""
+    net = SimpleNamespace(named_parameters=lambda: [("w", None)])
+    method = Equipoise(beta=0.5)
+    server, one = method.init(net, {"w": torch.zeros(1), "mean": torch.zeros(1)}), torch.ones(1)  # type: ignore[arg-type]
+    for expected in (1.0, 2.5, 4.25):
+
+        def ask(question: Any, *, model: Any) -> Any:
+            return {"delta": {"w": one, "mean": one}}
+
+        server = method.round(server, ask)  # type: ignore[arg-type]
+        assert float(server["model"]["w"]) == expected
+    assert float(server["model"]["mean"]) == 3.0
+
+
+@pytest.fixture
+def solved() -> dict[str, Tensor]:
+    """A classifier of three classes on the features of the small net."""
+    mean, middle = drawn(3, 64, seed=6).float(), drawn(64, seed=7).float()
+    return {"mean": mean, "middle": middle, "precision": torch.eye(64) / 64, "seen": torch.ones(3)}
+
+
+def test_prediction_is_a_mean_of_both_classifiers(double_net: Visit, solved: dict[str, Tensor]) -> None:
+    net, x = double_net("fed").float(), drawn(4, 3, 16, 16, seed=2).float()
+    with torch.no_grad():
+        trained, z = net(x), net.body(x)
+        found = Equipoise(closed=0.25).predict(net, x, None, {"closed": solved})
+        computed = closed.logits(z, solved)
+    torch.testing.assert_close(found["both"], 0.75 * trained + 0.25 * computed)
+    torch.testing.assert_close(found["trained"], trained)
+    assert list(found) == ["both", "trained", "computed"]
+    assert list(Equipoise(closed=0).predict(net, x, None, {})) == ["trained"]
+
+
+def test_a_label_never_seen_is_left_to_the_trained_head(double_net: Visit, solved: dict[str, Tensor]) -> None:
+    net, x = double_net("fed").float(), drawn(4, 3, 16, 16, seed=2).float()
+    mean = torch.stack([solved["mean"], -solved["mean"]], 1)
+    several = solved | {"mean": mean, "seen": torch.tensor([[1.0, 1.0], [1.0, 0.0], [1.0, 1.0]])}
+    with torch.no_grad():
+        found = Equipoise().predict(net, x, None, {"closed": several})
+    assert same_bits(found["both"][:, 1], found["trained"][:, 1])
+    torch.testing.assert_close(found["both"][:, [0, 2]], found["computed"][:, [0, 2]])
+
+
+def test_a_site_knows_its_classes_and_no_others(double_net: Visit, solved: dict[str, Tensor]) -> None:
+    net, x = double_net("fed").float(), drawn(4, 3, 16, 16, seed=2).float()
+    mine, server = {"present": torch.tensor([True, False, True])}, {"closed": solved}
+    with torch.no_grad():
+        shared = Equipoise().predict(net, x, None, server)["both"]
+        own = Equipoise().predict(net, x, mine, server)["both"]
+        free = Equipoise(limit=False).predict(net, x, mine, server)["both"]
+    assert same_bits(shared, free)
+    assert same_bits(own[:, [0, 2]], shared[:, [0, 2]])
+    assert float(own.softmax(1)[:, 1].max()) < 1e-12
+
+
+def test_a_sites_own_predictor_has_its_means(double_net: Visit, solved: dict[str, Tensor]) -> None:
+    net, x = double_net("fed").float(), drawn(4, 3, 16, 16, seed=2).float()
+    mine = {"sums": drawn(3, 64, seed=8).float(), "counts": torch.tensor([5.0, 2.0, 1.0])}
+    with torch.no_grad():
+        own = Equipoise(own=7.0).predict(net, x, mine, {"closed": solved})["both"]
+        off = Equipoise(own=None).predict(net, x, mine, {"closed": solved})["both"]
+        shared = Equipoise(own=7.0).predict(net, x, None, {"closed": solved})["both"]
+        expected = closed.logits(net.body(x), solved, closed.own_means(solved, mine, 7.0))
+    assert same_bits(off, shared) and not torch.allclose(own, shared)
+    torch.testing.assert_close(own, expected)
+
+
+def test_positives_and_negatives_of_a_label_weigh_the_same() -> None:
+    """Three positives of ten: each weighs 10 / (2 · 3), each negative 10 / (2 · 7)."""
+    z, y = drawn(2, 1, seed=3), torch.tensor([[1.0], [0.0]])
+    loc = place([3], "multi", [10])
+    expected = (10 / 6 * math.log1p(math.exp(-float(z[0]))) + 10 / 14 * math.log1p(math.exp(float(z[1])))) / 2
+    assert float(Equipoise().balanced(z, y, loc)) == pytest.approx(expected, rel=1e-12)
+
+
+def test_ending_keeps_the_classifier_of_the_last_model(
+    make_config: Callable[..., Any], visit: Visit, tmp_path: Path
+) -> None:
+    """The server tree's classifier is solved from the sums of all sites under the model beside it."""
+    config = make_config({"name": NAME}, rounds=2)
+    server = run(config, tmp_path / "run").server
+    parts = []
+    for site in ("north", "south", "west"):
+        net, loc = visit(config, site, {"model": server["model"]}, question="describe")
+        loc.receive(net)
+        up = config.method.describe(net, loc)
+        assert all(isinstance(leaf, Sum) for leaf in up.values())
+        parts.append({name: leaf.value for name, leaf in up.items()})
+    total = {name: sum(part[name] for part in parts) for name in parts[0]}
+    z = drawn(9, 64, seed=9).float()
+    expected = closed.logits(z, closed.solve(total, Equipoise().ridge))
+    torch.testing.assert_close(closed.logits(z, server["closed"]), expected, rtol=1e-2, atol=1e-2)
+
+
+def test_neutral_is_fedavg_and_every_part_is_felt(make_config: Callable[..., Any], visit: Visit) -> None:
+    """At a site with two classes of three; momentum and classifier change no local training."""
+
+    def moved(method: Method) -> Tensor:
+        net, loc = visit(make_config({"name": "fedavg"}, ["only", "pair"], lr=0.02, epochs=2), "pair")
+        return method.train(net, loc)["delta"].value["head.fed.weight"]  # type: ignore[index]
+
+    plain = moved(FedAvg())
+    assert same_bits(plain, moved(Equipoise(**OFF)))
+    for option in ({"draws": 1.0}, {"draws": 0.5}, {"balance": True}):
+        assert not same_bits(plain, moved(Equipoise(**(OFF | option)))), option
+    for option in ({"beta": 0.5}, {"closed": 1.0}, {"own": 10.0}, {"limit": True}):
+        assert same_bits(plain, moved(Equipoise(**(OFF | option)))), option
+
+
+def test_a_preset_changes_one_thing() -> None:
+    usual = Equipoise().model_dump()
+    for name, preset in Equipoise.presets.items():
+        ((key, value),) = preset.items()
+        assert usual[key] != value, name
+        assert OFF[key] == value, name
