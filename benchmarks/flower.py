@@ -17,12 +17,11 @@ import argparse
 import contextlib
 import json
 import os
-import re
 import statistics
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -86,47 +85,39 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 
 class Meter:
-    """Processor seconds of a federation's processes, and requests at its server, whenever a round is done."""
+    """Processor seconds of a federation's processes, whenever a round is done."""
 
     def __init__(self, made: Stage, rounds: Rounds) -> None:
         self.made, self.rounds = made, rounds
-        self.marks = list[tuple[int, Counter[str], Counter[str]]]()
+        self.marks = list[tuple[int, dict[str, float]]]()
 
     def look(self) -> None:
         before = len(self.rounds.done)
         self.rounds.look()
         if len(self.rounds.done) > before:
-            self.marks.append((len(self.rounds.done) - 1, self.seconds(), self.requests()))
+            self.marks.append((len(self.rounds.done) - 1, self.seconds()))
 
-    def seconds(self) -> Counter[str]:
+    def seconds(self) -> dict[str, float]:
         started = [process for process in (self.made.server, *self.made.sites.values()) if process]
-        numbers, spent = {process.pid for process in started}, Counter[str]()
+        numbers, spent = {process.pid for process in started}, defaultdict[str, float](float)
         for number in numbers | set(processes.family(numbers)):
             with contextlib.suppress(OSError):
                 command = Path(f"/proc/{number}/cmdline").read_bytes().decode()
                 stat = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
                 name = next((part for words, part in PARTS.items() if words in command), "others")
-                spent[name] += (int(stat[11]) + int(stat[12])) / TICK  # type: ignore[assignment]
+                spent[name] += (int(stat[11]) + int(stat[12])) / TICK
         return spent
-
-    def requests(self) -> Counter[str]:
-        log = (self.made.coordinator / "server.log").read_text(errors="replace")
-        return Counter(re.findall(r"POST /v1/(\w+/[\w-]+)", log))
 
     def report(self, questions: int) -> None:
         """Print what a question took between the first mark and the last."""
-        (first, seconds, requests), (last, seconds_then, requests_then) = self.marks[0], self.marks[-1]
+        (first, before), (last, after) = self.marks[0], self.marks[-1]
         asked = (last - first) * questions
         if not asked:
             return
-        spent = {name: (seconds_then[name] - seconds[name]) / asked for name in seconds_then}
+        spent = {name: (after[name] - before.get(name, 0.0)) / asked for name in after}
         print(f"processor seconds a question: {sum(spent.values()):.2f}")
         for name, each in sorted(spent.items(), key=lambda item: -item[1]):
             print(f"  {each:6.3f}  {name}")
-        posted = {name: (requests_then[name] - requests[name]) / asked for name in requests_then}
-        print(f"requests a question: {sum(posted.values()):.1f}")
-        for name, each in sorted(posted.items(), key=lambda item: -item[1]):
-            print(f"  {each:6.1f}  {name}")
 
 
 def overhead(sites: int, rounds: int) -> int:
