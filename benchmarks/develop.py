@@ -3,7 +3,8 @@
     python benchmarks/develop.py [SETTING …] [--seeds 2] [--rows NAME …] [--page]
 
 Short runs of files in recipes/ with overrides (16 pixels where one label per image is given, 20 rounds, a
-fifth of the images for validation; `data.split.seed` keeps the test images of the tables apart). Of every run
+fifth of the images for validation). The tables that judge the method have the same split, so none of their
+test images was among these; tables with another share for validation have other test images. Of every run
 only its figures on validation images are kept, in docs/results/records/own-method.jsonl; recorded runs are
 not repeated. Writes docs/results/own-method.md, with the remarks of own-method.notes.md.
 """
@@ -69,7 +70,7 @@ LONG = (*SPLIT, "data.image_size=16", "train.epochs=5", "train.rounds=6", "evalu
 SETTINGS = {
     "ham10000-sites": Setting("ham10000-sites", SINGLE, SMALL),
     "pbc-longtail": Setting("pbc-longtail", SINGLE, SMALL),
-    "ham10000-niid1, five local epochs": Setting("ham10000-niid1", SINGLE, LONG),
+    "ham10000-niid1": Setting("ham10000-niid1", SINGLE, LONG),
     "cxr14-missing": Setting("cxr14-missing", MULTI),
 }
 Record = dict[str, Any]
@@ -144,14 +145,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("settings", nargs="*", default=list(SETTINGS), choices=[*SETTINGS, []])
+    parser.add_argument("settings", nargs="*", metavar="SETTING", help=f"of {', '.join(SETTINGS)}; none: all")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--rows", nargs="*", default=(), help="only these rows; the page shows all there are")
     parser.add_argument("--page", action="store_true", help="write the page of what is recorded, run nothing")
     given = parser.parse_args()
     lines = RECORDS.read_text().splitlines() if RECORDS.exists() else []
     records: dict[str, Record] = {record["mark"]: record for record in map(json.loads, lines)}
-    wanted = [] if given.page else [SETTINGS[name] for name in given.settings]
+    wanted = [] if given.page else [SETTINGS[name] for name in given.settings or SETTINGS]
     for seed in range(given.seeds):
         for setting in wanted:
             for row in setting.rows:

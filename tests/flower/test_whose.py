@@ -183,7 +183,7 @@ def test_who_was_missing_in_the_last_test_is_said_first(lost: Any) -> None:
 
 def console(folder: Path) -> list[str]:
     """What somebody who waits for a run is told of its journal."""
-    told = follow.Told()
+    told = follow.Sentences()
     return [text for line in read_run(folder).journal for text in told.sentences(line)]
 
 

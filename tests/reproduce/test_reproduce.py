@@ -175,7 +175,7 @@ def test_own_values_win_and_those_of_methods_go_where_they_belong(phantom: Path,
     assert task.plan.seeds == (0,) and task.plan.folds is None
     told = " ".join(task.remarks)  # what was run, not what would have been without the changes
     assert (
-        "small-cnn on images of 24 pixels, at most 2 rounds (local epochs: 1)" in told
+        "small-cnn on images of 24 pixels, at most 2 rounds (local epochs: 10)" in told
         and "Changed by hand: method.target=mob" in told
     )
     assert "Random weights in place of ImageNet weights of ResNet-18 and of MoCo-v2" in told

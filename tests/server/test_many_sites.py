@@ -71,6 +71,14 @@ def test_every_round_is_judged_at_the_same_drawn_sites(crowd: Path, tiny: MakeCo
     assert "test images of 90 drawn sites together" in dict(in_short(read_run(crowd)))["How good"]
 
 
+def test_drawn_sites_that_are_not_named_are_counted(tiny: MakeConfig, tmp_path: Path) -> None:
+    config = tiny(partition={"kind": "iid", "sites": 9}, evaluate={"sites": 4, "per_site": False})
+    result = run(config, tmp_path / "run")
+    images = sum(result.metrics["test"]["generalisation"]["support"])
+    said = dict(in_short(read_run(result.folder)))["How good"]
+    assert said.startswith(f"On the {images} test images of 4 drawn sites together")
+
+
 def test_as_many_drawn_as_there_are_is_no_sample(tiny: MakeConfig, tmp_path: Path) -> None:
     plain, sampled = (run(tiny(evaluate=one), tmp_path / str(i)) for i, one in enumerate(({}, {"sites": 3})))
     assert plain.history == sampled.history

@@ -121,8 +121,10 @@ class CBAFed(Method):
         if not self.late(loc.round):
             loc.scratch["used"] += batch.known.sum(0).cpu()
             return loc.objective(logits, batch.y)
-        score = loc.scratch.get("score")  # of every image, where pseudo-labels are fixed
-        p = logits.detach().sigmoid() if score is None else score[batch.index.to(logits.device)]
+        if self.pseudo == "batch":
+            p = logits.detach().sigmoid()
+        else:
+            p = loc.scratch["score"][batch.index.to(logits.device)]
         threshold, own = loc.down["threshold"].to(p), batch.known
         positive = p > threshold
         known = own | positive | (p < 1 - threshold)

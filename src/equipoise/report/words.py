@@ -112,9 +112,14 @@ def whose(run: Run) -> str:
 
 def _good(run: Run, test: Mapping[str, Any]) -> str:
     everyone, classes = test["generalisation"], len(run.data["classes"])
-    images = sum(held_out(run, site) for site in test["sites"]) if _drawn(run) else held_out(run)
-    absent = untested(run)
-    where = f"{len(test['sites']):,} drawn sites" if _drawn(run) else "all sites"
+    images, where, absent = held_out(run), "all sites", untested(run)
+    if _drawn(run) and mean_only(run):
+        # Which sites they were is not known: their images are counted only where each has one label.
+        images = sum(everyone["support"]) if run.data["task"] == "single" else 0
+        where = f"{run.config['evaluate']['sites']:,} drawn sites"
+    elif _drawn(run):
+        images = sum(held_out(run, site) for site in test["sites"])
+        where = f"{len(test['sites']):,} drawn sites"
     if absent:
         where = f"the sites that answered ({several(tested(run))}; not {several(absent)})"
     who = "the sites' models reach on average" if run.standard == "alone" else "the global model reaches"
@@ -125,13 +130,14 @@ def _good(run: Run, test: Mapping[str, Any]) -> str:
         meaning, chance = "the share of images it names rightly, every class counting the same", 1 / classes
     else:
         meaning, chance = "the mean of sensitivity and specificity, every finding counting the same", 0.5
+    count = f"{images:,} " if images else ""
     text = (
-        f"On the {images:,} test images of {where} together {who} a balanced accuracy of "
+        f"On the {count}test images of {where} together {who} a balanced accuracy of "
         f"{percent(everyone['balanced_accuracy'])}{far}: {meaning}. Guessing would reach {percent(chance)}."
     )
     if run.reach is not None and run.reach[0] <= chance:
         text += " That it is no better than guessing cannot be ruled out."
-    if images < FEW:
+    if 0 < images < FEW:
         text += f" {images} test images are few: others could give another figure."
     if not run.finished:
         text += " The run goes on, so this is not its result."

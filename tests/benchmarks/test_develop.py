@@ -1,0 +1,29 @@
+"""The record of how the method was developed: figures of validation images, and no others."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+import develop
+
+
+def figures(value: float) -> dict[str, object]:
+    found = {"balanced_accuracy": value, "macro_auc": value}
+    return {"generalisation": found, "specialisation": found, "roles": {"global.both": found}}
+
+
+def test_test_images_are_not_looked_at(tmp_path: Path) -> None:
+    rows = [{"validation": figures(0.25), "test": figures(0.9)}, {"validation": figures(0.5), "test": {}}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    expected = {"G": 0.5, "AUC": 0.5, "S": 0.5, "roles": {"global.both": 0.5}}
+    assert develop.kept(tmp_path) == expected
+
+
+def test_every_preset_is_a_row_and_every_run_keeps_test_images_apart() -> None:
+    assert {f"Equipoise: {name}" for name in develop.METHODS["equipoise"].presets} <= set(develop.SINGLE)
+    for setting in develop.SETTINGS.values():
+        assert "data.split.seed=0" in setting.overrides("Equipoise", 3)
