@@ -27,6 +27,8 @@ Tell = Callable[..., None]
 """told of what goes wrong: tell(event, site=…, reason=…), as a journal's `write`"""
 Newcomers = Callable[[], Mapping[str, bytes]]
 """sites that were not known when last asked, with their keys"""
+UNAVAILABLE = 5
+"""Flower's code for a node that has not been heard of for too long"""
 ECHOED = ("run", "ticket", "site", "round", "question")
 BLOCK = 1000
 """tickets that one writing of their file stands for"""
@@ -334,6 +336,9 @@ class FlowerEngine:
         debt = owed[site]
         call = debt.sent.pop(number)
         facts = {"site": site, "round": round, "question": call["question"]}
+        if reply.has_error() and reply.error.code == UNAVAILABLE:
+            self.tell("silent", **facts, tries=debt.tries, reason="it gave no sign of life for a minute")
+            return None
         if reply.has_error():
             self.tell("failed", **facts, reason=f"Flower's error {reply.error.code}")
             return None
