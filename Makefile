@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 unexport PYTHONDONTWRITEBYTECODE  # compiled files save every process we start half a second
 
-.PHONY: demo test test-all test-hospitals audit attacks browser quick docs lint types format bench setup setup-dev clean
+.PHONY: demo test test-all test-hospitals test-flower audit attacks browser quick docs lint types format bench setup setup-dev clean
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -46,6 +46,14 @@ attacks: $(VENV)/.dev  ## what a curious coordinator finds out and hostile sites
 
 test-hospitals: $(VENV)/.dev  ## real Flower processes on this machine, with TLS and keys: a quarter of an hour, mostly waiting
 	$(BIN)/python -m pytest -n 0 -m hospitals
+
+FLOWER ?= 1.42
+FLOWER_VENV = .venv-flower-$(FLOWER)
+
+test-flower: $(VENV)/.dev  ## tests/flower, real processes included, with another version of Flower: FLOWER=1.42
+	test -d $(FLOWER_VENV) || { mkdir $(FLOWER_VENV) && cp -a $(VENV)/. $(FLOWER_VENV)/; }
+	$(FLOWER_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(FLOWER_PIP) "flwr==$(FLOWER).*"
+	$(FLOWER_VENV)/bin/python -m pytest -n 0 tests/flower
 
 quick: $(VENV)/.dev browser  ## the tests that take seconds
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow and not hospitals and not sweep and not audit"

@@ -14,19 +14,22 @@ single-label and one for multi-label data. Ends with 1 if any result is not the 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import statistics
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 from equipoise.config import Config, resolve
-from equipoise.deploy import link
+from equipoise.deploy import link, processes
 from equipoise.deploy.coordinator import federated
 from equipoise.deploy.policy import approved
-from equipoise.deploy.rehearse import allowed, stage
+from equipoise.deploy.rehearse import Stage, allowed, stage
 from equipoise.methods import METHODS
 from equipoise.running import run
 from equipoise.seeds import numpy_generator
@@ -71,6 +74,52 @@ class Rounds:
         return [b - a for a, b in zip(self.done[1:-1], self.done[2:], strict=True)]
 
 
+PARTS = {
+    "equipoise.deploy.superlink": "server",
+    "equipoise.deploy.inside\0superexec": "server's starter of runs",
+    "equipoise.deploy.inside\0serverapp": "training loop",
+    "equipoise.cli\0site\0join": "sites",
+}
+"""by the words of their command: what a process is"""
+TICK = os.sysconf("SC_CLK_TCK")
+
+
+class Meter:
+    """Processor seconds of a federation's processes, whenever a round is done."""
+
+    def __init__(self, made: Stage, rounds: Rounds) -> None:
+        self.made, self.rounds = made, rounds
+        self.marks = list[tuple[int, dict[str, float]]]()
+
+    def look(self) -> None:
+        before = len(self.rounds.done)
+        self.rounds.look()
+        if len(self.rounds.done) > before:
+            self.marks.append((len(self.rounds.done) - 1, self.seconds()))
+
+    def seconds(self) -> dict[str, float]:
+        started = [process for process in (self.made.server, *self.made.sites.values()) if process]
+        numbers, spent = {process.pid for process in started}, defaultdict[str, float](float)
+        for number in numbers | set(processes.family(numbers)):
+            with contextlib.suppress(OSError):
+                command = Path(f"/proc/{number}/cmdline").read_bytes().decode()
+                stat = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
+                name = next((part for words, part in PARTS.items() if words in command), "others")
+                spent[name] += (int(stat[11]) + int(stat[12])) / TICK
+        return spent
+
+    def report(self, questions: int) -> None:
+        """Print what a question took between the first mark and the last."""
+        (first, before), (last, after) = self.marks[0], self.marks[-1]
+        asked = (last - first) * questions
+        if not asked:
+            return
+        spent = {name: (after[name] - before.get(name, 0.0)) / asked for name in after}
+        print(f"processor seconds a question: {sum(spent.values()):.2f}")
+        for name, each in sorted(spent.items(), key=lambda item: -item[1]):
+            print(f"  {each:6.3f}  {name}")
+
+
 def overhead(sites: int, rounds: int) -> int:
     """A federation and the pool, one after the other."""
     config = federated(tiny("fedavg", sites, rounds))
@@ -84,7 +133,8 @@ def overhead(sites: int, rounds: int) -> int:
         with stage(config, folder / "town", {"each": allowed(config), **OPEN}) as made:
             made.open()
             made.join_all()
-            found = made.perform(config, folder / "run", flower.look, pause=0.2)
+            meter = Meter(made, flower)
+            found = made.perform(config, folder / "run", meter.look, pause=0.2)
         row = json.loads((folder / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     ours, theirs = (statistics.median(x.seconds) if x.seconds else float("nan") for x in (pool, flower))
     questions = 2  # train and evaluate
@@ -96,6 +146,7 @@ def overhead(sites: int, rounds: int) -> int:
     print(f"Flower, TLS, keys  {theirs:6.2f} s a round, {(theirs - ours) / questions:.2f} s more a question")
     print(f"first round done   {flower.done[1] - begin:6.1f} s after the start of the first process")
     print(f"missing answers    {sites - len(row['sites'])} in the last round")
+    meter.report(questions)
     print("same bits" if found["state_hash"] == expected else "NOT THE SAME BITS")
     return int(found["state_hash"] != expected)
 

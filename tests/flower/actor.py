@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,7 +76,7 @@ class Rogue:
 
 
 def die() -> None:
-    """What a power cut does: this process and its SuperNode are gone."""
+    """What a power cut does: this process is gone."""
     for number in (*processes.family({os.getpid()}), os.getpid()):
         os.kill(number, signal.SIGKILL)
 
@@ -94,7 +93,7 @@ def main(folder: Path, part: str) -> None:
 
 def play(part: str, mark: Path) -> None:
     """Die once, at one moment of the answer to `train` in round 1."""
-    respond, answer, write = join.respond, join._answer, Store.write
+    respond, answer, write = join.respond, join.answer, Store.write
     moment = [False]
 
     def gone(now: str) -> None:
@@ -112,13 +111,12 @@ def play(part: str, mark: Path) -> None:
         write(*given)
         gone("during")  # the private state of the round is written, and nothing was told
 
-    def carry(*given: Any) -> None:
-        answer(*given)
-        if moment[0] and part == "after":
-            time.sleep(3.0)  # the SuperNode has had the time to pass the answer on
+    def carry(desk: Any, node: Any) -> bool:
+        answered = answer(desk, node)
         gone("after")
+        return answered
 
-    join.respond, join._answer, Store.write = ask, carry, keep  # type: ignore[method-assign, assignment]
+    join.respond, join.answer, Store.write = ask, carry, keep  # type: ignore[method-assign, assignment]
 
 
 if __name__ == "__main__":

@@ -8,15 +8,17 @@ import stat
 from base64 import b64encode
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 from flwr.supercore.protobuf.client import ProtobufClient
 
-from equipoise.deploy import access
+from equipoise.deploy import access, flower
 from equipoise.deploy.access import Access, Known
 from equipoise.deploy.limits import Limits
 
@@ -123,7 +125,7 @@ def test_a_stranger_is_turned_away_before_its_body_is_read(who: str) -> None:
 
 
 def test_while_the_list_cannot_be_read_a_site_is_to_come_again() -> None:
-    """A 500 would make Flower's SuperNode give up; after a 503 it comes again."""
+    """A 412 would make a site believe that it is not listed; after a 503 it comes again."""
 
     def broken(scope: Any, key: bytes) -> bool:
         raise OSError("the database is locked")
@@ -160,7 +162,10 @@ def test_the_secret_is_for_its_owner_alone(tmp_path: Path) -> None:
 
 def test_processes_of_ours_show_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ProtobufClient, "__init__", ProtobufClient.__init__)
-    access.show_secret(WORD)
+    flower.add_to_every_client({access.SECRET: WORD})
     client = ControlHttpClient.from_server_address("127.0.0.1:1", True, None, [])
-    assert [type(one) for one in client._interceptors] == [access.Bearer]
+    (interceptor,) = client._interceptors
+    request = httpx.Request("POST", "http://127.0.0.1:1/")
+    interceptor.intercept(SimpleNamespace(request=request), lambda context: httpx.Response(200))  # type: ignore[arg-type]
+    assert request.headers[access.SECRET] == WORD
     client.close()

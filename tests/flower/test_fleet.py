@@ -86,6 +86,10 @@ def broken(message: Message) -> Message:
     return Message(Error(0, "secret reason"), reply_to=message)
 
 
+def gone(message: Message) -> Message:
+    return Message(Error(5, "secret reason"), reply_to=message)
+
+
 def strange(message: Message) -> Message:
     return Message(RecordDict({"other": ConfigRecord({"a": 1})}), reply_to=message)
 
@@ -147,12 +151,12 @@ def test_what_is_no_answer_is_asked_again(first: Callable[[Message], Message | N
     assert "secret" not in json.dumps(told.lines)
 
 
-@pytest.mark.parametrize("bad", [silence, broken, strange, says(ticket=1), says(question="other")])
+@pytest.mark.parametrize("bad", [silence, gone, broken, strange, says(ticket=1), says(question="other")])
 def test_a_site_that_never_answers_is_left_out(bad: Callable[[Message], Message | None]) -> None:
     told, desks = Told(), Desks({11: [bad, bad, good], 12: [good]})
     assert ask(desks, told, deadline=0.2) == {"b": b"only b|payload"}
     assert len([message for message in desks.asked if message.metadata.dst_node_id == 11]) == 2
-    assert told.of("a")[-1] == {silence: "silent", broken: "failed"}.get(bad, "ignored")
+    assert told.of("a")[-1] == {silence: "silent", gone: "silent", broken: "failed"}.get(bad, "ignored")
 
 
 def test_a_refusal_is_not_asked_again() -> None:

@@ -1,125 +1,78 @@
-"""A site's process beside its SuperNode: a question that never comes whole does not hold up those after
-it."""
+"""A site's process: when it reports that it is online, and how it goes on after a message that was lost."""
 
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 import socket
 import ssl
 import threading
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.request import proxy_bypass
 
-import httpx
 import pytest
-from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
-from flwr.proto.node_pb2 import Node
-from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
-from flwr.supercore.inflatable.inflatable_utils import pull_objects
-from flwr.supercore.retry import http_retry
-from flwr.supernode import start_client_internal
 from tests.flower.outdated import DATED, redate
 
-from equipoise.deploy.join import Task, distrusted
+from equipoise.deploy import flower, join
+from equipoise.deploy.contact import Contact
+from equipoise.deploy.join import distrusted
 from equipoise.deploy.keys import new_keys
-from equipoise.deploy.node_log import DROPPED, LOST, REACHED, Log
 from equipoise.deploy.processes import free_port, no_proxy
 
-LINES = (
-    b"INFO :      Run ID 12 is not in `RUNNING` status. Ignoring message f1cc55d9.\n",
-    b"ERROR :     Failed to receive message f1cc55d9: cut off\n",
-    b"ERROR :     Server error '500 Internal Server Error' for url "
-    b"'https://127.0.0.1:8000/v1/fleet/pull-messages'\n",
-)
-FINE = (
-    b"INFO :      Run ID 12 is not in `RUNNING` status. Ignoring reply message f1cc55d9.\nINFO :      "
-    b"Received successfully\n"
-)
+
+class Journal:
+    def __init__(self) -> None:
+        self.lines = list[tuple[str, dict[str, Any]]]()
+
+    def write(self, event: str, **facts: Any) -> None:
+        self.lines.append((event, facts))
 
 
-@dataclass
-class SuperNode:
-    """Has an object after so many looks; after `drops` looks it says that it never will."""
-
-    log: Path
-    looks: int = 10**9
-    drops: int = 10**9
-    closed: bool = False
-    pulled: list[str] = field(default_factory=list)
-
-    def PullObject(self, request: PullObjectRequest) -> PullObjectResponse:  # noqa: N802
-        self.pulled.append(request.object_id)
-        there = len(self.pulled) > self.looks
-        if len(self.pulled) == self.drops:
-            write(self.log, LINES[0])
-        return PullObjectResponse(
-            object_found=True, object_available=there, object_content=b"whole" if there else b""
-        )
-
-    def close(self) -> None:
-        self.closed = True
+class Desk:
+    def __init__(self) -> None:
+        self.journal = Journal()
 
 
-def write(path: Path, data: bytes) -> None:
-    with open(path, "ab") as file:
-        file.write(data)
+class Messages:
+    """A node whose messages go wrong in these ways, one after the other."""
+
+    def __init__(self, *ends: Any) -> None:
+        self.ends = list(ends)
+
+    def receive(self) -> None:
+        end = self.ends.pop(0)
+        if end is not None:
+            raise end
 
 
-def pull(task: Any) -> dict[str, bytes]:
-    """As Flower pulls a message, with less patience between two looks."""
-    fetch = make_pull_object_fn_protobuf(task.PullObject, Node(node_id=1), 1)
-    return pull_objects(["a"], fetch, initial_backoff=0.001, backoff_cap=0.001, max_tries_per_object=200)
+@pytest.mark.parametrize("end", [flower.NotListed("412"), flower.OtherVersion("1.99")])
+def test_a_message_that_is_lost_does_not_hold_up_those_after_it(
+    end: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is noted; only a site that is turned away ends."""
+    monkeypatch.setattr(join, "IDLE", 0.0)
+    desk: Any = Desk()
+    node: Any = Messages(flower.RunEnded("403"), None, flower.MessageLost("half"), ValueError("odd"), end)
+    with pytest.raises(type(end)):
+        join.serve(desk, node, Contact())
+    assert [event for event, _ in desk.journal.lines] == ["lost"] * 3
+    assert desk.journal.lines[1][1]["reason"] == "MessageLost: half"
 
 
-@pytest.mark.parametrize("line", LINES)
-def test_a_supernode_that_drops_a_message_is_noticed(line: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "node.log"
-    write(path, line)  # an earlier one's
-    log = Log(path)
-    write(path, FINE)
-    assert not log.astray() and log.text() == FINE.decode()
-    for i in range(0, len(line), 7):  # however it comes out
-        assert not log.astray() or any(word in line[:i] for word in DROPPED)
-        write(path, line[i : i + 7])
-    assert log.astray()
-    write(path, FINE)
-    assert log.astray()
-
-
-def test_flower_says_it_in_these_words() -> None:
-    source = inspect.getsource(start_client_internal)
-    assert all(word.decode() in source for word in DROPPED if word.endswith(b"message "))
-    for code in (500, 404):
-        with pytest.raises(httpx.HTTPStatusError) as caught:
-            httpx.Response(code, request=httpx.Request("POST", "https://a/b")).raise_for_status()
-        assert str(caught.value).encode().startswith(DROPPED)
-
-
-def test_a_question_on_its_way_is_waited_for(tmp_path: Path) -> None:
-    write(tmp_path / "node.log", FINE)
-    node: Any = SuperNode(tmp_path / "node.log", looks=5)
-    task = Task(node, Log(tmp_path / "node.log"))
-    assert pull(task) == {"a": b"whole"} and len(node.pulled) == 6
-    task.close()
-    assert node.closed
-
-
-def test_a_question_that_never_comes_whole_is_given_up(tmp_path: Path) -> None:
-    write(tmp_path / "node.log", FINE)
-    node: Any = SuperNode(tmp_path / "node.log", drops=3)
-    with pytest.raises(RuntimeError, match="the run was stopped before the whole question was here"):
-        pull(Task(node, Log(tmp_path / "node.log")))
-    assert len(node.pulled) == 3
+def test_a_server_that_lets_nobody_wait_is_not_asked_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = list[float]()
+    contact: Any = Contact()
+    contact.wait = waits.append
+    node: Any = Messages(None, None, flower.NotListed())
+    with pytest.raises(flower.NotListed):
+        join.serve(Desk(), node, contact)  # type: ignore[arg-type]
+    assert len(waits) == 2 and all(0 < seconds <= join.IDLE for seconds in waits)
 
 
 @pytest.mark.parametrize("when", [*DATED, "soon"])
 def test_why_a_server_is_not_trusted(when: str, tmp_path: Path) -> None:
-    """Its dates, if it is them; another authority otherwise. The server is asked: Flower's log has no
-    date."""
+    """Its dates, if it is them; another authority otherwise. The server is asked for its certificate."""
     new_keys(tmp_path, [], [])
     said = redate(tmp_path / "keys", "server", when)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -145,38 +98,26 @@ def test_a_server_that_is_gone_is_not_judged_by_its_dates() -> None:
     assert distrusted(f"127.0.0.1:{free_port()}", "ca.crt") == "the server is not one that ca.crt vouches for"
 
 
-def test_the_log_says_when_the_coordinator_is_reached(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, told = tmp_path / "node.log", list[bool]()
-    write(path, b"INFO :      SuperNode ID: 1\n")  # of the last time
-    log = Log(path, told.append)
-    log.report()
-    assert not log.online() and told == []
-    write(path, b"INFO :      Super")
-    log.report()
-    write(path, b"Node ID: 12\n")
-    log.report()
-    log.report()
-    assert log.online() and told == [True]
-    write(path, b"WARNING :   Connection attempt failed, retrying in 1.00 seconds\n")
-    log.report()
-    assert not log.online() and told == [True]  # it may be back in a moment
-    monkeypatch.setattr("equipoise.deploy.node_log.DOUBT", 0.0)
-    log.report()
-    assert told == [True, False]
-    write(path, b"INFO :      Connection successful after 4.00 seconds and 3 tries.\n")
-    log.report()
-    assert told == [True, False, True]
-    log.begin()
-    log.report()
-    assert told == [True, False, True, False]
-
-
-def test_flower_still_says_it_in_these_words() -> None:
-    said = inspect.getsource(start_client_internal) + inspect.getsource(http_retry)
-    for word in (*REACHED, *LOST):
-        assert word.decode() in said, word
+def test_a_change_is_reported_once_and_a_loss_not_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    reports = list[bool]()
+    contact = Contact(reports.append)
+    contact.report()
+    contact.note(False)
+    contact.report()
+    assert not contact.online() and reports == []
+    contact.note(True)
+    contact.report()
+    contact.report()
+    assert contact.online() and reports == [True]
+    contact.note(False)
+    contact.report()
+    assert not contact.online() and reports == [True]  # it may be back in a moment
+    monkeypatch.setattr("equipoise.deploy.contact.DOUBT", 0.0)
+    contact.wait(0.0)
+    assert reports == [True, False]
+    contact.note(True)
+    contact.wait(0.01)
+    assert reports == [True, False, True]
 
 
 def test_our_own_machine_is_never_reached_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,11 +20,11 @@ from equipoise.keeping import write_json
 def server(monkeypatch: pytest.MonkeyPatch, said: list[str | None], outcome: str = "completed") -> None:
     """A server whose run is in these states, one after the other; None: it misses the call."""
 
-    def answer(request: Any) -> Any:
+    def runs(number: int) -> Any:
         status = said.pop(0)
         assert status is not None
         state = SimpleNamespace(status=status, sub_status=outcome, details="")
-        return SimpleNamespace(run_dict={request.run_id: SimpleNamespace(status=state)})
+        return {number: SimpleNamespace(status=state)}
 
     @contextmanager
     def control(folder: Path) -> Iterator[Any]:
@@ -32,7 +32,7 @@ def server(monkeypatch: pytest.MonkeyPatch, said: list[str | None], outcome: str
             if len(said) > 1:
                 said.pop(0)
             raise SiteError("does not answer")
-        yield SimpleNamespace(ListRuns=answer)
+        yield SimpleNamespace(runs=runs)
 
     monkeypatch.setattr(link, "control", control)
 
@@ -40,10 +40,27 @@ def server(monkeypatch: pytest.MonkeyPatch, said: list[str | None], outcome: str
 def test_a_call_that_is_missed_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     write_json(tmp_path / "result.json", {"state_hash": "abc"})
     (tmp_path / "journal.jsonl").touch()
-    server(monkeypatch, ["running", None, None, "running", "finished"])
+    states: list[str | None] = ["running", None, None, "running", "finished"]
+    server(monkeypatch, states)
     seen: list[int] = []
     assert link.wait(tmp_path, tmp_path, 7, lambda: seen.append(1), pause=0.001) == {"state_hash": "abc"}
-    assert len(seen) == 3
+    assert not states and len(seen) == 7
+
+
+def test_the_folder_is_looked_at_more_often_than_the_server_is_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "journal.jsonl").touch()
+    seen: list[int] = []
+
+    def look() -> None:
+        seen.append(1)
+        if len(seen) == 9:  # the run has ended, and the server is asked at once
+            write_json(tmp_path / "result.json", {"state_hash": "abc"})
+
+    server(monkeypatch, ["running", "running", "finished"])
+    link.wait(tmp_path, tmp_path, 7, look, pause=0.001)
+    assert len(seen) == 10
 
 
 def test_a_server_whose_process_is_gone_is_noticed_at_once(

@@ -1,5 +1,4 @@
-"""Real processes: SuperLink, SuperNodes, TLS, keys. Few and tiny, since Flower takes seconds for every
-question.
+"""Real processes: a server, sites, TLS, keys. Few and tiny, since each process takes seconds to start.
 
 Each ends with no process left behind. `benchmarks/flower.py` has more of the same: all methods, ten kills,
 twenty sites.

@@ -1,11 +1,9 @@
-"""The server's bell, and what it leans on in Flower; processes that end with all they started."""
+"""Waiting for messages at the server; what it starts, and processes that end with all they started."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import importlib
-import inspect
 import io
 import sys
 import time
@@ -19,18 +17,19 @@ from flwr.supercore.constant import TaskType
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.retry.http_retry import _RETRYABLE_STATUS_CODES
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResultStatus
+from starlette.middleware import Middleware
 
-from equipoise.deploy import access, inside, processes, superlink
+from equipoise.deploy import flower, inside, processes, superlink
 
-# The bell ---------------------------------------------------------------------------------------------------
+# Waiting for messages ---------------------------------------------------------------------------------------
 
 
 class Server:
-    """An app behind the bell: pulls are answered with what was pushed. `log` has what reached it."""
+    """An app behind `LongPoll`: pulls are answered with what was pushed. `log` has what reached it."""
 
     def __init__(self, status: int = 200) -> None:
         self.status, self.work, self.log = status, b"", list[str]()
-        self.bell = superlink.Bell(self.answer)
+        self.polled = superlink.LongPoll(self.answer)
 
     async def answer(self, scope: Any, receive: Any, send: Any) -> None:
         heard = await receive()
@@ -38,7 +37,7 @@ class Server:
         body = b""
         if scope["path"].endswith("push-messages"):
             self.work = heard["body"]
-        elif scope["path"].startswith("/v1/fleet/pull"):
+        elif scope["path"].endswith("pull-messages"):
             assert heard == {"type": "http.request", "body": b"me", "more_body": False}
             body, self.work = self.work, b""
         await send({"type": "http.response.start", "status": self.status})
@@ -59,8 +58,12 @@ class Server:
             said.append(message)
 
         headers = [(b"content-length", str(len(body)).encode())]
-        await self.bell({"type": "http", "path": path, "headers": headers, "state": {}}, receive, send)
+        await self.polled({"type": "http", "path": path, "headers": headers, "state": {}}, receive, send)
         return (said[0]["status"], said[1]["body"]) if said else None
+
+
+def hold(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    monkeypatch.setattr(superlink, "HOLD", dict.fromkeys(superlink.HOLD, seconds))
 
 
 def scene(play: Any) -> Any:
@@ -72,8 +75,8 @@ def scene(play: Any) -> Any:
     return asyncio.run(timed())
 
 
-def test_a_site_waits_at_the_door_until_a_question_has_come_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(superlink, "HOLD", 20.0)
+def test_a_site_waits_until_a_question_has_come_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    hold(monkeypatch, 20.0)
     server = Server()
 
     async def play() -> Any:
@@ -92,7 +95,7 @@ def test_a_site_waits_at_the_door_until_a_question_has_come_whole(monkeypatch: p
 
 
 def test_a_site_that_finds_work_or_an_error_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(superlink, "HOLD", 1000.0)
+    hold(monkeypatch, 1000.0)
     server = Server()
     server.work = b"there"
     assert scene(server.call("/v1/fleet/pull-messages")) == (200, b"there")
@@ -100,14 +103,14 @@ def test_a_site_that_finds_work_or_an_error_does_not_wait(monkeypatch: pytest.Mo
 
 
 def test_a_site_waits_no_longer_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(superlink, "HOLD", 0.1)
+    hold(monkeypatch, 0.1)
     server = Server()
     assert scene(server.call("/v1/fleet/pull-messages")) == (200, b"")
     assert server.log == ["pull-messages"] * 2
 
 
 def test_work_is_not_taken_for_a_site_that_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(superlink, "HOLD", 20.0)
+    hold(monkeypatch, 20.0)
     server = Server()
 
     async def play() -> Any:
@@ -124,14 +127,14 @@ def test_work_is_not_taken_for_a_site_that_has_left(monkeypatch: pytest.MonkeyPa
 
 def test_who_queues_for_too_long_comes_again_instead(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that is slow serves some and sends the others away: none of them waits until it has left."""
-    monkeypatch.setattr(superlink, "HOLD", 0.3)
+    hold(monkeypatch, 0.3)
     server, answer = Server(), Server.answer
 
     async def slow(scope: Any, receive: Any, send: Any) -> None:
         await asyncio.sleep(0.2)
         await answer(server, scope, receive, send)
 
-    server.bell.app = slow
+    server.polled.app = slow
 
     async def play() -> Any:
         return await asyncio.gather(*(server.call("/v1/fleet/pull-messages") for _ in range(6)))
@@ -140,19 +143,36 @@ def test_who_queues_for_too_long_comes_again_instead(monkeypatch: pytest.MonkeyP
     assert {status for status, _ in found} == {200, 503} and len(server.log) < 6
 
 
-def test_the_coordinator_is_not_handed_half_an_answer() -> None:
+def test_the_coordinator_waits_until_an_answer_has_come_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    hold(monkeypatch, 20.0)
     server = Server()
 
-    async def play() -> list[str]:
-        await server.call("/v1/fleet/push-messages", b"answer")
+    async def play() -> Any:
         pull = asyncio.ensure_future(server.call("/v1/runtime/pull-messages"))
+        await asyncio.sleep(0.01)
+        await server.call("/v1/fleet/push-messages", b"answer")
         await asyncio.sleep(superlink.QUIET / 2)
+        assert not pull.done()
+        await server.call("/v1/fleet/push-object")
+        return await pull
+
+    assert scene(play()) == (200, b"answer")
+    assert server.log == ["pull-messages", "push-messages", "push-object", "pull-messages"]
+
+
+def test_each_side_waits_for_the_other_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one site pushes does not wake the others."""
+    hold(monkeypatch, 0.2)
+    server = Server()
+
+    async def play() -> None:
+        pull = asyncio.ensure_future(server.call("/v1/fleet/pull-messages"))
+        await asyncio.sleep(0.01)
         await server.call("/v1/fleet/push-object")
         await pull
-        await server.call("/v1/runtime/pull-messages")  # and does not wait where nothing is on its way
-        return server.log
 
-    assert scene(play()) == ["push-messages", "push-object", "pull-messages", "pull-messages"]
+    scene(play())
+    assert server.log == ["pull-messages", "push-object", "pull-messages"]
 
 
 @pytest.mark.parametrize(
@@ -165,40 +185,14 @@ def test_flower_that_trips_says_come_again(call: str) -> None:
 
 
 def test_only_a_short_question_for_work_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(superlink, "HOLD", 1000.0)
+    hold(monkeypatch, 1000.0)
     monkeypatch.setattr(superlink, "SMALL", 1)
     assert scene(Server().call("/v1/fleet/pull-messages")) == (200, b"")
-
-
-def test_flower_has_what_the_launcher_leans_on() -> None:
-    """A hook for middleware, these paths, and the names that are put in another's place."""
-    from flwr.proto import fleet_pb2
-    from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
-    from flwr.supercore.superexec import run_superexec
-    from flwr.superlink import extensions, main
-    from flwr.superlink.main import _get_middleware
-    from flwr.superlink.routers.control.router import router as control
-    from flwr.superlink.routers.fleet.router import router as fleet
-
-    program = importlib.import_module("flwr.superlink.cli.flower_superlink")
-    assert extensions.get_middleware() == ()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(extensions, "get_middleware", lambda: ("first",))
-        assert _get_middleware()[0] == "first"
-    assert fleet.prefix + "/" == access.FLEET and control.prefix == "/v1/control"
-    for end in superlink.ENDS:
-        for call in (*superlink.PUSHES, superlink.PULL):
-            assert ("POST", f"/v1/{end}/{call}") in PROTOBUF_REQUEST_TYPES
-    assert fleet_pb2.PullMessagesResponse().SerializeToString() == b""  # no work has no bytes
-    assert superlink.HOLD < 30  # the SuperNode's patience with an answer
-    assert callable(main.get_objectstore_linkstate_factories) and callable(run_superexec.get_executor)
-    assert callable(program.uvicorn.run) and callable(program._get_superexec_command)
 
 
 def test_no_other_port_of_flower_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever starts the server may have Flower's older ports, which ask for no key, in the environment."""
     for name in ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API"):
-        assert name in inspect.getsource(importlib.import_module("flwr.superlink.cli.flower_superlink"))
         monkeypatch.setenv(name, "1")
         assert processes.environment(tmp_path)[name] == "0"
 
@@ -233,7 +227,7 @@ def test_what_sites_send_is_not_written_to_disk(tmp_path: Path) -> None:
     message = Array("uint8", (len(pattern),), "x", pattern)
     objects = get_all_nested_objects(message)
     manager = get_federation_manager(is_simulation=False)
-    store, links = superlink.in_memory(str(tmp_path / "books.db"), manager)
+    store, links = flower.in_memory(str(tmp_path / "books.db"), manager)
     state = links.state()
     session = state.start_session(1)
     state.preregister_object_tree(get_object_tree(message), session)
@@ -269,3 +263,48 @@ def test_a_process_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
             return
         time.sleep(0.05)
     raise AssertionError("the grandchild lives on")
+
+
+# The layers of Flower's server ------------------------------------------------------------------------------
+
+
+class Layer:
+    def __init__(self, app: Any, name: str) -> None:
+        self.app, self.name = app, name
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        scope["passed"].append(self.name)
+        await self.app(scope, receive, send)
+
+
+class ControlLayer(Layer): ...
+
+
+class NodeAuthLayer(Layer): ...
+
+
+class ErrorLayer(Layer): ...
+
+
+@pytest.mark.parametrize(
+    ("path", "passed"),
+    [
+        ("/v1/control/start-run", ["control", "error"]),
+        ("/v1/fleet/push-object", ["node", "error"]),
+        ("/v1/runtime/push-object", ["error"]),
+        ("/health", ["error"]),
+    ],
+)
+def test_a_layer_is_run_for_the_requests_it_looks_at(path: str, passed: list[str]) -> None:
+    """One that is not known by its name is run for all."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        pass
+
+    chain: Any = app
+    for kind, name in ((ErrorLayer, "error"), (NodeAuthLayer, "node"), (ControlLayer, "control")):
+        layer = flower.narrowed(Middleware(kind, name=name))
+        chain = layer.cls(chain, *layer.args, **layer.kwargs)
+    scope: dict[str, Any] = {"type": "http", "path": path, "passed": []}
+    asyncio.run(chain(scope, None, None))
+    assert scope["passed"] == passed

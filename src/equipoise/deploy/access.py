@@ -1,7 +1,7 @@
 """Who may speak to the coordinator's server: decided by a request's headers, before a byte of its body is
 read.
 
-Sites show a signature by a listed key, as Flower's SuperNode sends it with every request. Everything else
+Sites show a signature by a listed key, sent with every request as Flower has it. Everything else
 (the control of runs, and what Flower's own processes need) is for whoever can read the secret: a file for its
 owner alone, in the coordinator's folder. It counts on the coordinator's own machine only; where a request
 comes from is what the connection says, and never what a header says.
@@ -17,18 +17,13 @@ import secrets
 import stat
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, MutableMapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from cryptography.exceptions import UnsupportedAlgorithm
-from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
-from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
-from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
-from flwr.supercore.protobuf.client import ProtobufCall, ProtobufClient, ProtobufRequestContext
-from httpx import Response
 from starlette.concurrency import run_in_threadpool
 
+from equipoise.deploy import flower
 from equipoise.deploy.limits import Limits
 
 Scope = MutableMapping[str, Any]
@@ -38,10 +33,9 @@ Send = Callable[[Event], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Known = Callable[[Scope, bytes], bool]
 """whether a public key is that of a listed site"""
-FLEET = "/v1/fleet/"
 SECRET, FILE = "x-equipoise-secret", "secret"
 UNLISTED = 412
-"""what Flower itself says to a key it does not know; at a 401 its SuperNode would end without a word"""
+"""what Flower itself answers to a key it does not know"""
 FORBIDDEN, NO_LENGTH, TOO_LARGE, LATER = 403, 411, 413, 503
 
 
@@ -60,30 +54,9 @@ def read_secret(home: Path) -> str:
     return (home / FILE).read_text()
 
 
-class Bearer:
-    """Shows the secret with every request of one of Flower's clients."""
-
-    def __init__(self, secret: str) -> None:
-        self._secret = secret
-
-    def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> Response:
-        context.request.headers[SECRET] = self._secret
-        return call_next(context)
-
-
-def show_secret(secret: str) -> None:
-    """Let all of Flower's clients that this process makes from now on show the secret."""
-    make = ProtobufClient.__init__
-
-    def init(self: ProtobufClient, base_url: str, *, interceptors: Any = (), **options: Any) -> None:
-        make(self, base_url, interceptors=(*interceptors, Bearer(secret)), **options)
-
-    ProtobufClient.__init__ = init  # type: ignore[method-assign]
-
-
 def registered(scope: Scope, key: bytes) -> bool:
     """Whether Flower's SuperLink knows a key."""
-    return scope["app"].state.linkstate_factory.state().get_node_id_by_public_key(key) is not None
+    return flower.is_registered(scope["app"], key)
 
 
 class Access:
@@ -109,7 +82,7 @@ class Access:
         await send({"type": "http.response.body", "body": sentence})
 
     async def _refusal(self, scope: Scope) -> tuple[int, bytes] | None:
-        if str(scope["path"]).startswith(FLEET):
+        if str(scope["path"]).startswith(flower.FLEET):
             try:
                 listed = await run_in_threadpool(self._of_a_site, scope)
             except Exception:  # Flower trips over its database now and then; nobody is let in for that
@@ -129,22 +102,20 @@ class Access:
     def _of_a_site(self, scope: Scope) -> bool:
         """Whether a listed site has signed this request's time of day, and not long ago."""
         try:
-            key = b64decode(_header(scope, FLEET_HTTP_PUBLIC_KEY_HEADER), validate=True)
-            signature = b64decode(_header(scope, FLEET_HTTP_SIGNATURE_HEADER), validate=True)
-            moment = _header(scope, TIMESTAMP_HEADER)
-            age = (datetime.now(UTC) - datetime.fromisoformat(moment.decode("ascii"))).total_seconds()
-            recent = -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
-            if not recent or not self.known(scope, key):
-                return False
-            return verify_signature(bytes_to_public_key(key), moment, signature)
+            key = b64decode(_header(scope, flower.KEY_HEADER), validate=True)
+            signature = b64decode(_header(scope, flower.SIGNATURE_HEADER), validate=True)
+            moment = _header(scope, flower.TIME_HEADER)
+            return (
+                flower.is_recent(moment) and self.known(scope, key) and flower.signed(key, moment, signature)
+            )
         except (ValueError, TypeError, OverflowError, binascii.Error, UnsupportedAlgorithm):
             return False
 
 
 def _header(scope: Scope, name: str) -> bytes:
     """The value of a header; none where it is missing, or there more than once."""
-    found = [value for key, value in scope["headers"] if key == name.encode()]
-    return found[0] if len(found) == 1 else b""
+    values = [value for key, value in scope["headers"] if key == name.encode()]
+    return values[0] if len(values) == 1 else b""
 
 
 def _here(scope: Scope) -> bool:

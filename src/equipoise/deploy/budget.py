@@ -48,31 +48,31 @@ class Account:
         if table["times"] < self._written:
             raise StorageError(f"{self.path} is gone, or older than the journal: {FIX}")
         try:
-            runs = {run: [Spent.model_validate(one) for one in found] for run, found in table["runs"].items()}
+            runs = {run: [Spent.model_validate(one) for one in spent] for run, spent in table["runs"].items()}
         except ValidationError as error:
             raise StorageError(f"{self.path} is damaged: {FIX}") from error
         return table["times"], runs
 
     def epsilon(self, delta: float) -> float:
         """ε of all that was spent."""
-        return epsilon((one for found in self.read()[1].values() for one in found), delta)
+        return epsilon((one for spent in self.read()[1].values() for one in spent), delta)
 
     def over(self, budget: Budget, more: Spent) -> float | None:
         """What ε would come to with further steps, if that is more than the budget."""
-        before = (one for found in self.read()[1].values() for one in found)
+        before = (one for spent in self.read()[1].values() for one in spent)
         after = epsilon((*before, more), budget.delta)
         return after if after > budget.epsilon else None
 
     def spend(self, run: str, more: Spent) -> None:
         """Write down further steps; on disk when this returns."""
         times, runs = self.read()
-        found = runs.setdefault(run, [])
-        for place, one in enumerate(found):
+        spent = runs.setdefault(run, [])
+        for place, one in enumerate(spent):
             if (one.noise, one.rate) == (more.noise, more.rate):
-                found[place] = one.model_copy(update={"steps": one.steps + more.steps})
+                spent[place] = one.model_copy(update={"steps": one.steps + more.steps})
                 break
         else:
-            found.append(more)
+            spent.append(more)
         plain = {name: [one.model_dump(mode="json") for one in kept] for name, kept in runs.items()}
         write_json(self.path, {"times": times + 1, "runs": plain})
         self.journal.write(EVENT, run=run, **more.model_dump(mode="json"))

@@ -73,14 +73,14 @@ class Card(Options):
             raise ValueError("'partial' is for several labels per image")
         if set(self.images) != set(SPLITS):
             raise ValueError("'images' is not by split")
-        if set(self.counts) != set(SPLITS) or {len(told) for told in self.counts.values()} != {
+        if set(self.counts) != set(SPLITS) or {len(numbers) for numbers in self.counts.values()} != {
             len(self.classes)
         }:
             raise ValueError("'counts' is not by split and class")
         if self.known is not None and (
             self.task == "single"
             or set(self.known) != set(SPLITS)
-            or any(len(told) != len(self.classes) for told in self.known.values())
+            or any(len(numbers) != len(self.classes) for numbers in self.known.values())
         ):
             raise ValueError("'known' is not by split and class of several labels per image")
         if not set(self.withheld) <= set(SPLITS) or any(
@@ -95,10 +95,10 @@ class Card(Options):
             for known in () if self.known is None else self.known[split]:
                 if known is not None and known > self.images[split]:
                     raise ValueError(f"'known' of its {split} images is more than 'images'")
-            told = [n for n in self.counts[split] if n is not None]
-            found = sum(told) if self.task == "single" else max(told, default=0)
-            short = self.task == "single" and len(told) == len(self.classes) and found < self.images[split]
-            if found > self.images[split] or short:
+            counted = [n for n in self.counts[split] if n is not None]
+            total = sum(counted) if self.task == "single" else max(counted, default=0)
+            short = self.task == "single" and len(counted) == len(self.classes) and total < self.images[split]
+            if total > self.images[split] or short:
                 raise ValueError(f"'counts' of its {split} images do not add up to 'images'")
         return self
 

@@ -11,17 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from flwr.proto.control_pb2 import (
-    ListNodesRequest,
-    ListRunsRequest,
-    RegisterNodeRequest,
-    StopRunRequest,
-    UnregisterNodeRequest,
-)
-from flwr.supercore.control import ControlHttpClient
 
 from equipoise.deploy import processes
-from equipoise.deploy.access import Bearer, read_secret
+from equipoise.deploy.access import SECRET, read_secret
+from equipoise.deploy.flower import Control
 from equipoise.deploy.keys import check_dates, listed, read_public
 from equipoise.errors import ConfigError, SiteError
 from equipoise.keeping import read_json
@@ -37,7 +30,7 @@ def check_certificates(folder: Path) -> None:
 
 
 @contextmanager
-def control(folder: Path) -> Iterator[ControlHttpClient]:
+def control(folder: Path) -> Iterator[Control]:
     """A conversation with the SuperLink of this folder."""
     try:
         address = str(read_json(folder / SERVER, "start the server again")["address"])
@@ -48,7 +41,7 @@ def control(folder: Path) -> Iterator[ControlHttpClient]:
         ) from error
     check_certificates(folder)
     processes.no_proxy(address.rpartition(":")[0].strip("[]"))
-    client = ControlHttpClient.from_server_address(address, False, certificate, [Bearer(secret)])
+    client = Control(address, certificate, {SECRET: secret})
     try:
         yield client
     except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -73,19 +66,15 @@ def has_ended(folder: Path) -> bool:
 
 
 def allow(folder: Path, keys: Mapping[str, bytes]) -> None:
-    """Make Flower's list of nodes the allow-list: let in who is on it, put out who no longer is."""
+    """Make Flower's list of nodes the allow-list: register who is on it, remove who no longer is."""
     with control(folder) as client:
-        known = {
-            node.public_key: node
-            for node in client.ListNodes(ListNodesRequest()).nodes_info
-            if not node.unregistered_at
-        }
+        known = {node.public_key: node for node in client.nodes()}
         for site, key in keys.items():
             if key not in known:
-                client.RegisterNode(RegisterNodeRequest(public_key=key, name=site))
+                client.register(site, key)
         for key, node in known.items():
             if key not in keys.values():
-                client.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
+                client.unregister(node.node_id)
 
 
 class AllowList:
@@ -96,13 +85,13 @@ class AllowList:
         self._seen = self._files()
 
     def _files(self) -> dict[str, tuple[int, int]]:
-        found = {}
+        files = {}
         for path in (self.folder / "keys" / "sites").glob("*.pub"):
             try:
-                found[path.stem] = (path.stat().st_mtime_ns, path.stat().st_size)
+                files[path.stem] = (path.stat().st_mtime_ns, path.stat().st_size)
             except FileNotFoundError:
                 continue  # deleted between the two looks
-        return found
+        return files
 
     def look(self) -> list[str]:
         """Make the list count as it is now; a sentence for every change."""
@@ -121,24 +110,23 @@ class AllowList:
 
 
 def nodes_and_runs(folder: Path) -> tuple[list[Any], dict[int, Any]]:
-    """What Flower knows of the sites, and of the runs that were handed in, by number."""
+    """What Flower knows of the registered sites, and of the runs that were handed in, by number."""
     with control(folder) as client:
-        nodes = client.ListNodes(ListNodesRequest()).nodes_info
-        runs = client.ListRuns(ListRunsRequest()).run_dict
-    return list(nodes), dict(runs)
+        return client.nodes(), client.runs()
 
 
 def end_runs(folder: Path, number: int | None = None) -> list[int]:
     """Have the server end a run, or all that have not ended; their numbers."""
     with control(folder) as client:
-        runs = client.ListRuns(ListRunsRequest()).run_dict
         going = [
-            one for one, run in runs.items() if run.status.status != "finished" and number in (None, one)
+            one
+            for one, run in client.runs().items()
+            if run.status.status != "finished" and number in (None, one)
         ]
         if number is not None and not going:
             raise ConfigError(
                 f"no run {number} is going on at {folder}: `equipoise status {folder}` lists them"
             )
         for one in going:
-            client.StopRun(StopRunRequest(run_id=one))
+            client.stop_run(one)
     return going

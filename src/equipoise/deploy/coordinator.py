@@ -143,8 +143,8 @@ def _coordinate(grid: Grid, folder: RunFolder, journal: Journal, watch: Watch) -
 def startable(plan: Plan) -> None:
     """Refuse to start from another run where that sets tensors that stay at the sites: nobody sends those."""
     config, blueprint = plan.config, plan.blueprint
-    found = chosen(plan.built.net, blueprint, config.train, config.base)
-    kept = [name for name in (*blueprint.private, *blueprint.frozen) if name in found]
+    tensors = chosen(plan.built.net, blueprint, config.train, config.base)
+    kept = [name for name in (*blueprint.private, *blueprint.frozen) if name in tensors]
     if kept:
         raise ConfigError(
             f"train.init sets '{kept[0]}', which stays at the sites with this method and network, and a site "
@@ -238,7 +238,7 @@ def withholding(site: str, card: Card) -> str:
 def facts_of(cards: Mapping[str, Card]) -> Facts:
     """What the run must know of its data, as the sites said when they joined."""
     first = next(iter(cards.values()))
-    told = {site: card.model_dump(mode="json", exclude_defaults=True) for site, card in cards.items()}
+    tables = {site: card.model_dump(mode="json", exclude_defaults=True) for site, card in cards.items()}
     sites = {
         site: {
             split: Held(
@@ -255,7 +255,7 @@ def facts_of(cards: Mapping[str, Card]) -> Facts:
         task=first.task,
         classes=first.classes,
         shape=first.shape,
-        fingerprint=hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest(),
+        fingerprint=hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest(),
         census=Census.of(sites, {site: card.small_cell for site, card in cards.items()}),
         partial=any(card.partial for card in cards.values()),
         look=first.input.model_dump(include=LOOK),

@@ -100,14 +100,14 @@ def _handler(look: Look) -> type[BaseHTTPRequestHandler]:
 def _report(look: Look) -> Report:
     """What `look` finds, or that it finds nothing."""
     try:
-        found = look()
+        report = look()
     except (EquipoiseError, OSError) as error:
-        found = Report(False, str(error), [])
+        report = Report(False, str(error), [])
     common = [
-        Metric("equipoise_up", "whether all is well, as /health says it", float(found.well)),
+        Metric("equipoise_up", "whether all is well, as /health says it", float(report.well)),
         Metric("equipoise_info", "the version of Equipoise", 1, {"version": __version__}),
     ]
-    return found._replace(metrics=common + found.metrics)
+    return report._replace(metrics=common + report.metrics)
 
 
 def prometheus(metrics: list[Metric]) -> str:

@@ -17,13 +17,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from flwr.supercore.constant import TaskType
-from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
-from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
-
-from equipoise.deploy.access import read_secret, show_secret
-
-HOME = "FLWR_HOME"
+from equipoise.deploy import flower
+from equipoise.deploy.access import SECRET, read_secret
+from equipoise.deploy.flower import ExecutionSpec, LaunchResult, SubprocessExecutor, TaskType
 
 
 def command(program: str, *arguments: str) -> list[str]:
@@ -63,18 +59,12 @@ class Starter(SubprocessExecutor):
 def main() -> None:
     """Run one of the programs."""
     program = sys.argv.pop(1)
-    show_secret(read_secret(Path(os.environ[HOME])))
+    flower.add_to_every_client({SECRET: read_secret(Path(os.environ[flower.HOME]))})
     if program == "superexec":
-        from flwr.supercore.cli.flower_superexec import flower_superexec
-        from flwr.supercore.superexec import run_superexec
-
-        run_superexec.get_executor = lambda *given, **options: Starter()
-        flower_superexec()
+        flower.run_superexec(Starter())
     else:
-        from flwr.superlink.cli.flwr_serverapp import flwr_serverapp
-
         sys.argv += ["--token", sys.stdin.readline().strip()]
-        flwr_serverapp()
+        flower.run_serverapp()
 
 
 if __name__ == "__main__":

@@ -96,15 +96,15 @@ def read_public(path: Path) -> bytes:
 
 def listed(folder: Path) -> dict[str, Path]:
     """The allow-list: public key files by site."""
-    found = {path.stem: path for path in sorted((folder / "keys" / "sites").glob("*.pub"))}
-    if not found:
+    files = {path.stem: path for path in sorted((folder / "keys" / "sites").glob("*.pub"))}
+    if not files:
         raise ConfigError(f"{folder} lists no site: make keys with `equipoise keys new {folder} --site NAME`")
-    for site, path in found.items():
+    for site, path in files.items():
         if not SITE.fullmatch(site):
             raise ConfigError(
                 f"{path} is not named by a site: letters, digits, '-', '_' and '.', at most 64, before .pub"
             )
-    return found
+    return files
 
 
 def check_dates(path: Path, fix: str) -> None:

@@ -26,12 +26,12 @@ class Late:
         try:
             home = Path(read_json(self._folder / FLOWER, "submit the run again")["coordinator"])
             new = {site: path for site, path in listed(home).items() if site not in self._known}
-            found = {site: read_public(path) for site, path in new.items()}
+            keys = {site: read_public(path) for site, path in new.items()}
         except (EquipoiseError, OSError, KeyError, TypeError):
             return {}  # not noted yet, or a file that is being written: the next look will do
-        self._known |= set(found)
-        self._new |= found
-        return found
+        self._known |= set(keys)
+        self._new |= keys
+        return keys
 
     def keep(self) -> list[str]:
         """Write the new sites into the run's plan, so that they are known when it continues; their names."""

@@ -19,4 +19,4 @@ class Limits(Options):
     connections: int = Field(default=512, ge=1)
     """open connections from everywhere"""
     per_address: int = Field(default=64, ge=1)
-    """open connections from one address; a site needs about four"""
+    """open connections from one address; a site needs two"""

@@ -9,21 +9,14 @@ server.log      what it says
 
 from __future__ import annotations
 
-import hashlib
 import json
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
-
-from flwr.cli.build import build_fab_from_files
-from flwr.common.serde import fab_to_proto
-from flwr.proto.control_pb2 import ListRunsRequest, StartRunRequest
-from flwr.supercore.fab import Fab
 
 from equipoise.config import Config
 from equipoise.deploy import processes
@@ -82,6 +75,8 @@ ABANDONED = "the server ended while the run was going on"
 UP = 300.0
 """seconds a server may take to listen: on a busy machine Flower is slow to start, and one that has ended is
 noticed at once"""
+LOOKS = 5
+"""looks at a run's folder for each call to the server, which has better things to do"""
 MUTE = 120.0
 """seconds a server that runs may miss calls before it is given up; one whose process is gone is noticed at
 once"""
@@ -138,20 +133,13 @@ def submit(folder: Path, config: Config, out: Path) -> int:
         "equipoise_run/__init__.py": b"",
         "equipoise_run/apps.py": CODE.encode(),
     }
-    with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # Flower names a pattern style that its own dependency has renamed
-        bundle, _ = build_fab_from_files(files)
     with control(folder) as client:
-        found = client.StartRun(
-            StartRunRequest(fab=fab_to_proto(Fab(hashlib.sha256(bundle).hexdigest(), bundle, {})))
-        )
-    if not found.HasField("run_id"):
+        number = client.start_run(files)
+    if number is None:
         raise SiteError(f"the server did not take the run: {folder / 'server.log'} says why")
-    enter(folder, found.run_id, out)
-    write_json(out / FLOWER, {"run": found.run_id, "coordinator": str(folder.resolve())})
-    return int(found.run_id)
+    enter(folder, number, out)
+    write_json(out / FLOWER, {"run": number, "coordinator": str(folder.resolve())})
+    return number
 
 
 def wait(
@@ -163,7 +151,7 @@ def wait(
     while True:
         try:
             with control(folder) as client:
-                run = client.ListRuns(ListRunsRequest(run_id=number)).run_dict[number]
+                run = client.runs(number)[number]
             heard = time.monotonic()
         except SiteError:
             if has_ended(folder):
@@ -177,7 +165,11 @@ def wait(
             look()
             if run.status.status == "finished":
                 break
-        time.sleep(pause)
+        for _ in range(LOOKS):
+            time.sleep(pause)
+            look()
+            if (out / RESULT).exists() or has_ended(folder):
+                break
     lines, _ = read_journal(out / JOURNAL)
     if run.status.sub_status == "completed" and (out / RESULT).exists():
         return RunFolder(out).read(RESULT)

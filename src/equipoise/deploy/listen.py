@@ -52,8 +52,8 @@ class Listener(socket.socket):
     """A listening socket that takes only so many connections, and only so many from one address."""
 
     def __init__(self, host: str, port: int, limits: Limits) -> None:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, proto, _, address = found[0]
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, proto, _, address = addresses[0]
         super().__init__(family, kind, proto)
         self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -84,10 +84,10 @@ class Listener(socket.socket):
 
 def _network(address: str) -> str:
     """What counts as one address: of IPv6 the network, since one machine may have all addresses of it."""
-    found = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(found, ipaddress.IPv4Address) or found.ipv4_mapped:
-        return str(getattr(found, "ipv4_mapped", None) or found)
-    return str(ipaddress.ip_network((found, 64), strict=False))
+    host = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(host, ipaddress.IPv4Address) or host.ipv4_mapped:
+        return str(getattr(host, "ipv4_mapped", None) or host)
+    return str(ipaddress.ip_network((host, 64), strict=False))
 
 
 class Flow(FlowControl):

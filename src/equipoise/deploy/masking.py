@@ -33,8 +33,8 @@ class Kept:
         self.path = folder / BOOK
 
     def read(self, round: int, question: str) -> tuple[str, ...] | None:
-        found = self._all().get(f"{round} {question}")
-        return None if found is None else tuple(found)
+        sites = self._all().get(f"{round} {question}")
+        return None if sites is None else tuple(sites)
 
     def write(self, round: int, question: str, sites: tuple[str, ...]) -> None:
         write_json(self.path, self._all() | {f"{round} {question}": list(sites)})

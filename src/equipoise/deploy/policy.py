@@ -185,7 +185,7 @@ class Policy(Options):
     def objections(
         self,
         question: str,
-        told: Iterable[Entry],
+        leaves: Iterable[Entry],
         classes: tuple[str, ...],
         parameters: Collection[str],
         counts: Mapping[str, Tensor],
@@ -197,14 +197,14 @@ class Policy(Options):
         `parameters` the names of the network's tensors: those are as wide as there are classes without being
         told class by class.
         """
-        told, seen = list(told), set[str]()
-        for entry in told:
+        leaves, seen = list(leaves), set[str]()
+        for entry in leaves:
             name = f"{question}.{entry.leaf}"
             rule = self._unmasked(entry, name)
             if rule and name not in seen:
                 seen.add(name)
                 yield f"policy rule '{rule}': this site does not tell '{name}' to be read for itself alone"
-            leaf = [one for one in told if one.leaf == entry.leaf]
+            leaf = [one for one in leaves if one.leaf == entry.leaf]
             if (
                 not by_class(entry, len(classes), parameters)
                 or class_dimension(leaf, entry, len(classes)) is not None
@@ -238,8 +238,8 @@ class Policy(Options):
         """An answer as it may leave, without its small cells, and its leaves that lack some; one that breaks
         a rule is refused. All else is as for `objections`."""
         header, upload = decode_upload(data)
-        found = entries(upload)
-        for sentence in self.objections(question, found, classes, parameters, counts, read):
+        leaves = entries(upload)
+        for sentence in self.objections(question, leaves, classes, parameters, counts, read):
             raise Refused(sentence)
 
         def cells(entry: Entry) -> Tensor:
@@ -260,8 +260,8 @@ class Policy(Options):
         """Images per class as they may be told: None for the classes that are `gone`, by default the small
         cells, and everywhere if they may not be told at all."""
         gone = small_cells(counts, self.small_cell) if gone is None else gone
-        told = COUNTS in self.each
-        return [int(n) if told and not out else None for n, out in zip(counts, gone, strict=True)]
+        counted = COUNTS in self.each
+        return [int(n) if counted and not out else None for n, out in zip(counts, gone, strict=True)]
 
 
 def _splits(entry: Entry, counts: Mapping[str, Tensor], read: Collection[str]) -> Collection[str]:

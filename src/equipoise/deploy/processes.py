@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from equipoise.deploy.flower import ENVIRONMENT, HOME
 from equipoise.errors import SiteError
 from equipoise.run_folder import private_folder
 
@@ -30,13 +31,8 @@ def program(name: str) -> str:
 def environment(home: Path) -> dict[str, str]:
     """Flower keeps its files in `home`, tells nobody that it runs, and finds its own commands."""
     return dict(os.environ) | {
-        "FLWR_HOME": str(home),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
-        # ports of Flower's that ask for no key
-        "FLWR_INTERNAL_GRPC_CONTROL_API": "0",
-        "FLWR_INTERNAL_GRPC_FLEET_API": "0",
+        **ENVIRONMENT,
+        HOME: str(home),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
@@ -101,13 +97,12 @@ def family(numbers: set[int]) -> dict[int, str]:
     """The children of processes, and theirs, each with its moment of birth; none where the system does not
     say (Linux does)."""
     known = {int(path.name): _stat(int(path.name)) for path in Path("/proc").glob("[0-9]*")}
-    found, grown = dict[int, str](), True
+    children, grown = dict[int, str](), True
     while grown:
-        more = {
-            n: s[19] for n, s in known.items() if s and int(s[1]) in numbers | set(found) and n not in found
-        }
-        found, grown = found | more, bool(more)
-    return found
+        parents = numbers | set(children)
+        more = {n: s[19] for n, s in known.items() if s and int(s[1]) in parents and n not in children}
+        children, grown = children | more, bool(more)
+    return children
 
 
 def _stat(number: int) -> list[str]:

@@ -181,7 +181,7 @@ def simulate(config: Config, folder: Path, policy: Policy) -> str:
     config = replace(config, exchange=config.exchange.model_copy(update={"secure": False}))
     made = list[Material]()
 
-    def told(dataset: Material) -> Material:
+    def without_small(dataset: Material) -> Material:
         samples, least = dataset.samples, policy.small_cell
         holdings = tuple(without_small_cells(samples, held, least) for held in dataset.holdings)
         made.append(Material(samples, holdings))
@@ -191,7 +191,7 @@ def simulate(config: Config, folder: Path, policy: Policy) -> str:
         assert isinstance(engine, Serial)
         return Releasing(engine, config, made[0], policy)
 
-    return run(config, folder, wrap=released, change=told).state_hash
+    return run(config, folder, wrap=released, change=without_small).state_hash
 
 
 def rehearse(config: Config, out: Path, look: Callable[[], None] = lambda: None) -> dict[str, Any]:
@@ -213,16 +213,16 @@ def rehearse(config: Config, out: Path, look: Callable[[], None] = lambda: None)
         with stage(config, Path(place), each) as made:
             made.open()
             made.join_all()
-            found = made.perform(config, out, look)
+            result = made.perform(config, out, look)
         seconds = time.perf_counter() - begin
         expected = None
         if config.privacy is None:
             policy = Policy.model_validate(rules_for(config) | each)
             expected = simulate(config, Path(place) / "simulation", policy)
     return {
-        **found,
+        **result,
         "simulation_hash": expected,
-        "same": None if expected is None else found["state_hash"] == expected,
+        "same": None if expected is None else result["state_hash"] == expected,
         "seconds": round(seconds, 1),
         "sites": len(made.sites),
         "each": [leaf for leaf in each["each"] if leaf not in Policy().each],

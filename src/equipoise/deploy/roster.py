@@ -81,14 +81,14 @@ def fingerprint(sites: dict[str, bytes]) -> str:
 def own_identity(key: Path) -> Identity:
     """A site's own key, as it signs with it."""
     try:
-        found = serialization.load_ssh_private_key(read_regular(key), None)
+        private = serialization.load_ssh_private_key(read_regular(key), None)
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise ConfigError(
             f"{key} is not a site's private key: make one with `equipoise site init`"
         ) from error
-    if not isinstance(found, ec.EllipticCurvePrivateKey):
+    if not isinstance(private, ec.EllipticCurvePrivateKey):
         raise ConfigError(f"{key} is not a key that `equipoise keys new` or `site init` makes: make one")
-    return Identity(found)
+    return Identity(private)
 
 
 def same_key(sites: dict[str, bytes], name: str, identity: Identity) -> None:

@@ -157,8 +157,8 @@ def _with_print(sentence: str, prints: Sequence[str]) -> str:
 
 def with_fix(sentence: str) -> str:
     """A refusal, with what to write into policy.toml, or to agree on, so that there is none."""
-    found = RULE.match(sentence)
-    fix = FIXES.get(found[1]) if found else None
+    match = RULE.match(sentence)
+    fix = FIXES.get(match[1]) if match else None
     return sentence if fix is None else f"{sentence}. {fix}"
 
 

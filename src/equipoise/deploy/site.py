@@ -283,7 +283,7 @@ class Joined:
 
     def card(self, policy: Policy) -> dict[str, Any]:
         """What the site tells of its data when it joins."""
-        samples, told = self.dataset.samples, COUNTS in policy.each
+        samples, counted = self.dataset.samples, COUNTS in policy.each
         gone = self.small | {"train": policy.untold(self.counts["train"], samples.task)}
         rows = {split: dict.__getitem__(self.splits, split) for split in self.counts}
         labelled = {split: policy.cells(images) for split, images in (self.known or {}).items()}
@@ -302,7 +302,7 @@ class Joined:
             "withheld": {
                 split: mask.nonzero().flatten().tolist()
                 for split, mask in self.small.items()
-                if told and bool(mask.any())
+                if counted and bool(mask.any())
             },
         }
 
@@ -323,9 +323,9 @@ class Joined:
         """What the run would exchange, tried on made-up sites."""
         host = self.host
         built = Built(host.net, host.frozen)
-        told = self.config.evaluate.per_site
-        found = probe(host.blueprint, built, 1, 1, False, Place(host.device), told)
-        return replace(found, compared=self.config.exchange.compare is not None)
+        per_site = self.config.evaluate.per_site
+        ledger = probe(host.blueprint, built, 1, 1, False, Place(host.device), per_site)
+        return replace(ledger, compared=self.config.exchange.compare is not None)
 
     def keep_results(self, round: int, answer: bytes) -> None:
         """Write down what an evaluation says of this site, whether it is told to anyone or not."""
@@ -335,7 +335,9 @@ class Joined:
         results: dict[str, dict[str, Any]] = {}
         for tree in (leaf.value for leaf in upload.values() if isinstance(leaf.value, Mapping)):
             for split, roles in tree.items():
-                results.setdefault(split, {}).update({name: _figures(told) for name, told in roles.items()})
+                results.setdefault(split, {}).update(
+                    {name: _figures(figures) for name, figures in roles.items()}
+                )
         append_line(self.folder / "metrics.jsonl", {"round": round + 1, **results}, sync=True)
 
     def accept(self, ticket: int) -> None:
@@ -406,9 +408,9 @@ def own_noise(joined: Joined, site: str) -> float:
     return privacy.noise_of(images, config.train.batch_size, passes)
 
 
-def _figures(told: Mapping[str, Any]) -> dict[str, Any]:
+def _figures(figures: Mapping[str, Any]) -> dict[str, Any]:
     """What an evaluation says of one predictor here, whether in counts or in metrics."""
-    return mean_of(told) if "sum" in told else scalars(from_statistics(dict(told)))
+    return mean_of(figures) if "sum" in figures else scalars(from_statistics(dict(figures)))
 
 
 def _keep_terms(policy: Policy, config: Config) -> None:
@@ -442,10 +444,10 @@ class SiteClient:
 
     def _note_settings(self) -> None:
         """Record in the journal what was put into the folder by hand, whenever it is not what it was."""
-        found = settings.digests(self.folder)
-        if found != self._settings:
-            self.journal.write(settings.EVENT, site=self.options.name, files=found)
-            self._settings = found
+        digests = settings.digests(self.folder)
+        if digests != self._settings:
+            self.journal.write(settings.EVENT, site=self.options.name, files=digests)
+            self._settings = digests
 
     def _note_step(self, text: str, done: int, total: int) -> None:
         """Record in the journal what is done to read our data, a damaged cache that is made anew among it."""
@@ -588,8 +590,8 @@ class SiteClient:
         answer = joined.host.answer(call, data["payload"], data.get("extra"))
         joined.keep_results(call.round, answer)
         policy.covers(call.question, joined.host.trace.reads)
-        told, withheld = joined.release(policy, call.question, answer)
-        return (told if masks is None else masked(told, masks, joined.config)), withheld
+        released, withheld = joined.release(policy, call.question, answer)
+        return (released if masks is None else masked(released, masks, joined.config)), withheld
 
     # Masking ------------------------------------------------------------------------------------------------
 

@@ -35,11 +35,7 @@ def standing(folder: Path) -> dict[str, Any]:
     """Who is there and what runs."""
     names = {read_public(path): site for site, path in listed(folder).items()}
     nodes, runs = nodes_and_runs(folder)
-    here = {
-        names[node.public_key]: node
-        for node in nodes
-        if node.public_key in names and not node.unregistered_at
-    }
+    here = {names[node.public_key]: node for node in nodes if node.public_key in names}
     return {
         "sites": {
             site: {

@@ -27,6 +27,8 @@ Tell = Callable[..., None]
 """told of what goes wrong: tell(event, site=…, reason=…), as a journal's `write`"""
 Newcomers = Callable[[], Mapping[str, bytes]]
 """sites that were not known when last asked, with their keys"""
+UNAVAILABLE = 5
+"""Flower's code for a node that has not been heard of for too long"""
 ECHOED = ("run", "ticket", "site", "round", "question")
 BLOCK = 1000
 """tickets that one writing of their file stands for"""
@@ -148,7 +150,7 @@ class FlowerEngine:
             }
             return call, wrap({**table, **call})
 
-        found = {}
+        cards = {}
         self.tell("invited", sites=list(sites), seconds=patience)
 
         def more() -> list[str]:
@@ -160,7 +162,7 @@ class FlowerEngine:
 
         for site, reply, _ in self._converse(sites, INVITATION, letter, 0, patience, more):
             if isinstance(reply.get("card"), dict):
-                found[site] = reply["card"]
+                cards[site] = reply["card"]
                 self.tell("joined", site=site)
             else:
                 self.tell(
@@ -170,7 +172,7 @@ class FlowerEngine:
                     question="",
                     reason="accepted the run without saying what it holds",
                 )
-        return found
+        return cards
 
     def ask(self, question: Question, sites: Sequence[str]) -> Iterator[tuple[str, bytes]]:
         payload = array(question.payload)
@@ -246,9 +248,12 @@ class FlowerEngine:
                 online, looked = self.online(), time.monotonic()
                 back = [site for site in owed if site in online and self._wants(owed[site], online[site])]
                 self._send(back, owed, online, kind, letter, round)
-            for reply in list(
+            asked = time.monotonic()
+            replies = list(
                 self.grid.pull_messages([number for debt in owed.values() for number in debt.sent])
-            ):
+            )
+            waited = time.monotonic() - asked
+            for reply in replies:
                 answered = self._read(reply, owed, round)
                 if answered is not None:
                     del owed[answered[0]]
@@ -263,10 +268,11 @@ class FlowerEngine:
                         f"no answer within {limit:g} s" if debt.tries else f"not online within {patience:g} s"
                     )
                     self.tell("silent", site=site, round=round, tries=debt.tries, reason=what)
-            if (
-                owed
-            ):  # a look costs Flower's server some work: seldom enough that it is a tenth of the wait at most
-                time.sleep(min(LOOK, max(self.poll, (time.monotonic() - began) / 10)))
+            if owed:
+                # A look costs the server some work: seldom enough that it is a tenth of the wait at most. Our
+                # own server lets us wait until there is an answer, which needs no pause.
+                quiet = 0.0 if replies else (time.monotonic() - began) / 10
+                time.sleep(max(0.0, min(LOOK, max(self.poll, quiet)) - waited))
 
     def _wants(self, debt: Owed, node: Node) -> bool:
         """Whether a site that is online has nothing of ours to answer, or was started anew since it had; and
@@ -330,6 +336,9 @@ class FlowerEngine:
         debt = owed[site]
         call = debt.sent.pop(number)
         facts = {"site": site, "round": round, "question": call["question"]}
+        if reply.has_error() and reply.error.code == UNAVAILABLE:
+            self.tell("silent", **facts, tries=debt.tries, reason="it gave no sign of life for a minute")
+            return None
         if reply.has_error():
             self.tell("failed", **facts, reason=f"Flower's error {reply.error.code}")
             return None

@@ -1,6 +1,7 @@
 """What a message between coordinator and site holds: one JSON table, and byte strings beside it.
 
-The bytes are the safetensors messages of `exchange.codec`; Flower carries them as arrays it never looks into.
+The bytes are the safetensors messages of `exchange.codec`; Flower carries them as values or as arrays, and
+never looks into them.
 Message types: `train.<question>` where the site will remember something, `query.<question>` where it will
 not, and plain `query` for an invitation to a run.
 """
@@ -21,10 +22,13 @@ from equipoise.exchange.reduction import MOST_SITES
 from equipoise.keeping import FIRST
 from equipoise.options import Options
 
-TABLE, BYTES, FORMAT = "table", "bytes", "safetensors"
+TABLE, BYTES, JSON, FORMAT = "table", "bytes", "json", "safetensors"
 INVITATION = "query"
 MASKS = "query.masks"
 """the type of the letters of secure aggregation that come without a question"""
+INLINE = 2**18
+"""bytes up to which byte strings are part of the table's record: each record and each array of a message, and
+each piece of an array, is fetched by a request of its own"""
 MOST = 2**22
 """bytes of the longest table: a config, or what a site tells of itself"""
 RUN = re.compile(r"[0-9a-f]{16}")
@@ -73,10 +77,11 @@ def array(data: bytes) -> Array:
 
 def wrap(table: Mapping[str, Any], arrays: Mapping[str, Array] | None = None) -> RecordDict:
     """The content of a message."""
-    content = RecordDict({TABLE: ConfigRecord({"json": json.dumps(table, sort_keys=True)})})
-    if arrays:
-        content[BYTES] = ArrayRecord(dict(arrays))
-    return content
+    text = json.dumps(table, sort_keys=True)
+    if sum(len(one.data) for one in (arrays or {}).values()) <= INLINE:
+        values = {name: one.data for name, one in (arrays or {}).items()}
+        return RecordDict({TABLE: ConfigRecord({**values, JSON: text})})
+    return RecordDict({TABLE: ConfigRecord({JSON: text}), BYTES: ArrayRecord(dict(arrays or {}))})
 
 
 def unwrap(content: RecordDict) -> tuple[dict[str, Any], dict[str, bytes]]:
@@ -84,12 +89,15 @@ def unwrap(content: RecordDict) -> tuple[dict[str, Any], dict[str, bytes]]:
     try:
         if not set(content) <= {TABLE, BYTES}:
             raise CodecError("it has other records")
-        text = content.config_records[TABLE]["json"]
+        values = dict(content.config_records[TABLE])
+        text = values.pop(JSON)
         arrays = content.array_records[BYTES] if BYTES in content else {}
         table = read_json(text, MOST) if isinstance(text, str) else None
-        if not isinstance(table, dict) or any(one.stype != FORMAT for one in arrays.values()):
+        data = {name: one for name, one in values.items() if isinstance(one, bytes)}
+        data |= {name: one.data for name, one in arrays.items() if one.stype == FORMAT}
+        if not isinstance(table, dict) or len(data) != len(values) + len(arrays):
             raise CodecError("its records are of another kind")
-        return table, {name: one.data for name, one in arrays.items()}
+        return table, data
     except CodecError as error:
         raise CodecError(f"not a message of ours ({error})") from error
     except (KeyError, ValueError, TypeError, AttributeError) as error:

@@ -1,0 +1,467 @@
+"""All of Flower that is not its public interface, in one place.
+
+Other files import `flwr.app`, `flwr.clientapp` and `flwr.serverapp`, and for the rest this one. What is
+needed of each private thing is listed in tests/flower/test_contract.py, which fails with its name when a new
+version of Flower has changed it; docs/flower.md says why it is needed and how a new version is admitted.
+
+A site is a node of Flower's: `Node` speaks to the SuperLink as Flower's own SuperNode does, in the process
+that also answers. What goes wrong is an exception here, with a name of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import ssl
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Protocol, TypeVar
+
+import httpx
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
+from flwr.app import Array, Message
+from flwr.app.message import remove_content_from_message
+from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
+from flwr.common.serde import fab_to_proto, message_to_proto
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    ListRunsRequest,
+    RegisterNodeRequest,
+    StartRunRequest,
+    StopRunRequest,
+    UnregisterNodeRequest,
+)
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    DeactivateNodeRequest,
+    PullMessagesRequest,
+    PushMessagesRequest,
+)
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest, PushObjectRequest
+from flwr.proto.node_pb2 import Node as NodeNumber
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, TaskType
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.fab import Fab
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_body,
+    get_object_head_values_from_object_content,
+    get_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
+from flwr.supercore.protobuf.client import ProtobufCall, ProtobufClient, ProtobufRequestContext
+from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
+from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+__all__ = ["ExecutionSpec", "LaunchResult", "SubprocessExecutor", "TaskType"]
+
+FLEET, RUNTIME = "/v1/fleet/", "/v1/runtime/"
+"""where sites come in at the SuperLink, and where the processes of its own do"""
+PUSHES, PULL = ("push-messages", "push-object"), "pull-messages"
+LAYERS = {"Control": "/v1/control/", "NodeAuth": FLEET, "Fleet": FLEET, "RuntimeTracing": RUNTIME}
+"""by the first word of its name: the requests that a layer of the SuperLink looks at"""
+KEY_HEADER, SIGNATURE_HEADER = FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+TIME_HEADER = TIMESTAMP_HEADER
+AHEAD, OLDEST = SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
+"""seconds that the time a site has signed may be ahead of ours, or behind it"""
+HOME = "FLWR_HOME"
+ENVIRONMENT = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+    # ports that ask for no key
+    "FLWR_INTERNAL_GRPC_CONTROL_API": "0",
+    "FLWR_INTERNAL_GRPC_FLEET_API": "0",
+}
+"""for processes of Flower's: tell nobody that they run, open no other port"""
+INTERVAL, BEAT = 30.0, 12.0
+"""seconds after which the SuperLink wonders where a node is (it waits twice that), and between two signs of
+life"""
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
+"""seconds before a call is tried again: twice as many each time"""
+FORBIDDEN = 403
+RETRIED = (500, 502, 503, 504)
+REFUSED = (401, 412)
+Answer = TypeVar("Answer")
+
+
+class Interceptor(Protocol):
+    """What sees every request of a client."""
+
+    def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response: ...
+
+
+class Headers:
+    """Adds headers to every request of a client."""
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        self._headers = dict(headers)
+
+    def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
+        context.request.headers.update(self._headers)
+        return call_next(context)
+
+
+def add_to_every_client(headers: Mapping[str, str]) -> None:
+    """Have all of Flower's clients that this process makes from now on send these headers."""
+    original = ProtobufClient.__init__
+
+    def init(self: ProtobufClient, base_url: str, *, interceptors: Any = (), **options: Any) -> None:
+        original(self, base_url, interceptors=(*interceptors, Headers(headers)), **options)
+
+    ProtobufClient.__init__ = init  # type: ignore[method-assign]
+
+
+def is_recent(moment: bytes) -> bool:
+    """Whether a time of day, as a site signs it, is now or not long ago; a `ValueError` if it is none."""
+    age = (datetime.now(UTC) - datetime.fromisoformat(moment.decode("ascii"))).total_seconds()
+    return -AHEAD < age < OLDEST
+
+
+def signed(key: bytes, message: bytes, signature: bytes) -> bool:
+    """Whether the holder of a key has signed a message."""
+    return verify_signature(bytes_to_public_key(key), message, signature)
+
+
+# The coordinator's machine ----------------------------------------------------------------------------------
+
+
+class Control:
+    """Asks the SuperLink who is registered and what runs, and changes it."""
+
+    def __init__(self, address: str, certificate: bytes, headers: Mapping[str, str]) -> None:
+        self._client = ControlHttpClient.from_server_address(address, False, certificate, [Headers(headers)])
+
+    def nodes(self) -> list[Any]:
+        """The nodes that are registered: node_id, public_key, status, last_activated_at, …"""
+        nodes = self._client.ListNodes(ListNodesRequest()).nodes_info
+        return [node for node in nodes if not node.unregistered_at]
+
+    def register(self, name: str, key: bytes) -> None:
+        self._client.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
+
+    def unregister(self, node: int) -> None:
+        self._client.UnregisterNode(UnregisterNodeRequest(node_id=node))
+
+    def runs(self, number: int | None = None) -> dict[int, Any]:
+        """The runs, or one of them, by number: status, pending_at, running_at, finished_at."""
+        return dict(self._client.ListRuns(ListRunsRequest(run_id=number)).run_dict)
+
+    def start_run(self, files: Mapping[str, bytes]) -> int | None:
+        """Hand in an app as a run; its number, if it was taken."""
+        from flwr.cli.build import build_fab_from_files
+
+        with warnings.catch_warnings():
+            # Flower names a pattern style that its own dependency has renamed.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            bundle, _ = build_fab_from_files(dict(files))
+        fab = fab_to_proto(Fab(hashlib.sha256(bundle).hexdigest(), bundle, {}))
+        answer = self._client.StartRun(StartRunRequest(fab=fab))
+        return int(answer.run_id) if answer.HasField("run_id") else None
+
+    def stop_run(self, number: int) -> None:
+        self._client.StopRun(StopRunRequest(run_id=number))
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def is_registered(app: Any, key: bytes) -> bool:
+    """Whether the SuperLink whose app this is knows a key."""
+    return app.state.linkstate_factory.state().get_node_id_by_public_key(key) is not None
+
+
+def in_memory(database: str, manager: Any) -> tuple[Any, Any]:
+    """The SuperLink's state with its books in a database, and the tensors of messages in memory only."""
+    from flwr.server.superlink.linkstate import LinkStateFactory
+    from flwr.supercore.object_store import ObjectStoreFactory
+
+    store = ObjectStoreFactory()
+    return store, LinkStateFactory(database, manager, store)
+
+
+class ForPath:
+    """A layer of the server for requests below one path; all others pass it by."""
+
+    def __init__(self, app: Any, path: str, layer: Any) -> None:
+        self._app, self._path = app, path
+        self._layer = layer.cls(app, *layer.args, **layer.kwargs)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        concerned = scope["type"] == "http" and str(scope["path"]).startswith(self._path)
+        await (self._layer if concerned else self._app)(scope, receive, send)
+
+
+def narrowed(layer: Any) -> Any:
+    """One of the server's layers, for the requests that it looks at only.
+
+    Each is a task and two queues for every request, nine of them more than half of what a request costs.
+    """
+    from starlette.middleware import Middleware
+
+    for prefix, path in LAYERS.items():
+        if layer.cls.__name__.startswith(prefix):
+            return Middleware(ForPath, path=path, layer=layer)
+    return layer
+
+
+def run_superlink(
+    middleware: Sequence[Any],
+    serve: Callable[..., None],
+    superexec: Callable[..., list[str]],
+) -> None:
+    """Run `flower-superlink` with the arguments of this process.
+
+    `middleware` comes before all of Flower's own, outermost first; `serve` is called in place of
+    `uvicorn.run`; `superexec` is given the arguments of the process that starts runs and returns its command.
+    """
+    app: Any = importlib.import_module("flwr.superlink.main")
+    # Its package has a function of the same name, which an import would find.
+    program: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")
+    original = program._get_superexec_command
+    layers = app._get_middleware
+    app._get_middleware = lambda: [*middleware, *map(narrowed, layers())]
+    app.get_objectstore_linkstate_factories = in_memory
+    program._get_superexec_command = lambda **options: superexec(*original(**options)[1:])
+    program.uvicorn = SimpleNamespace(run=serve)
+    program.flower_superlink()
+
+
+def run_superexec(executor: SubprocessExecutor) -> None:
+    """Run `flower-superexec` with the arguments of this process; `executor` starts what it finds."""
+    from flwr.supercore.cli.flower_superexec import flower_superexec
+    from flwr.supercore.superexec import run_superexec as loop
+
+    loop.get_executor = lambda *given, **options: executor
+    flower_superexec()
+
+
+def run_serverapp() -> None:
+    """Run `flwr-serverapp` with the arguments of this process."""
+    from flwr.superlink.cli.flwr_serverapp import flwr_serverapp
+
+    flwr_serverapp()
+
+
+# A site -----------------------------------------------------------------------------------------------------
+
+
+class NotReached(Exception):
+    """The coordinator is not reached, or has no time just now."""
+
+
+class NotTrusted(Exception):
+    """The server's certificate is not one that ours vouches for."""
+
+
+class NotListed(Exception):
+    """The coordinator does not know this key, or no longer."""
+
+
+class StillOnline(Exception):
+    """The SuperLink believes that this node is online already."""
+
+
+class OtherVersion(Exception):
+    """The SuperLink is of a version of Flower that does not speak with ours."""
+
+
+class RunEnded(Exception):
+    """The run a message belongs to is not running any more."""
+
+
+class MessageLost(Exception):
+    """A message that cannot be had whole, or is not taken."""
+
+
+def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """A site's private key; a `ValueError` if it is none that Flower takes."""
+    key = load_ssh_private_key(path.read_bytes(), None)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ValueError("not an elliptic curve key")
+    return key
+
+
+class Node:
+    """A site as Flower knows it: signs in, gives signs of life, fetches messages and sends the answers.
+
+    A call that does not reach the coordinator is made again until it does, or until the node leaves. After
+    each, `note` is called with whether it was reached; `pause` waits so many seconds. Signs of life are given
+    by a thread, which calls `note` only.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        certificate: bytes,
+        key: ec.EllipticCurvePrivateKey,
+        note: Callable[[bool], None] = lambda reached: None,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        from flwr.supercore.runtime_version_compatibility import RuntimeVersionMetadata
+
+        signing = NodeAuthHttpInterceptor(key, key.public_key())
+        version = Headers(dict(RuntimeVersionMetadata.from_local_component("SuperNode").as_metadata()))
+        self._client = FleetHttpClient.from_server_address(address, False, certificate, [version, signing])
+        self._key = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        self._note, self._pause = note, pause
+        self._node = NodeNumber()
+        self._left, self._reached = threading.Event(), False
+        self._beats = threading.Thread(target=self._give_signs_of_life, daemon=True)
+
+    def activate(self) -> None:
+        """Sign in."""
+        request = ActivateNodeRequest(public_key=self._key, heartbeat_interval=INTERVAL)
+        self._node.node_id = self._call(self._client.ActivateNode, request).node_id
+        self._beats.start()
+
+    def receive(self) -> Message | None:
+        """The next message, whole; none if there is none."""
+        answer = self._call(self._client.PullMessages, PullMessagesRequest(node=self._node))
+        if not answer.messages_list:
+            return None
+        run, tree = answer.messages_list[0].metadata.run_id, answer.message_object_trees[0]
+        number = tree.object_id
+        contents, arrays = dict[str, bytes](), dict[str, Any]()
+        self._fetch(run, tree, contents, arrays)
+        self._call(
+            self._client.ConfirmMessageReceived,
+            ConfirmMessageReceivedRequest(node=self._node, run_id=run, message_object_id=number),
+        )
+        message = inflate_object_from_contents(number, contents, objects=arrays)
+        if not isinstance(message, Message):
+            raise MessageLost(f"a {type(message).__name__} came in place of a message")
+        message.metadata.__dict__["_message_id"] = number  # its own number is not in its content
+        return message
+
+    def _fetch(self, run: int, tree: Any, contents: dict[str, bytes], arrays: dict[str, Any]) -> None:
+        """Fetch a part of a message with all that is below it. An array, which may be as large as a model, is
+        put together here: Flower would hold its bytes three times."""
+        content = self._object(run, tree.object_id)
+        kind, children, _ = get_object_head_values_from_object_content(content)
+        if kind != Array.__qualname__:
+            contents[tree.object_id] = content
+            for child in tree.children:
+                self._fetch(run, child, contents, arrays)
+            return
+        facts = json.loads(get_object_body(content, Array))
+        pieces = {}
+        for child in children:
+            piece = self._object(run, child)
+            length = get_object_head_values_from_object_content(piece)[2]
+            pieces[child] = memoryview(piece)[len(piece) - length :]
+        data = b"".join(pieces[children[place]] for place in facts["arraychunk_ids"])
+        arrays[tree.object_id] = Array(facts["dtype"], tuple(facts["shape"]), facts["stype"], data)
+
+    def _object(self, run: int, number: str) -> bytes:
+        """One part of a message, which may still be on its way to the SuperLink."""
+        request, seconds = PullObjectRequest(node=self._node, run_id=run, object_id=number), 0.05
+        while True:
+            answer = self._call(self._client.PullObject, request)
+            if answer.object_available:
+                return bytes(answer.object_content)
+            if not answer.object_found:
+                raise MessageLost("the server no longer has the whole message")
+            self._pause(seconds)
+            seconds = min(1.0, 2 * seconds)
+
+    def send(self, reply: Message, seconds: float) -> None:
+        """Send the answer to a message, which took so many seconds."""
+        run = reply.metadata.run_id
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        with no_object_id_recompute():
+            tree, parts = get_object_tree(reply), get_all_nested_objects(reply)
+        answer = self._call(
+            self._client.PushMessages,
+            PushMessagesRequest(
+                node=self._node,
+                messages_list=[message_to_proto(remove_content_from_message(reply))],
+                message_object_trees=[tree],
+                clientapp_runtime_list=[seconds],
+            ),
+        )
+        for number in answer.objects_to_push:
+            part = PushObjectRequest(
+                node=self._node,
+                run_id=run,
+                object_id=number,
+                object_content=parts.pop(number).deflate(),
+                session_id=answer.session_id,
+            )
+            if not self._call(self._client.PushObject, part).stored:
+                raise MessageLost("the server did not keep the answer")
+
+    def leave(self) -> None:
+        """Sign out, if that can be done at once, and end all calls."""
+        self._left.set()
+        if self._beats.is_alive() and self._reached:
+            with suppress(httpx.HTTPError):
+                self._client.DeactivateNode(DeactivateNodeRequest(node_id=self._node.node_id))
+        self._client.close()
+
+    def _give_signs_of_life(self) -> None:
+        request = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=INTERVAL)
+        while not self._left.wait(BEAT):
+            try:
+                self._client.SendNodeHeartbeat(request)
+                self._note(True)
+            except httpx.HTTPStatusError:
+                pass  # the next call for messages has the same answer, and says so
+            except (httpx.HTTPError, RuntimeError):  # the latter: the client was closed meanwhile
+                self._note(False)
+
+    def _call(self, call: Callable[[Any], Answer], request: Any) -> Answer:
+        """Make a call until the coordinator is reached."""
+        seconds = FIRST_PAUSE
+        while True:
+            try:
+                answer = call(request)
+            except httpx.HTTPError as error:
+                failure = failure_of(error)
+                self._reached = not isinstance(failure, NotReached)
+                self._note(self._reached)
+                if self._reached or self._left.is_set():
+                    raise failure from error
+            else:
+                self._reached = True
+                self._note(True)
+                return answer
+            self._pause(seconds)
+            seconds = min(LONGEST_PAUSE, 2 * seconds)
+
+
+def failure_of(error: httpx.HTTPError) -> Exception:
+    """What a call that failed means to a site."""
+    if not isinstance(error, httpx.HTTPStatusError):
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, ssl.SSLCertVerificationError):
+                return NotTrusted(str(cause))
+            cause = cause.__cause__ or cause.__context__
+        return NotReached(str(error))
+    from flwr.supercore.error import ApiErrorCode, FlowerError
+
+    status, reason = error.response.status_code, FlowerError.from_json(error.response.text)
+    code = None if reason is None else reason.code
+    if code == ApiErrorCode.RUNTIME_VERSION_INCOMPATIBLE:
+        return OtherVersion(str(reason))
+    if code == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:
+        return StillOnline(str(error))
+    if status == FORBIDDEN:
+        return RunEnded(str(error))
+    if status in RETRIED:
+        return NotReached(str(error))
+    return NotListed(str(error)) if status in REFUSED else MessageLost(f"the server says {status}")
