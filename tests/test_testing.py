@@ -317,7 +317,9 @@ def test_broken_method_is_noticed(method: type[Method]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [Sound, Leaky, AllOrNothing])
+@pytest.mark.parametrize(
+    "method", [Sound, *(pytest.param(one, marks=pytest.mark.sweep) for one in (Leaky, AllOrNothing))]
+)
 def test_broken_method_fails_nothing_else(method: type[Method]) -> None:
     assert set(failing(method, set(CHECKS) - {"pool", "overfits"})) == BROKEN[method] - {"overfits"}
 

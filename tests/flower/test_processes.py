@@ -79,12 +79,11 @@ def events(folder: Path, event: str) -> list[dict[str, Any]]:
     return [line for line in read_journal(folder / "journal.jsonl")[0] if line["event"] == event]
 
 
-@pytest.mark.parametrize("methods", [("fca", "fedsdc"), pytest.param(("fediic",), marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("methods", [("fca",), pytest.param(("fedsdc", "fediic"), marks=pytest.mark.sweep)])
 def test_methods_give_the_bits_of_the_simulation(
     methods: tuple[str, ...], tiny: MakeConfig, rows: Rows, tmp_path: Path
 ) -> None:
-    """Private state; several questions a round, and leaves that are read site by site: one federation for
-    both, on every run of the tests."""
+    """Private state; in the sweep several questions a round, and leaves that are read site by site."""
     small: dict[str, Any] = {
         "partition": {"sites": 2},
         "evaluate": {"every": 2},

@@ -60,7 +60,9 @@ def journal(town: Town, *events: str) -> list[dict[str, Any]]:
     return [line for line in read_journal(town.run / "journal.jsonl")[0] if line["event"] in events]
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fediic", "climb"])
+@pytest.mark.parametrize(
+    "method", ["fediic", *(pytest.param(m, marks=pytest.mark.sweep) for m in ("fedavg", "climb"))]
+)
 def test_a_masked_run_ends_as_a_plain_one(method: str, tiny: MakeConfig, town: MakeTown) -> None:
     made = with_keys(town(masked(tiny, method)))
     assert made.go().state_hash == plain_hash(tiny, method)
@@ -115,7 +117,9 @@ def test_a_question_costs_one_message_more(tiny: MakeConfig, town: MakeTown) -> 
     assert letters == questions + 2 * 3  # and twice at the start: keys, shares
 
 
-@pytest.mark.parametrize("moment", ["before", "between", "within"])
+@pytest.mark.parametrize(
+    "moment", ["between", *(pytest.param(m, marks=pytest.mark.sweep) for m in ("before", "within"))]
+)
 def test_a_site_may_drop_out_at_any_moment(moment: str, tiny: MakeConfig, town: MakeTown) -> None:
     """Of four sites one is lost in the second round: before its masked answer, between that and unmasking,
     or its part in unmasking alone."""

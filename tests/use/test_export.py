@@ -68,8 +68,12 @@ def test_safetensors_bring_the_model_back(
     assert sorted(path.parent.iterdir()) == [path]
 
 
+LIGHT = ("small-cnn", "mobilenet-v2")
+"""networks that take seconds; the others are for the sweep"""
+
+
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "small-cnn")) for name in NETS]
+    "name", [pytest.param(name, marks=[pytest.mark.sweep] * (name not in LIGHT)) for name in NETS]
 )
 def test_every_net_can_be_exported(name: str, finished: Callable[..., Result], tmp_path: Path) -> None:
     assert (
@@ -204,6 +208,8 @@ def test_onnx_answers_as_the_model(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.sweep] * (name not in LIGHT)) for name in NETS]
+)
 def test_onnx_of_every_net(name: str, finished: Callable[..., Result], tmp_path: Path) -> None:
     assert export(of_net(load(finished("fedavg").folder), name), tmp_path / "model.onnx", "onnx") < 1e-4
