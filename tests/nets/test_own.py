@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from equipoise.config import Config, resolve
 from equipoise.errors import ConfigError, WeightsError
+from equipoise.locate import Finder
 from equipoise.nets import Net, NetOptions, batch_norm_names, build, load, state
 
 FILE = '''
@@ -579,6 +580,7 @@ def libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small packages that are called as timm and torchvision are."""
     for name in [key for key in sys.modules if key.partition(".")[0] in ("timm", "torchvision")]:
         monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [one for one in sys.meta_path if not isinstance(one, Finder)])
     (tmp_path / "stand" / "torchvision" / "models").mkdir(parents=True)
     (tmp_path / "stand" / "timm.py").write_text(TIMM)
     (tmp_path / "stand" / "torchvision" / "__init__.py").write_text("")

@@ -7,7 +7,8 @@ torchvision and albumentations are stood in for by small packages that draw and 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -190,18 +191,26 @@ class RandomBrightness(BasicTransform):
 '''
 
 
+STAND_INS = {"torchvision": TORCHVISION, "albumentations": ALBUMENTATIONS}
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """Code of views, some beside packages that stand in for others; afterwards these are unknown again."""
+    before = [*sys.meta_path]
     for name, text in {"mine": VIEWS, "of_monai": MONAI, "of_kornia": KORNIA}.items():
         (tmp_path / f"{name}.py").write_text(text)
-    for package, text in {"torchvision": TORCHVISION, "albumentations": ALBUMENTATIONS}.items():
+    for package, text in STAND_INS.items():
         (tmp_path / f"stand_in_{package}").mkdir()
         (tmp_path / f"stand_in_{package}" / package).mkdir()
         (tmp_path / f"stand_in_{package}" / package / "__init__.py").write_text(text)
         last = next(word for word in reversed(text.split("class ")) if word).partition("(")[0]
         own = f"from {package} import {last}\nstrong = {last}()\n"
         (tmp_path / f"stand_in_{package}" / "mine.py").write_text(own)
-    return tmp_path
+    yield tmp_path
+    sys.meta_path[:] = before
+    for name in [key for key in sys.modules if key.partition(".")[0] in STAND_INS]:
+        del sys.modules[name]
 
 
 def config(folder: Path, *views: str, channels: int = 3, **train: Any) -> Config:
