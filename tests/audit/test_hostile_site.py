@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Array, ConfigRecord, Error, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from tests.hostile import COUNTED, SCORED, TRAIN, Bad
 from tests.light import LIGHT
 from tests.spoiled import Change, Spoil, delta
@@ -222,17 +222,20 @@ def as_text(change: Callable[[str], Any]) -> Reply:
     """A reply whose table is other text."""
 
     def spoil(reply: Message) -> RecordDict:
-        text = change(json.dumps(unwrap(reply.content)[0]))
-        return RecordDict({"table": ConfigRecord({"json": text}), "bytes": reply.content["bytes"]})
+        table, data = unwrap(reply.content)
+        return RecordDict({"table": ConfigRecord({**data, "json": change(json.dumps(table))})})
 
     return spoil
 
 
 def with_arrays(**arrays: Any) -> Reply:
+    """A reply with other arrays, each in a record of its own as large answers are."""
+
     def spoil(reply: Message) -> RecordDict:
         table, data = unwrap(reply.content)
         made = {name: array(data["answer"]) if one is None else one for name, one in arrays.items()}
-        return wrap(table, made)
+        text = ConfigRecord({"json": json.dumps(table)})
+        return RecordDict({"table": text, "bytes": ArrayRecord(made)})
 
     return spoil
 
