@@ -27,6 +27,7 @@ from equipoise.exchange import Bounds, Ledger, seal
 from equipoise.keeping import FIRST, write_atomic
 from equipoise.listing import Listing
 from equipoise.locate import Parts
+from equipoise.nets import ONNX, encoder_sha256
 from equipoise.partition import Census, Facts
 from equipoise.predict import Origin, assemble, class_maps
 from equipoise.run_folder import (
@@ -52,7 +53,7 @@ from equipoise.task import answer
 from equipoise.text import percent
 from equipoise.trackers import Tracker, Tracking, describe, make
 from equipoise.tree import Tree, digest
-from equipoise.trust import recorded
+from equipoise.trust import note, recorded
 
 Watch = Callable[[str, dict[str, Any]], None]
 """told of events: ("data", …), ("note", …), ("round", …), ("answer", …), ("rejected", …)"""
@@ -310,7 +311,10 @@ def train(
     evaluation.resume(committed, begun.metrics if begun else FIRST)
     folder.write(BLUEPRINT, blueprint.model_dump(mode="json"))
     if blueprint.frozen:
-        write_atomic(folder / FROZEN, seal({}, frozen_tensors(plan.built.net)))
+        frozen = frozen_tensors(plan.built.net)
+        write_atomic(folder / FROZEN, seal({}, frozen))
+        if blueprint.net.name == ONNX:
+            note(encoder_sha256(frozen), ONNX)
     folder.write(CENSUS, census.model_dump(mode="json"))
     folder.write(LEDGER, {"leaves": [*joining, *plan.ledger.rows()]})
     watch("begin", {"sites": census.sizes, "classes": blueprint.classes, "rounds": config.train.rounds})

@@ -49,12 +49,17 @@ def trusted() -> set[str]:
 def remember(code: Code) -> None:
     """Let the code pass, and note that this user runs it; where nothing can be written, for this process
     only."""
+    note(code.fingerprint, code.name, str(code.path or ""))
+
+
+def note(fingerprint: str, name: str, source: str = "") -> None:
+    """Note what this user runs."""
     known = trusted()
-    here.add(code.fingerprint)
-    if code.fingerprint in known:
+    here.add(fingerprint)
+    if fingerprint in known:
         return
     path = trusted_file()
-    line = json.dumps({"fingerprint": code.fingerprint, "name": code.name, "path": str(code.path or "")})
+    line = json.dumps({"fingerprint": fingerprint, "name": name, "path": source})
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a") as file:
@@ -76,6 +81,17 @@ def of_folder(folder: RunFolder, trust: bool = False) -> Allow:
         )
 
     return remember if trust else allow
+
+
+def allow_encoder(fingerprint: str, where: Path, trust: bool) -> None:
+    """For the ONNX encoder in a run folder or an exported file, known by its sha256: it can run no code, but
+    take memory and time as it likes."""
+    if not trust and fingerprint not in here | trusted():
+        raise Untrusted(
+            f"{where} would run an ONNX encoder that you have not run before (sha256 {fingerprint}): say "
+            "--trust if you know where it is from (in Python: trust=True)"
+        )
+    note(fingerprint, "onnx")
 
 
 def nothing(code: Code) -> None:

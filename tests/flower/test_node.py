@@ -156,6 +156,14 @@ def test_a_large_message_is_put_together_again(data: bytes) -> None:
     assert message is not None and unwrap(message.content)[1] == {"payload": data}
 
 
+def test_a_piece_that_is_named_too_often_fills_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of numbers is small; what it says to put together may not be."""
+    monkeypatch.setattr(flower, "LARGEST", 2 * PIECE)
+    server = SuperLink(Message(large(bytes(3 * PIECE)), 3, "train.train"))
+    with pytest.raises(flower.MessageLost, match="larger than any model"):
+        make(server)[0].receive()
+
+
 def test_a_large_message_is_not_held_three_times() -> None:
     data = random.Random(0).randbytes(3 * PIECE)
     server = SuperLink(Message(large(data), 3, "train.train"))

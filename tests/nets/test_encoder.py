@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from equipoise import trust
 from equipoise.config import resolve
-from equipoise.errors import ConfigError, WeightsError
+from equipoise.errors import ConfigError, Untrusted, WeightsError
 from equipoise.nets import NetOptions, build
 from equipoise.running import run
 from equipoise.use import export, load
@@ -106,6 +107,21 @@ def test_same_bits_kept_or_not_in_a_pool_and_loaded_without_the_file(tmp_path: P
     assert torch.equal(load(tmp_path / "one.safetensors")(x), before)
     with pytest.raises(ConfigError, match="exported with --to safetensors"):
         export(load(serial.folder), tmp_path / "one.onnx", "onnx")
+
+
+def test_somebody_elses_encoder_is_not_run_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs no code, but may take any amount of memory."""
+    path = tmp_path / "e.onnx"
+    _, sha = written(path)
+    result = run(resolve(table(path, sha, views_kept=0)), tmp_path / "run")
+    export(load(result.folder), tmp_path / "one.safetensors", "safetensors")
+    monkeypatch.setenv("EQUIPOISE_TRUSTED", str(tmp_path / "nothing-yet"))
+    monkeypatch.setattr(trust, "here", set())
+    for model in (result.folder, tmp_path / "one.safetensors"):
+        with pytest.raises(Untrusted, match=f"an ONNX encoder that you have not run before .*{sha}"):
+            load(model)
+    load(result.folder, trust=True)
+    load(tmp_path / "one.safetensors")
 
 
 def test_the_frozen_network_of_fedmas_may_be_one(tmp_path: Path) -> None:

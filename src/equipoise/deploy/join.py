@@ -154,7 +154,7 @@ def serve(desk: SiteClient, node: flower.Node, contact: Contact) -> None:
             raise
         except Exception as error:  # whatever it is, it is about this message only
             desk.journal.write("lost", reason=f"{type(error).__name__}: {error}")
-            answered = True
+            answered = False
         if not answered:  # a server that does not let us wait is not asked all the time
             contact.wait(max(0.0, IDLE - (time.monotonic() - began)))
 

@@ -1,6 +1,7 @@
 """Backbones, heads and projectors."""
 
 from equipoise.nets.assemble import VIEWS_KEPT, NetOptions, build
+from equipoise.nets.encoder import encoder_sha256
 from equipoise.nets.net import FED, HEAD, Cosine, Net, ProjectorSpec, load, state
 from equipoise.nets.norm import batch_norm_names
 from equipoise.nets.registry import NETS, ONNX
@@ -21,6 +22,7 @@ __all__ = [
     "batch_norm_names",
     "below",
     "build",
+    "encoder_sha256",
     "load",
     "load_weights",
     "state",

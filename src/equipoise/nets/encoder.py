@@ -8,6 +8,7 @@ that a model keeps in files beside it are refused.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,15 @@ class Encoder(nn.Module):
         return x.contiguous()
 
 
+def encoder_sha256(tensors: Mapping[str, Tensor]) -> str:
+    """The sha256 of the file among the tensors of a network with such an encoder."""
+    return hashlib.sha256(_bytes(tensors[FILE])).hexdigest()
+
+
+def _bytes(file: Tensor) -> bytes:
+    return file.to(torch.uint8).numpy().tobytes()
+
+
 def make_encoder(
     path: Path | None,
     sha256: str | None,
@@ -97,7 +107,7 @@ def make_encoder(
 ) -> Made:
     """The encoder in a file, or in the tensors of a run that has it; `shape` is (channels, size)."""
     if given is not None and FILE in given:
-        title, content = "the run's encoder", bytes(given[FILE].to(torch.uint8).numpy().tobytes())
+        title, content = "the run's encoder", _bytes(given[FILE])
     elif path is not None:
         title, content = f"encoder '{path}'", read_checked(path, sha256, ONNX)
     else:

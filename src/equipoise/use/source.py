@@ -15,6 +15,7 @@ from equipoise.exchange.codec import CodecError
 from equipoise.initial import parts_of_run, read_blueprint, read_frozen, read_result, read_selected
 from equipoise.locate import Parts, context
 from equipoise.names import unknown
+from equipoise.nets import ONNX, encoder_sha256
 from equipoise.opening import read_regular
 from equipoise.predict import Origin, Predictor, assemble
 from equipoise.run_folder import CONFIG, METRICS, PRIVATE, RunFolder
@@ -22,7 +23,7 @@ from equipoise.server.checkpoint import Header
 from equipoise.site import Store
 from equipoise.text import parse_toml
 from equipoise.tree import Tree, unflatten
-from equipoise.trust import nothing
+from equipoise.trust import allow_encoder, nothing
 
 LARGEST = 8 * 2**30
 """bytes of the largest file that is read: an exported model, or the metrics of a long run"""
@@ -32,10 +33,10 @@ def load(path: str | Path, site: str | None = None, *, trust: bool = False) -> P
     """The predictor of the round a run selected: the global one, or a site's own. `path` is a run folder or
     an exported file.
 
-    `trust` lets a run folder run a method's file or module that you have not run before.
+    `trust` lets a run folder run a method's file or module, or an ONNX encoder, that you have not run before.
     """
     path = Path(path)
-    return _from_file(path, site) if path.is_file() else _from_run(RunFolder(path), site, trust)
+    return _from_file(path, site, trust) if path.is_file() else _from_run(RunFolder(path), site, trust)
 
 
 # From a run folder ------------------------------------------------------------------------------------------
@@ -57,7 +58,10 @@ def _from_run(run: RunFolder, site: str | None, trust: bool) -> Predictor:
         state=header.state,
     )
     private_state = None if site is None else _private(run, site, sites, header)
-    model = assemble(blueprint, server, origin, private_state, frozen=read_frozen(run, blueprint))
+    frozen = read_frozen(run, blueprint)
+    if blueprint.net.name == ONNX:
+        allow_encoder(encoder_sha256(frozen), run.path, trust)
+    model = assemble(blueprint, server, origin, private_state, frozen=frozen)
     model.own_metrics = options.own_metrics
     if not model.whole():
         raise MethodError(
@@ -98,7 +102,7 @@ def _private(run: RunFolder, site: str, sites: list[str], header: Header) -> Tre
 # From an exported file --------------------------------------------------------------------------------------
 
 
-def _from_file(path: Path, site: str | None) -> Predictor:
+def _from_file(path: Path, site: str | None, trust: bool) -> Predictor:
     refusal = f"{path} is not a model that `equipoise export --to safetensors` wrote: export it again"
     try:
         header, flat = unseal(read_regular(path, LARGEST))
@@ -111,6 +115,8 @@ def _from_file(path: Path, site: str | None) -> Predictor:
     except (OSError, CodecError, ValidationError, ValueError, LookupError, TypeError) as error:
         raise StorageError(refusal) from error
     try:
+        if blueprint.net.name == ONNX:
+            allow_encoder(encoder_sha256(tensors["net"]), path, trust)
         model = Predictor(blueprint, {"net": {}, **tensors}, origin)
         whole = model.whole()
     except (WeightsError, LookupError, RuntimeError) as error:

@@ -337,7 +337,7 @@ class FlowerEngine:
         call = debt.sent.pop(number)
         facts = {"site": site, "round": round, "question": call["question"]}
         if reply.has_error() and reply.error.code == UNAVAILABLE:
-            self.tell("silent", **facts, tries=debt.tries, reason="it gave no sign of life for a minute")
+            self.tell("silent", **facts, tries=debt.tries, reason="no heartbeat for a minute")
             return None
         if reply.has_error():
             self.tell("failed", **facts, reason=f"Flower's error {reply.error.code}")
