@@ -35,8 +35,8 @@ from equipoise.deploy.keys import listed, read_public
 from equipoise.deploy.late import FLOWER
 from equipoise.deploy.limits import Limits
 from equipoise.deploy.standing import enter, place
-from equipoise.errors import ConfigError, EquipoiseError, RunStopped, SiteError, StorageError
-from equipoise.keeping import read_json, write_json
+from equipoise.errors import ConfigError, EquipoiseError, RunStopped, SiteError
+from equipoise.keeping import write_json
 from equipoise.run_folder import JOURNAL, RESULT, RunFolder, private_folder
 from equipoise.server import Journal
 from equipoise.server.journal import read as read_journal
@@ -194,11 +194,3 @@ def _note_stop(folder: Path, number: int, reason: str) -> None:
     if out is not None and out.is_dir():
         with RunFolder(out).alone(), closing(Journal(out / JOURNAL)) as journal:
             journal.write("stopped", reason=reason)
-
-
-def run_number(out: Path) -> int:
-    """The number a run folder has at the SuperLink."""
-    try:
-        return int(read_json(out / FLOWER, "submit the run again")["run"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StorageError(f"{out} is not the folder of a submitted run") from error

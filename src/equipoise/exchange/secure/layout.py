@@ -115,11 +115,6 @@ def maskable(entry: Entry) -> bool:
     return entry.kind != "each" and None not in entry.shape and None not in (entry.weight or ())
 
 
-def not_masked(up: Sequence[Entry]) -> tuple[str, ...]:
-    """The leaves of a question that the coordinator reads for every site, masked or not."""
-    return tuple(dict.fromkeys(entry.leaf for entry in up if not maskable(entry)))
-
-
 def checked(up: Sequence[Entry]) -> None:
     """Refuse sums whose length differs from site to site: neither masked nor allowed to be read."""
     for entry in up:
