@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.own_code import forgotten
 
 from equipoise import locate as locate_module
 from equipoise.errors import ConfigError
@@ -50,16 +51,30 @@ def print_of(folder: Path, name: str) -> str:
     return Code(name, folder, "method.name").fingerprint
 
 
+class Theirs:
+    """The finder of an installed package: it finds nothing."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> None: ...
+
+
 @pytest.fixture
 def on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder that Python looks for modules in; what is loaded from it is forgotten afterwards."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    before = set(sys.modules)
-    finders = list(sys.meta_path)
-    yield tmp_path
-    for name in set(sys.modules) - before:
-        del sys.modules[name]
-    sys.meta_path[:] = finders
+    with forgotten(tmp_path):
+        yield tmp_path
+
+
+def test_the_fixture_leaves_what_packages_have_set_up(tmp_path: Path) -> None:
+    """importlib_metadata takes the place of Python's own finder when it is first imported."""
+    theirs, before = Theirs(), set(sys.meta_path)
+    with forgotten(tmp_path):
+        sys.meta_path.append(theirs)
+        write(tmp_path, "mine.py")
+        assert found(tmp_path, "mine.py:Thing").value == 1
+    assert set(sys.meta_path) - before == {theirs}
+    assert not [name for name in sys.modules if name.startswith("equipoise_code_mine")]
+    sys.meta_path.remove(theirs)
 
 
 def test_nothing_is_run_before_it_is_permitted(on_path: Path) -> None:

@@ -8,7 +8,7 @@ import io
 import random
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,11 @@ import pytest
 import torch
 from pydantic import ValidationError
 from safetensors.torch import save_file
+from tests.own_code import forgotten
 from torch import Tensor, nn
 
 from equipoise.config import Config, resolve
 from equipoise.errors import ConfigError, WeightsError
-from equipoise.locate import Finder
 from equipoise.nets import Net, NetOptions, batch_norm_names, build, load, state
 
 FILE = '''
@@ -576,19 +576,17 @@ class Mobile(nn.Module):
 
 
 @pytest.fixture
-def libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Small packages that are called as timm and torchvision are."""
     for name in [key for key in sys.modules if key.partition(".")[0] in ("timm", "torchvision")]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(sys, "meta_path", [one for one in sys.meta_path if not isinstance(one, Finder)])
     (tmp_path / "stand" / "torchvision" / "models").mkdir(parents=True)
     (tmp_path / "stand" / "timm.py").write_text(TIMM)
     (tmp_path / "stand" / "torchvision" / "__init__.py").write_text("")
     (tmp_path / "stand" / "torchvision" / "models" / "__init__.py").write_text(TORCHVISION)
     monkeypatch.syspath_prepend(str(tmp_path / "stand"))
-    yield
-    for name in [key for key in sys.modules if key.partition(".")[0] in ("timm", "torchvision")]:
-        del sys.modules[name]
+    with forgotten(tmp_path):
+        yield
 
 
 @pytest.mark.usefixtures("libraries")

@@ -7,7 +7,6 @@ torchvision and albumentations are stood in for by small packages that draw and 
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.own_code import forgotten
 from torch import Tensor
 
 from equipoise.config import Config, resolve
@@ -197,7 +197,6 @@ STAND_INS = {"torchvision": TORCHVISION, "albumentations": ALBUMENTATIONS}
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
     """Code of views, some beside packages that stand in for others; afterwards these are unknown again."""
-    before = [*sys.meta_path]
     for name, text in {"mine": VIEWS, "of_monai": MONAI, "of_kornia": KORNIA}.items():
         (tmp_path / f"{name}.py").write_text(text)
     for package, text in STAND_INS.items():
@@ -207,10 +206,8 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         last = next(word for word in reversed(text.split("class ")) if word).partition("(")[0]
         own = f"from {package} import {last}\nstrong = {last}()\n"
         (tmp_path / f"stand_in_{package}" / "mine.py").write_text(own)
-    yield tmp_path
-    sys.meta_path[:] = before
-    for name in [key for key in sys.modules if key.partition(".")[0] in STAND_INS]:
-        del sys.modules[name]
+    with forgotten(tmp_path):
+        yield tmp_path
 
 
 def config(folder: Path, *views: str, channels: int = 3, **train: Any) -> Config:
