@@ -143,10 +143,13 @@ def test_a_method_is_approved_by_its_files(tmp_path: Path) -> None:
 )
 def test_what_a_method_builds_on_counts_too(file: str, counts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     before, real = fingerprint(METHODS["fedsdc+"]), locate.read_regular
+    assert fingerprint(METHODS["fedsdc+"]) is before  # read once
     monkeypatch.setattr(
         locate, "read_regular", lambda path: real(path) + (b"#" if path.name == file else b"")
     )
+    fingerprint.cache_clear()
     assert (fingerprint(METHODS["fedsdc+"]) != before) == counts
+    fingerprint.cache_clear()
 
 
 @pytest.mark.parametrize(

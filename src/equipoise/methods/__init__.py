@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from functools import cache
 from pathlib import Path
 
 from equipoise.errors import ConfigError
@@ -110,9 +111,10 @@ def look_up(name: str, parts: Parts) -> type[Method]:
     return method
 
 
+@cache
 def fingerprint(cls: type[Method]) -> str:
     """sha256 over the files that define a method of Equipoise's: its own and those of other methods and their
-    parts that it builds on."""
+    parts that it builds on. Read once: the class is not loaded anew either."""
     return Code(f"{inspect.getfile(cls)}:{cls.__name__}", Path(), "method.name").approval
 
 
