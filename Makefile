@@ -31,14 +31,17 @@ browser:  ## Chromium, for the tests of the report pages: installed where it is 
 	    && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; } || \
 	  echo "no Chromium here: the tests that open the report pages are skipped, and say so"
 
+MEMORY := $(shell [ -w /dev/shm ] && [ "$$(df -Pk /dev/shm | awk 'NR == 2 {print $$4}')" -gt 4000000 ] && echo /dev/shm)
+TEST = $(if $(MEMORY),TMPDIR=$(MEMORY) )$(BIN)/python -m pytest# what tests write is kept in memory where there is room
+
 test: $(VENV)/.dev lint browser  ## every check, and every test but those of test-all, test-hospitals and audit
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not hospitals and not sweep and not audit"
+	$(TEST) -n 3 --dist worksteal -m "not hospitals and not sweep and not audit"
 
 test-all: $(VENV)/.dev lint browser  ## the same rules over many more combinations, and the audit: an hour
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not hospitals"
+	$(TEST) -n 2 --dist worksteal -m "not hospitals"
 
 audit: $(VENV)/.dev  ## flipped bits, hostile files, a hostile site, a hostile coordinator: some minutes
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m audit
+	$(TEST) -n 2 --dist worksteal -m audit
 
 attacks: $(VENV)/.dev  ## what a curious coordinator finds out and hostile sites do, with and without protection: some minutes
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m audit tests/attacks
@@ -56,7 +59,7 @@ test-flower: $(VENV)/.dev  ## tests/flower, real processes included, with anothe
 	$(FLOWER_VENV)/bin/python -m pytest -n 0 tests/flower
 
 quick: $(VENV)/.dev browser  ## the tests that take seconds
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow and not hospitals and not sweep and not audit"
+	$(TEST) -n 3 --dist worksteal -m "not slow and not hospitals and not sweep and not audit"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check src tests benchmarks docs

@@ -23,14 +23,13 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import click
-import typer.main
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from equipoise import api as verbs_of_python
 from equipoise import data, partition, run_folder
-from equipoise.cli.app import app
+from equipoise.cli.app import command
 from equipoise.cli.catalogue import describe, describe_sets
 from equipoise.config import DEFAULTS
 from equipoise.data.sets import SetData
@@ -534,7 +533,7 @@ def first_table(text: str) -> dict[str, dict[str, str]]:
 
 def verbs() -> str:
     """Every verb with its help, arguments and options, as the command itself knows them."""
-    found = list(walk(typer.main.get_command(app), ()))
+    found = list(walk(command(), ()))
     listed = ", ".join(f"[`{' '.join(path)}`](#{address(' '.join(path))})" for path, _ in found)
     return "\n\n".join([listed + ".", *(verb(path, command) for path, command in found)])
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.light import ONLY
 
 from equipoise import running
 from equipoise.blueprint import Blueprint, Built
@@ -33,6 +34,19 @@ def pytest_collection_finish() -> None:
     again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave to the sweep what only repeats."""
+    wanted = {(test, one) for test, ones in ONLY.items() for one in ones}
+    for item in items:
+        test, _, parameters = item.nodeid.removeprefix("tests/").partition("[")
+        if test in ONLY and (test, parameters.removesuffix("]")) not in wanted:
+            item.add_marker(pytest.mark.sweep)
+        wanted.discard((test, parameters.removesuffix("]")))
+    if config.args == config.getini("testpaths") and wanted:
+        raise pytest.UsageError(f"tests/light.py keeps tests that are not there: {sorted(wanted)}")
 
 
 @pytest.fixture(autouse=True, scope="session")

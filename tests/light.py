@@ -45,6 +45,63 @@ ALIKE = (
 the loss, or in the server's step. Rules about processes, files and messages are tried with others."""
 
 
+OWN = ("fedavg", "fca", "fediic", "fedmas", "fedmlp", "fedsdc", "fedsdc+", "equipoise")
+"""The five systems, what they are compared with, and our own method: with these every rule is tried."""
+
+ONLY: dict[str, tuple[str, ...]] = {
+    "audit/test_flips.py::test_a_few_flipped_bits": ("done", "cache", "federation"),
+    "cli/test_new.py::test_the_config_runs_from_where_it_was_made": ("single",),
+    "cli/test_new.py::test_the_method_keeps_the_rules": ("single",),
+    "engine/test_pool.py::test_the_order_of_answers_does_not_matter": ("fca",),
+    "engine/test_probe.py::test_every_real_answer_is_in_the_ledger": ("equipoise-False", "fca-True"),
+    "evaluate/test_ending.py::test_a_method_without_an_ending_is_reported_as_it_was": ("last",),
+    "evaluate/test_ending.py::test_the_ending_of_what_was_chosen_is_reported": (
+        "fine-tuning-mean_last_5",
+        "heads at the end-best_validation",
+    ),
+    "evaluate/test_scores.py::test_the_reported_rounds_are_kept_also_after_a_break": ("last-multi-2",),
+    "flower/test_hostile_coordinator.py::test_own_results_have_no_bin_with_few_images": ("9",),
+    "flower/test_methods.py::test_a_method_over_flower_is_the_simulation": (
+        *("fca", "fediic", "fedmlp", "fedsdc", "fedmas", "creff"),
+    ),
+    "flower/test_reduce.py::test_a_robust_sum_over_flower_is_the_simulation": ("krum",),
+    "flower/test_small_cells.py::test_sites_that_can_tell_nothing_of_a_test_still_train": ("single",),
+    "methods/parts/test_crt.py::test_stage_changes_the_classifier_and_nothing_else": (
+        *("fca", "fedmas", "fedsdc+", "local", "fedbabu", "creff"),
+    ),
+    "methods/test_blank_cells.py::test_nothing_depends_on_a_cell_without_a_label": (
+        *("fedavg", "fedmlp", "fedirm", "fedproc"),
+    ),
+    "methods/test_partial_labels.py::test_every_option_counts": ("FedLSR",),
+    "methods/test_partial_labels.py::test_labels_a_site_does_not_have_change_nothing": ("FedIRM", "CBAFed"),
+    "methods/test_partial_labels.py::test_missing_labels_make_it_another_method_than_fedavg": ("FedIRM",),
+    "methods/test_partial_labels.py::test_neutral_is_fedavg_also_where_labels_are_missing": ("CBAFed",),
+    "methods/test_shaped.py::test_another_method_than_fedavg": ("BSMFL",),
+    "methods/test_shaped.py::test_hidden_labels_never_enter": ("LDAMFL", "FedRS"),
+    "server/test_corruption.py::test_an_edited_config_stops_a_resume": ("seed = 0-seed = 1",),
+    "server/test_corruption.py::test_lost_rows_of_metrics_stop_a_resume": (
+        *("one lost", "the last lost", "swapped"),
+    ),
+    "server/test_loop.py::test_stopping_at_every_round_changes_nothing": ("fca-0.7",),
+    "server/test_loop.py::test_stopping_in_the_middle_of_a_question_changes_nothing": (
+        *("train-1", "evaluate-0"),
+    ),
+    "server/test_masked.py::test_a_masked_run_ends_as_a_plain_one": ("fca", "climb"),
+    "server/test_robust.py::test_serial_pool_and_any_order_give_the_same_bits": ("krum",),
+    "server/test_stop.py::test_broken_off_anywhere_it_ends_as_it_would_have": ("3",),
+    "server/test_stop.py::test_rules_and_endings_go_over_the_rounds_there_are": ("mean_last_5",),
+    "test_once.py::test_one_run_does_it_once": ("fediic-serial", "fca-pool"),
+    "trackers/test_trackers.py::test_one_that_fails_is_left_out_and_named_once": (
+        *("begin-True", "row-False", "end-True"),
+    ),
+    "use/test_export.py::test_safetensors_bring_the_model_back": (
+        *("fca-None", "local-site-02", "fedsdc-None"),
+    ),
+}
+"""Rules that many parameters only repeat: with which of them `make test` tries a rule, where the rest is left
+to `make test-all`. The first part of a name is the file under tests/."""
+
+
 def one_of_a_kind(methods: Iterable[str], *, but: Iterable[str] = ()) -> list[Any]:
     """All methods as parameters; those that are like another (and any that are named) only in the sweep."""
     left = {*ALIKE, *but}

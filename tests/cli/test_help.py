@@ -10,7 +10,6 @@ from pathlib import Path
 
 import click
 import pytest
-import typer.main
 
 import equipoise
 
@@ -19,7 +18,7 @@ with warnings.catch_warnings():
         "ignore", DeprecationWarning
     )  # typer imports names that the newest click wants to drop
     import equipoise.cli
-    from equipoise.cli.app import app
+    from equipoise.cli.app import command
 
 LONGEST = 250
 """lines of a file of the command line"""
@@ -44,7 +43,7 @@ def commands(command: click.Command, path: Words = ()) -> Iterator[tuple[Words, 
         yield path, command
 
 
-VERBS = dict(commands(typer.main.get_command(app)))
+VERBS = dict(commands(command()))
 
 
 @pytest.mark.parametrize("path", VERBS, ids=" ".join)

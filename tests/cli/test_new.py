@@ -83,7 +83,7 @@ def test_the_test_it_writes_passes(cli, tmp_path: Path, some: str, outcome: str)
     assert outcome in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_the_test_it_writes_sees_another_loss(cli, tmp_path: Path) -> None:
     assert cli("new-method", "fed_tail").code == 0
     source = Path("fed_tail.py").read_text()

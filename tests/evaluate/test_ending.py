@@ -208,6 +208,7 @@ def test_stopping_at_every_ending_changes_nothing(
     check_reported(stopped, rule)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("rule", MOSTLY)
 def test_a_disk_that_fills_up_while_an_ending_is_committed_changes_nothing(
     rule: str, tiny: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -182,6 +182,7 @@ def trained(difficulty: np.ndarray, labels: np.ndarray, rng: np.random.Generator
     return judge(single(np.eye(5)[decided], labels))
 
 
+@pytest.mark.sweep
 def test_the_same_method_with_other_seeds_is_called_different_once_in_twenty() -> None:
     draws, seeds = 200, 8
     called = {"images": 0, "t": 0, "sign flip": 0}

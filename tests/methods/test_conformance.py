@@ -5,22 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.light import ALIKE, LEARNING, one_of_a_kind
+from tests.light import LEARNING, OWN
 
 from equipoise.methods import METHODS
 from equipoise.testing import Bench, method_checks
 
 SLOW = {"pool"}
 """starts worker processes"""
-OF_THE_ENGINE = {"pool", "resume", "dropout", "other_seed", "overfits"}
+OF_THE_ENGINE = {"pool", "dropout", "other_seed", "overfits"}
 """what a method could break only by what it asks, sends or keeps; and its loss has tests of its own"""
+WITH_STATE = (*OWN, "fedavgm", "moon", "creff", "fedbabu", "cbafed", "rscfed")
+"""each keeps something else from round to round: what a resumed run must have again"""
+
+
+def left_to_the_sweep(method: str, rule: str) -> bool:
+    return method not in (WITH_STATE if rule == "resume" else OWN) and rule in {*OF_THE_ENGINE, "resume"}
 
 
 def cases() -> Iterator[object]:
     for method in METHODS:
         for name, check in method_checks(method, LEARNING.get(method)):
             marks = [pytest.mark.slow] if name in SLOW else []
-            if method in ALIKE and name in OF_THE_ENGINE:
+            if left_to_the_sweep(method, name):
                 marks.append(pytest.mark.sweep)
             yield pytest.param(check, id=f"{method}-{name}", marks=marks)
 
@@ -50,7 +56,10 @@ TASK_MATTERS = ("ledger", "odd_sites", "neutral", "overfits")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", one_of_a_kind(BOTH, but=["fedavgm", "fedrep", "local", "isfl", "climb"]))
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(name, marks=[] if name in ("fedavg", "fednoro") else pytest.mark.sweep) for name in BOTH],
+)
 def test_method_for_several_labels(method: str) -> None:
     for _, check in method_checks(method, LEARNING.get(method), task="multi", only=TASK_MATTERS):
         check()

@@ -564,6 +564,7 @@ def test_labels_a_site_does_not_have_change_nothing(make: Make, tmp_path: Path) 
         assert torch.equal(found, tags(tmp_path / "b", "2.0")[site])
 
 
+@pytest.mark.sweep
 def test_every_switch_counts(make: Make, tmp_path: Path) -> None:
     arms: dict[str, dict[str, Any]] = {
         "all": {},

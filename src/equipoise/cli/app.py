@@ -7,8 +7,10 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from functools import cache
 from typing import Annotated
 
+import click
 import typer
 
 from equipoise.cli import new
@@ -46,11 +48,17 @@ def equipoise(
     """Train medical image classifiers across hospitals when the classes that matter most are rare."""
 
 
+@cache
+def command() -> click.Command:
+    """All verbs with their options, put together once."""
+    return typer.main.get_command(app)
+
+
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code."""
     words = list(sys.argv[1:] if args is None else args)
     try:
-        code = app(words, prog_name="equipoise", standalone_mode=False)
+        code = command()(words, prog_name="equipoise", standalone_mode=False)
     except Exception as error:
         sentence, code = refusal(error)
         if os.environ.get("EQUIPOISE_DEBUG"):

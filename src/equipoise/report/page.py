@@ -117,14 +117,17 @@ def write_comparison(folder: Path, facts: Mapping[str, Any], sheets: Sequence[Sh
     )
 
 
+@cache
 def _templates() -> Environment:
-    return Environment(
+    pages = Environment(
         loader=PackageLoader("equipoise.report", "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    pages.filters |= {"percent": percent, "size": size, "share": _share, "cell": _cell, "prose": _prose}
+    return pages
 
 
 def standalone(svg: str) -> str:
@@ -152,7 +155,6 @@ def _write(folder: Path, template: str, **facts: Any) -> Path:
     script = Markup(pages.loader.get_source(pages, "page.js")[0])
     # Only this very script may run, so that no name or label in the data can bring one of its own.
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    pages.filters |= {"percent": percent, "size": size, "share": _share, "cell": _cell, "prose": _prose}
     facts |= {
         "by_size": by_size,
         "crowded": crowded,

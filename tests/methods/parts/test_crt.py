@@ -401,7 +401,7 @@ def test_labels_a_site_may_not_see_do_not_enter(make_findings: Callable[..., Any
         (
             "fca",
             "single",
-            ("site_order", "resume", "private", "ledger", "dropout", "odd_sites", "neutral", "pool"),
+            ("resume", "private", "ledger", "neutral"),
         ),
         pytest.param("fca", "single", None, marks=pytest.mark.sweep),
         *(
