@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 unexport PYTHONDONTWRITEBYTECODE  # compiled files save every process we start half a second
 
-.PHONY: demo test test-all test-hospitals test-flower audit attacks browser quick docs lint types format bench setup setup-dev clean
+.PHONY: demo test suite test-all test-hospitals test-flower audit attacks browser quick docs lint types format bench setup setup-dev clean
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -34,7 +34,10 @@ browser:  ## Chromium, for the tests of the report pages: installed where it is 
 MEMORY := $(shell [ -w /dev/shm ] && [ "$$(df -Pk /dev/shm | awk 'NR == 2 {print $$4}')" -gt 4000000 ] && echo /dev/shm)
 TEST = $(if $(MEMORY),TMPDIR=$(MEMORY) )$(BIN)/python -m pytest# what tests write is kept in memory where there is room
 
-test: $(VENV)/.dev lint browser  ## every check, and every test but those of test-all, test-hospitals and audit
+test: $(VENV)/.dev browser  ## every check, and every test but those of test-all, test-hospitals and audit
+	@$(MAKE) --no-print-directory --jobs=2 lint suite
+
+suite:
 	$(TEST) -n 3 --dist worksteal -m "not hospitals and not sweep and not audit"
 
 test-all: $(VENV)/.dev lint browser  ## the same rules over many more combinations, and the audit: an hour
