@@ -17,10 +17,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 from tests import doctored
 from tests.flower.actor import PARTS, named
 from tests.flower.sentinels import at_home, write_hospitals
@@ -163,6 +166,35 @@ def test_a_site_that_is_killed_and_comes_back_and_a_coordinator_that_is(
     assert [row["sites"] for row in map(json.loads, (out / "metrics.jsonl").read_text().splitlines())] == [
         list(NAMES)
     ] * 4
+
+
+@pytest.mark.hospitals
+def test_two_runs_at_once(tiny: MakeConfig, tmp_path: Path) -> None:
+    """One of them masked, and the other not approved by all sites."""
+    masked = federated(tiny("fedavg", exchange={"secure": True})).with_engine(**PATIENT)
+    other = federated(tiny("fca", exchange={"min_sites": 2}, train={"rounds": 4})).with_engine(**PATIENT)
+    each = sorted({*allowed(masked), *allowed(other)})
+    rules = {"each": each, "methods": approved(), "min_sites": 2, **OPEN}
+    configs = {tmp_path / "masked": masked, tmp_path / "other": other}
+    with stage(masked, tmp_path / "town", rules) as made:
+        (made.site("site-02") / "policy.toml").write_text(
+            tomli_w.dumps(rules | {"methods": approved(["fedavg"])})
+        )
+        made.open()
+        made.join_all()
+        numbers = {out: link.submit(made.coordinator, config, out) for out, config in configs.items()}
+        found = {
+            out: link.wait(made.coordinator, out, number, lambda: None) for out, number in numbers.items()
+        }
+        order = [line["run"] for line in events(made.site("site-00"), "answered")]
+        assert {run["outcome"] for run in standing(made.coordinator)["runs"]} == {"completed"}
+    assert sum(a != b for a, b in pairwise(order)) > 1, "one run was over before the other began"
+    plain = replace(masked, exchange=masked.exchange.model_copy(update={"secure": False}))
+    assert found[tmp_path / "masked"]["state_hash"] == run(plain, tmp_path / "here").state_hash
+    assert {line["site"] for line in events(tmp_path / "other", "refused")} == {"site-02"}
+    assert list(doctored.table(tmp_path / "other" / "roster.json")["sites"]) == ["site-00", "site-01"]
+    for out in configs:
+        assert not events(out, "silent") and not events(out, "failed") and not events(out, "asked again")
 
 
 @pytest.mark.hospitals
