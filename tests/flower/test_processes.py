@@ -159,7 +159,8 @@ def test_a_site_that_is_killed_and_comes_back_and_a_coordinator_that_is(
         made.open()
         number = link.submit(made.coordinator, config, out)
         found = link.wait(made.coordinator, out, number, lambda: None)["state_hash"]
-        assert not events(out, "silent")
+        # Flower may notice that the site is gone before it is back; it is asked again then.
+        assert not events(out, "missing")
         assert found == expected
         assert [site["status"] for site in standing(made.coordinator)["sites"].values()] == ["online"] * 3
     assert len(events(out, "resumed")) == 1
@@ -213,18 +214,20 @@ def test_a_server_begins_no_run_by_itself(tiny: MakeConfig, tmp_path: Path) -> N
 
 @pytest.mark.hospitals
 def test_a_site_that_hangs_is_left_out_and_named(tiny: MakeConfig, tmp_path: Path) -> None:
-    config = federated(tiny("fca", train={"rounds": 3}, evaluate={"every": 3}, exchange={"min_sites": 2}))
+    config = federated(tiny("fca", train={"rounds": 6}, evaluate={"every": 6}, exchange={"min_sites": 2}))
     config = config.with_engine(**PATIENT | {"deadline": 90.0}, retries=0)
     out = tmp_path / "run"
     with playing(config, tmp_path / "town", out) as (made, number):
         until(out, 1)
         os.kill(made.sites["site-01"].pid, signal.SIGSTOP)
-        until(out, 2)
+        while not events(out, "silent"):  # it may have answered a question or two before it was stopped
+            assert not any(line["finished"] for line in events(out, "committed")), "it was stopped too late"
+            time.sleep(0.1)
         os.kill(made.sites["site-01"].pid, signal.SIGCONT)
         link.wait(made.coordinator, out, number, lambda: None)
     assert {line["site"] for line in events(out, "silent")} == {"site-01"}
     sites = [row["sites"] for row in map(json.loads, (out / "metrics.jsonl").read_text().splitlines())]
-    assert sites[0] == sites[2] == list(NAMES) and sites[1] == ["site-00", "site-02"]
+    assert sites[0] == sites[-1] == list(NAMES) and ["site-00", "site-02"] in sites
 
 
 @pytest.mark.hospitals
