@@ -293,7 +293,7 @@ NEEDS: dict[str, Check] = {
     # The server and the processes beside it
     "flwr.supercore.constant:TaskType": has("SERVER_APP"),
     "flwr.supercore.superexec.executor:ExecutionSpec": fields(
-        "task_type", "runtime_api_address", "token", "root_certificates_path", "parent_pid"
+        "task_type", "runtime_api_address", "token", "root_certificates_path", "parent_pid", "task_id"
     ),
     "flwr.supercore.superexec.executor:LaunchResult": has("accepted", "failed"),
     "flwr.supercore.superexec.executor.subprocess_executor:SubprocessExecutor": has(
