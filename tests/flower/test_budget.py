@@ -139,7 +139,8 @@ def test_a_site_whose_budget_is_spent_trains_no_more(tiny: MakeConfig, town: Any
         other.reply("train.train", table | {"ticket": table["ticket"] + 10**12 + i}, data)[1] for i in (1, 2)
     ]
     assert None not in answers and answers[0] != answers[1]
-    assert other._joined is not None and other._joined.host.source is Secret
+    (joined,) = other._joined.values()
+    assert joined.host.source is Secret
 
 
 def test_a_site_finds_the_noise_for_its_own_images(tiny: MakeConfig, town: Any) -> None:

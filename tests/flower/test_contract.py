@@ -10,6 +10,7 @@ import ast
 import importlib
 import inspect
 import re
+import tomllib
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.metadata import version
@@ -20,6 +21,7 @@ import flwr
 import pytest
 
 import equipoise
+from equipoise.cli.failure import FLOWER
 from equipoise.deploy import flower, superlink
 from equipoise.deploy.limits import Limits
 
@@ -285,12 +287,13 @@ NEEDS: dict[str, Check] = {
     "flwr.superlink.servicer.fleet.fleet_handlers:activate_node": says(
         "FLEET_NODE_ACTIVATION_FAILED", "not state.activate_node("
     ),
+    "flwr.superlink.servicer.fleet.fleet_handlers:pull_messages": says("node_id=node_id, limit=1"),
     "flwr.common.constant:HEARTBEAT_MIN_INTERVAL": at_most(flower.INTERVAL),
     "flwr.common.constant:FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE": at_most(Limits().body_mb * 2**20),
     # The server and the processes beside it
     "flwr.supercore.constant:TaskType": has("SERVER_APP"),
     "flwr.supercore.superexec.executor:ExecutionSpec": fields(
-        "task_type", "runtime_api_address", "token", "root_certificates_path", "parent_pid"
+        "task_type", "runtime_api_address", "token", "root_certificates_path", "parent_pid", "task_id"
     ),
     "flwr.supercore.superexec.executor:LaunchResult": has("accepted", "failed"),
     "flwr.supercore.superexec.executor.subprocess_executor:SubprocessExecutor": has(
@@ -437,6 +440,23 @@ def test_the_scan_sees_every_kind_of_import(tmp_path: Path) -> None:
 def test_a_change_is_named(key: str, check: Check, sentence: str) -> None:
     sentences = changes({key: check})
     assert sentences and sentences[0].startswith(key) and sentence in sentences[0], sentences
+
+
+def test_what_is_admitted_is_said_alike_everywhere() -> None:
+    """The range of the extra is what users are told to install, and what the table of versions admits."""
+    root = Path(__file__).resolve().parents[2]
+    (needed,) = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"][
+        "flower"
+    ]
+    assert needed == FLOWER
+    assert f'`pip install "{FLOWER}"`' in (root / "docs" / "install.md").read_text()
+    first, after = re.fullmatch(r"flwr>=1\.(\d+),<1\.(\d+)", FLOWER).groups()  # type: ignore[union-attr]
+    admitted = re.findall(
+        r"^\| 1\.(\d+) \| admitted", (root / "docs" / "flower.md").read_text(), re.MULTILINE
+    )
+    assert list(map(int, admitted)) == list(range(int(first), int(after)))
+    pinned = re.search(r"^flwr==1\.(\d+)\.", (root / "constraints.txt").read_text(), re.MULTILINE)
+    assert pinned and pinned[1] in admitted
 
 
 def test_what_the_server_builds_on() -> None:

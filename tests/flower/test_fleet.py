@@ -134,6 +134,16 @@ def test_each_site_gets_what_is_for_it() -> None:
     assert tables[0]["ticket"] < tables[1]["ticket"]
 
 
+def test_a_letter_has_the_time_of_a_question() -> None:
+    """It is answered in no time, but the site may be at work for another run."""
+    told, desks = Told(), Desks({11: [good, good], 12: [good, good]})
+    engine = fleet(desks, told, deadline=500.0)
+    assert dict(engine.relay("share", {"a": b"for a", "b": b"for b"}, 0)) == {"a": b"for a", "b": b"for b"}
+    dict(engine.ask(QUESTION, ["a", "b"]))
+    letters, questions = desks.asked[:2], desks.asked[2:]
+    assert {one.metadata.ttl for one in letters} == {one.metadata.ttl for one in questions} == {560.0}
+
+
 def test_a_question_that_changes_nothing_is_a_query() -> None:
     assert message_type(Question("look", 0, b"")) == "query.look"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import io
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -216,6 +217,30 @@ def test_only_the_training_loop_is_started_and_its_token_is_hidden(monkeypatch: 
     other = dataclasses.replace(spec, task_type=TaskType.AGENT_APP)
     assert starter.launch(other).status == LaunchResultStatus.FAILED
     assert len(started) == 1
+
+
+def test_a_run_that_is_started_anew_has_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine processes that were too late to sign in would keep the next ones from it."""
+    wait = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+    monkeypatch.setattr(inside, "command", lambda *words: wait)
+    starter, started = inside.Starter(), list[subprocess.Popen[bytes]]()
+    spec = ExecutionSpec(TaskType.SERVER_APP, "127.0.0.1:8000", "a", False, "ca.crt", False, 7, True, 1)
+    try:
+        for task in (1, 2, 1):
+            assert (
+                starter.launch(dataclasses.replace(spec, task_id=task)).status == LaunchResultStatus.ACCEPTED
+            )
+            started.append(starter._started[task])
+        assert [one.poll() is None for one in started] == [False, True, True]
+        started[1].kill()
+        started[1].wait()
+        starter.launch(dataclasses.replace(spec, task_id=3))
+        started.append(starter._started[3])
+        assert set(starter._started) == {1, 3}
+    finally:
+        for one in started:
+            one.kill()
+            one.wait()
 
 
 @pytest.mark.filterwarnings("ignore:No path_separator found:DeprecationWarning")

@@ -73,5 +73,6 @@ def test_one_that_the_coordinator_names_is_not_run(
     said = invite(desk, tiny(), evaluate=table)
     assert "card" in said, reasons(desk)
     assert not (tmp_path / "ran").exists()
-    assert desk._joined is not None and desk._joined.config.evaluate.trackers == ()
+    (joined,) = desk._joined.values()
+    assert joined.config.evaluate.trackers == ()
     assert not list(desk.folder.rglob("tensorboard"))

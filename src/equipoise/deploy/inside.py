@@ -28,7 +28,15 @@ def command(program: str, *arguments: str) -> list[str]:
 
 
 class Starter(SubprocessExecutor):
-    """Starts the training loop of a run, and nothing else that Flower knows how to start."""
+    """Starts the training loop of a run, and nothing else that Flower knows how to start.
+
+    A process that has not signed in within Flower's half minute, as on a machine that is very busy, is given
+    up by the server, and asked for anew. The one before is then ended, or they would keep each other waiting.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._started: dict[int, subprocess.Popen[bytes]] = {}
 
     def get_eligible_capacity(
         self,
@@ -40,7 +48,11 @@ class Starter(SubprocessExecutor):
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
         if spec.task_type != TaskType.SERVER_APP:
             return LaunchResult.failed(f"this server starts no {spec.task_type}")
-        process = subprocess.Popen(
+        self._started = {task: one for task, one in self._started.items() if one.poll() is None}
+        if (before := self._started.get(spec.task_id)) is not None:
+            before.kill()
+            before.wait()
+        process = self._started[spec.task_id] = subprocess.Popen(
             command(
                 *("serverapp", "--runtime-api-address", spec.runtime_api_address),
                 *("--root-certificates", str(spec.root_certificates_path)),

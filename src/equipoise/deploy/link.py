@@ -112,7 +112,7 @@ def start(folder: Path, host: str, port: int, limits: Limits | None = None) -> s
         processes.wait_for_port(inside, port, process, UP, "Flower's SuperLink")
         write_json(folder / SERVER, {"address": f"{inside}:{port}", "process": process.pid})
         allow(folder, {site: read_public(path) for site, path in sites.items()})
-        # Runs that the last server left behind would all begin at once, and get in each other's way.
+        # Runs that the last server left behind would all begin by themselves.
         for number in end_runs(folder):
             with suppress(EquipoiseError, OSError):  # a folder that is damaged does not keep others waiting
                 _note_stop(folder, number, ABANDONED)

@@ -23,11 +23,6 @@ PR_SET_PDEATHSIG = 1
 """Linux: the signal a process gets when the one that started it is gone"""
 
 
-def program(name: str) -> str:
-    """A command that is installed beside this Python."""
-    return str(Path(sys.executable).parent / name)
-
-
 def environment(home: Path) -> dict[str, str]:
     """Flower keeps its files in `home`, tells nobody that it runs, and finds its own commands."""
     return dict(os.environ) | {

@@ -22,11 +22,11 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -72,7 +72,11 @@ DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 OURS = ("base", "data", "partition", "engine")
 """sections of a config that are a site's own and never taken from the coordinator"""
 TICKET, DATA = "ticket.json", "data.json"
+READY, MASKED = 2, 16
+"""runs of which a site keeps network and data, and of which the secrets of masked answers: the last that
+asked. The former can be made anew, the latter cannot."""
 LEAVE = "restore it, or delete the run's folder to leave the run"
+Thing = TypeVar("Thing")
 
 
 class SiteOptions(Options):
@@ -418,8 +422,19 @@ def _keep_terms(policy: Policy, config: Config) -> None:
         raise Refused(sentence)
 
 
+def _recent(kept: dict[str, Thing], run: str, most: int, make: Callable[[str], Thing]) -> Thing:
+    """What is kept of a run, made if there is nothing; the run that has not asked for longest makes room."""
+    if run in kept:
+        kept[run] = kept.pop(run)
+    else:
+        while len(kept) >= most:
+            del kept[next(iter(kept))]
+        kept[run] = make(run)
+    return kept[run]
+
+
 class SiteClient:
-    """Answers for one site, run after run."""
+    """Answers for one site, in any number of runs, one question at a time."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -430,7 +445,7 @@ class SiteClient:
             (line["files"] for line in reversed(lines) if line["event"] == settings.EVENT), None
         )
         self._note_settings()
-        self._joined: Joined | None = None
+        self._joined: dict[str, Joined] = {}
         self._account = Account(folder, self.journal)
         self._members: dict[str, Member] = {}
         torch.set_num_threads(1)
@@ -518,6 +533,7 @@ class SiteClient:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.chmod(folder.parent, 0o700)
         if not path.exists():
+            self._joined.pop(run, None)  # of a folder that was deleted
             write_json(path, config)
         joined = self._run(run)
         joined.accept(self._ticket(table))
@@ -531,27 +547,28 @@ class SiteClient:
         return ticket
 
     def _run(self, run: str) -> Joined:
-        """The run of that name; its host is kept until another run asks."""
-        folder = self.folder / "runs" / run
-        if not (folder / "config.json").is_file():
+        """The run of that name, ready for its next question: other runs may ask in between."""
+        if not (self.folder / "runs" / run / "config.json").is_file():
             raise Refused("this site takes part in no such run")
-        if self._joined is None or self._joined.folder != folder:
-            table = read_json(folder / "config.json", LEAVE)
-            config = own_config(self.options, self.folder, table, self.policy)
-            kept = read_json(folder / DATA, LEAVE) if (folder / DATA).exists() else {}
-            small_cell = kept.get("small_cell", self.policy.small_cell)
-            joined = take_part(self.options, config, folder, small_cell, self._note_step)
-            joined.check_data()
-            joined.journal = self.journal
-            joined.host.spend = self._spend
-            self._joined = joined
-        return self._joined
+        return _recent(self._joined, run, READY, self._take_up)
 
-    def _spend(self, site: str, spent: Spent) -> None:
+    def _take_up(self, run: str) -> Joined:
+        """Data, network and method of a run that we have accepted."""
+        folder = self.folder / "runs" / run
+        table = read_json(folder / "config.json", LEAVE)
+        config = own_config(self.options, self.folder, table, self.policy)
+        kept = read_json(folder / DATA, LEAVE) if (folder / DATA).exists() else {}
+        small_cell = kept.get("small_cell", self.policy.small_cell)
+        joined = take_part(self.options, config, folder, small_cell, self._note_step)
+        joined.check_data()
+        joined.journal = self.journal
+        joined.host.spend = partial(self._spend, run)
+        return joined
+
+    def _spend(self, run: str, site: str, spent: Spent) -> None:
         """Count private steps before they are taken, if the policy has the budget for them."""
         self.policy.affords(self._account, spent)
-        assert self._joined is not None
-        self._account.spend(self._joined.folder.name, spent)
+        self._account.spend(run, spent)
 
     # Answering ----------------------------------------------------------------------------------------------
 
@@ -612,7 +629,5 @@ class SiteClient:
 
     def _member(self, joined: Joined, policy: Policy) -> Member:
         """Our end of a run's secure aggregation; its secrets live in memory only."""
-        run = joined.folder.name
-        if run not in self._members:
-            self._members = {run: make_member(self.folder, self.options, run)}
-        return bind(self._members[run], policy, joined.config)
+        make = partial(make_member, self.folder, self.options)
+        return bind(_recent(self._members, joined.folder.name, MASKED, make), policy, joined.config)

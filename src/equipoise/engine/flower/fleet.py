@@ -32,8 +32,6 @@ UNAVAILABLE = 5
 ECHOED = ("run", "ticket", "site", "round", "question")
 BLOCK = 1000
 """tickets that one writing of their file stands for"""
-SOON = 120.0
-"""seconds a site has for a letter of secure aggregation, at most"""
 LOOK = 1.0
 """seconds between two looks at who is online"""
 
@@ -86,11 +84,9 @@ class Tickets:
 class Owed:
     """An answer that is waited for."""
 
-    deadline: float
-    """seconds an answer has"""
-    tries: int = 0
-    due: float = 0.0
+    due: float
     """when to give up on the newest message"""
+    tries: int = 0
     since: str = ""
     """when the site was started, as of the newest message"""
     sent: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -203,7 +199,8 @@ class FlowerEngine:
                 )
 
     def relay(self, step: str, letters: Mapping[str, bytes], round: int) -> Iterator[tuple[str, bytes]]:
-        """Letters of secure aggregation. A site answers them in no time, or is left out soon."""
+        """Letters of secure aggregation. A site answers them in no time, unless it is at work for another
+        run: they may take as long as a question."""
 
         def letter(site: str, ticket: int) -> tuple[dict[str, Any], RecordDict]:
             call = {
@@ -217,8 +214,7 @@ class FlowerEngine:
             }
             return call, wrap(call, {"letter": array(letters[site])})
 
-        soon = min(self.deadline, SOON)
-        for site, _, data in self._converse(list(letters), MASKS, letter, round + 1, soon, deadline=soon):
+        for site, _, data in self._converse(list(letters), MASKS, letter, round + 1, self.deadline):
             if "answer" in data:
                 yield site, data["answer"]
 
@@ -235,16 +231,14 @@ class FlowerEngine:
         round: int,
         patience: float,
         more: Callable[[], Sequence[str]] = lambda: (),
-        deadline: float | None = None,
     ) -> Iterator[tuple[str, dict[str, Any], dict[str, bytes]]]:
         """Good answers as they come. A site has `patience` seconds to come online, and from then on until the
         deadline. `round` counts from 1, as a reader does; 0 is before the first."""
-        limit = self.deadline if deadline is None else deadline
-        owed = {site: Owed(due=time.monotonic() + patience, deadline=limit) for site in sites}
+        owed = {site: Owed(due=time.monotonic() + patience) for site in sites}
         looked, began = float("-inf"), time.monotonic()
         while owed:
             if time.monotonic() - looked >= LOOK:
-                owed |= {site: Owed(due=time.monotonic() + patience, deadline=limit) for site in more()}
+                owed |= {site: Owed(due=time.monotonic() + patience) for site in more()}
                 online, looked = self.online(), time.monotonic()
                 back = [site for site in owed if site in online and self._wants(owed[site], online[site])]
                 self._send(back, owed, online, kind, letter, round)
@@ -265,7 +259,9 @@ class FlowerEngine:
                 debt = owed.pop(site)
                 if debt.sent or debt.tries <= self.retries:  # otherwise its last failure was told already
                     what = (
-                        f"no answer within {limit:g} s" if debt.tries else f"not online within {patience:g} s"
+                        f"no answer within {self.deadline:g} s"
+                        if debt.tries
+                        else f"not online within {patience:g} s"
                     )
                     self.tell("silent", site=site, round=round, tries=debt.tries, reason=what)
             if owed:
@@ -300,9 +296,7 @@ class FlowerEngine:
             call, content = letter(site, self._tickets.next())
             calls.append(call)
             messages.append(
-                Message(
-                    content, online[site].node_id, kind, group_id=str(round), ttl=owed[site].deadline + 60
-                )
+                Message(content, online[site].node_id, kind, group_id=str(round), ttl=self.deadline + 60)
             )
         numbers = [*self.grid.push_messages(messages), *([None] * len(sites))]
         for site, call, number in zip(sites, calls, numbers, strict=False):
@@ -313,7 +307,7 @@ class FlowerEngine:
                 )
             debt = owed[site]
             debt.sent[number] = call
-            debt.tries, debt.due = debt.tries + 1, time.monotonic() + debt.deadline
+            debt.tries, debt.due = debt.tries + 1, time.monotonic() + self.deadline
             debt.since = online[site].last_activated_at
             if debt.tries > 1:
                 self.tell("asked again", site=site, round=round, question=call["question"], tries=debt.tries)
