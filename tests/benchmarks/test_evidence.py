@@ -19,7 +19,7 @@ from equipoise.methods import METHODS
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from evidence import claims, page, plan, records  # noqa: E402
+from evidence import advice, claims, page, plan, records  # noqa: E402
 from evidence.figures import Difference, closed, difference, settled  # noqa: E402
 from evidence.lists import TABLES, Table  # noqa: E402
 from evidence.runs import Runs  # noqa: E402
@@ -289,3 +289,38 @@ def test_verdicts_are_computed_from_records(
         assert np.allclose([one.ours.low, one.ours.high], theirs)
         assert not one.converged
     assert found["FedSDC is above FedAvgM"].verdict == "not run yet"
+
+
+def rows_of(**figures: tuple[float, ...]) -> dict[str, list[records.Record]]:
+    return {row: [run(row, seed, value) for seed, value in enumerate(of)] for row, of in figures.items()}
+
+
+def test_advice_is_the_best_method_of_the_table_with_its_interval() -> None:
+    rows = rows_of(a=(0.5, 0.52, 0.51), b=(0.6, 0.63, 0.61), c=(0.9,), Local=(0.8, 0.8, 0.8))
+    found = advice.best("t", rows, "a", "average")
+    assert found is not None and (found.row, found.seeds) == ("b", 3) and found.clear
+    assert found.mean == pytest.approx(0.6133, abs=1e-4)
+    reverse = advice.best("t", rows, "b", "average")
+    assert reverse is not None and reverse.gap is None and not reverse.clear
+    close = advice.best("t", rows_of(a=(0.5, 0.6), b=(0.52, 0.59)), "a", "average")
+    assert close is not None and close.row == "b" and not close.clear
+    assert advice.best("t", rows_of(a=(0.5, 0.6)), "a", "average") is None
+    assert advice.best("t", rows_of(b=(0.5, 0.6), c=(0.5, 0.7)), "a", "average") is None
+
+
+def test_the_picture_says_what_is_recorded_and_what_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "FOLDER", tmp_path)
+    assert advice.picture().count("not measured yet") == len(advice.SHAPES)
+    made, kept = Runs("fedmlp-list-1", TABLES["fedmlp-list-1"], 1), {}
+    for row, figures in {"FedAvg (missing = 0)": (0.5, 0.5, 0.5), "FedMLP": (0.56, 0.57, 0.58)}.items():
+        for seed, value in enumerate(figures):
+            mark = made.job(row, seed, None).mark
+            kept[mark] = run(row, seed, value, mark=mark, rate=0, converged=None)
+    records.write("fedmlp-list-1", kept)
+    drawn = advice.picture()
+    assert drawn.count("not measured yet") == len(advice.SHAPES) - 1
+    assert "FedMLP: G 57.0 †" in drawn and "+7.0 (+4.5 … +9.5) against FedAvg (missing = 0)" in drawn
+    for shape in advice.SHAPES:
+        assert set(shape.tables) <= set(TABLES)
