@@ -25,7 +25,7 @@ def lines(wanted: Sequence[Runs], seeds: int, rows: set[str]) -> Iterable[str]:
         yield ""
         yield (
             f"{runs.name}: {seeds * len(left) - runs_left} of {seeds * len(left)} runs recorded; "
-            f"{told(runs, sum(hours.values()))} of one core"
+            f"{told(runs, sum(hours.values()))}"
         )
         for row, jobs in left.items():
             gaps = [str(job.seed) for job in jobs if job.kind == RUN]
@@ -68,4 +68,4 @@ def rounds_of(runs: Runs, record: Record) -> int:
 
 def told(runs: Runs, hours: float) -> str:
     known = runs.table.round_seconds or runs.records
-    return f"about {hours:.1f} hours" if known else "no time known"
+    return f"about {hours:.1f} hours of one core" if known else "time not known"

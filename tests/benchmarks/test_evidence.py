@@ -177,7 +177,7 @@ def test_fedmlps_components_add_up_to_the_whole() -> None:
 
 
 def test_the_plan_counts_what_is_missing_and_how_long_it_takes(runs: Runs) -> None:
-    assert "no time known" in "\n".join(plan.lines([runs], 2, set()))
+    assert "time not known" in "\n".join(plan.lines([runs], 2, set()))
     for row in TABLE.rows:
         for job in runs.trials(row):
             done = {"row": row, "rate": job.rate, "score": job.rate, "seconds": 80.0}
@@ -188,7 +188,7 @@ def test_the_plan_counts_what_is_missing_and_how_long_it_takes(runs: Runs) -> No
     assert plan.seconds(runs, runs.job("one", 1, 0.2)) == pytest.approx(100.0)
     text = list(plan.lines([runs], 2, set()))
     assert text[1].startswith("two: 1 of 4 runs recorded")
-    assert "  one: seeds 1 missing; about 0.0 hours" in text
+    assert "  one: seeds 1 missing; about 0.0 hours of one core" in text
     assert not any("one" in line for line in plan.lines([runs], 2, {"two"}) if line.startswith("  "))
 
 
