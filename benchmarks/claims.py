@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from evidence.claims import CONTRADICTED, NOT_SHOWN, SHOWN, UNTESTED, Finding, findings
+from evidence.claims import CONTRADICTED, NOT_SHOWN, SHOWN, UNTESTABLE, UNTESTED, Finding, findings
 from evidence.records import ROOT
 
 HEAD = f"""\
@@ -22,11 +22,14 @@ number; its sign and its interval count. The paper's margin is the difference of
 is the mean difference over seeds with its 95 % interval (Student's t, paired by seed), in points.
 
 **{SHOWN}**: the interval lies above 0. **{NOT_SHOWN}**: it holds 0. **{CONTRADICTED}**: it lies below 0.
-**{UNTESTED}**: fewer than two seeds of both rows are recorded. A † marks rows that have not all converged.
+Where the claim is that two rows are level: within one point on both sides, partly outside, wholly outside.
+**{UNTESTED}**: fewer than two seeds of both rows are recorded. **{UNTESTABLE}**: with the images at hand
+nothing decides it; the reason stands below. A † marks rows that have not all converged. G, S and A are
+explained in [results](results/README.md); balanced accuracy, unless another figure is named.
 Written by `python benchmarks/claims.py` from the runs in [results/records](results/README.md).
 
 """
-VERDICTS = (SHOWN, NOT_SHOWN, CONTRADICTED, UNTESTED)
+VERDICTS = (SHOWN, NOT_SHOWN, CONTRADICTED, UNTESTABLE, UNTESTED)
 
 
 def main() -> None:
@@ -34,23 +37,30 @@ def main() -> None:
     counts = Counter(one.verdict for one in found)
     said = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS)
     text = HEAD + f"{len(found)} claims: {said}.\n\n" + "\n".join(lines(found)) + "\n"
-    tried = [f"- *{one.text}*: {one.tried}" for one in found if one.tried]
-    if tried:
-        text += "\nWhere a claim is not shown, what was tried to find out why:\n\n" + "\n".join(tried) + "\n"
+    for head, wanted in (
+        ("What it would take to test the rest:", UNTESTABLE),
+        ("Where a claim is not shown, what was tried to find out why:", NOT_SHOWN),
+        ("Where a claim is contradicted, what was tried to find out why:", CONTRADICTED),
+    ):
+        said = [f"- {one.paper}, *{one.text}*: {one.remark}." for one in found if one.verdict == wanted]
+        if said := [line for line in said if not line.endswith(": .")]:
+            text += f"\n{head}\n\n" + "\n".join(said) + "\n"
     (ROOT / "docs" / "claims.md").write_text(text)
     print(text)
 
 
 def lines(found: Iterable[Finding]) -> Iterable[str]:
-    yield "| paper | claim | paper's margin | ours (95 %) | seeds | table | verdict |"
-    yield "|---|---|---|---|---|---|---|"
+    yield "| paper | claim | paper's margin | ours (95 %) | seeds | table | rows that decide it | verdict |"
+    yield "|---|---|---|---|---|---|---|---|"
     for one in found:
-        page = ROOT / "docs" / "results" / f"{one.table}.md"
-        link = f"[{one.table}](results/{one.table}.md)" if page.exists() else "–"
+        table = one.decides.table if one.decides else "–"
+        page = ROOT / "docs" / "results" / f"{table}.md"
+        link = f"[{table}](results/{table}.md)" if page.exists() else table
         ours, seeds = "–", "–"
         if one.ours is not None:
             ours, seeds = f"{one.ours}{'' if one.converged else ' †'}", str(one.ours.seeds)
-        cells = (one.paper, one.text, f"{one.margin:+.1f}", ours, seeds, link, one.verdict)
+        rows = str(one.decides or "–")
+        cells = (one.paper, one.text, f"{one.margin:+.1f}", ours, seeds, link, rows, one.verdict)
         yield "| " + " | ".join(cells) + " |"
 
 

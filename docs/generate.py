@@ -48,6 +48,7 @@ DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+from evidence.advice import picture  # noqa: E402
 from evidence.lists import TABLES  # noqa: E402
 
 PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -721,6 +722,10 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
 }
 
 
+PICTURES: dict[str, Callable[[], str]] = {"choosing.svg": picture}
+"""files that are generated as a whole"""
+
+
 def fill(text: str, parts: Mapping[str, Callable[[], str]]) -> str:
     """The page with every generated part made anew."""
     missing = set(parts) - {name for _, name, _ in PART.findall(text)}
@@ -738,6 +743,9 @@ def stale(folder: Path = DOCS) -> dict[Path, str]:
     wanted = {
         path: fill(text, PAGES[str(path.relative_to(folder).as_posix())]) for path, text in pages.items()
     }
+    for name, draw in PICTURES.items():
+        path = folder / name
+        pages[path], wanted[path] = path.read_text() if path.exists() else "", draw()
     return {path: text for path, text in wanted.items() if text != pages[path]}
 
 

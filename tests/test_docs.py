@@ -115,6 +115,8 @@ def copies(generate: ModuleType, tmp_path: Path) -> Path:
     for name, parts in generate.PAGES.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(generate.fill((DOCS / name).read_text(), parts))
+    for name, draw in generate.PICTURES.items():
+        (tmp_path / name).write_text(draw())
     return tmp_path
 
 

@@ -16,11 +16,14 @@ from evidence.lists import TABLES
 from evidence.records import ROOT, Record
 from evidence.runs import Runs
 
-RECIPES = ROOT / "src" / "equipoise" / "reproduce" / "recipes"
+CLAIMS = ROOT / "benchmarks" / "evidence" / "claims.toml"
+PAPERS = ROOT / "src" / "equipoise" / "reproduce" / "recipes"
 SEEDS = 20
 """more than any table has: all recorded seeds count"""
 SHOWN, NOT_SHOWN, CONTRADICTED = "shown", "not shown", "contradicted"
-UNTESTED = "not tested yet"
+UNTESTABLE, UNTESTED = "not testable here", "not run yet"
+LEVEL = 0.01
+"""two rows are level when the whole interval of their difference is within one point"""
 VIEWS = {"G": "generalisation", "S": "specialisation", "A": "average"}
 
 
@@ -32,43 +35,62 @@ class Finding:
     text: str
     margin: float
     """the paper's, in points"""
-    table: str
-    ours: Difference | None
-    converged: bool
-    tried: str
+    decides: Decides | None
+    """what decides it here; None where nothing at hand can"""
+    ours: Difference | None = None
+    converged: bool = True
+    level: bool = False
+    """the claim is that both are as good"""
+    remark: str = ""
+    """what was tried, or what is lacking"""
 
     @property
     def verdict(self) -> str:
+        if self.decides is None:
+            return UNTESTABLE
         if self.ours is None or self.ours.seeds < 2:
             return UNTESTED
-        if self.ours.low > 0:
+        low, high = self.ours.low, self.ours.high
+        if self.level:
+            apart = low > LEVEL or high < -LEVEL
+            return CONTRADICTED if apart else SHOWN if low >= -LEVEL and high <= LEVEL else NOT_SHOWN
+        if low > 0:
             return SHOWN
-        return CONTRADICTED if self.ours.high < 0 else NOT_SHOWN
+        return CONTRADICTED if high < 0 else NOT_SHOWN
+
+
+@dataclass(frozen=True)
+class Decides:
+    """The two rows of our table whose difference is looked at."""
+
+    table: str
+    better: str
+    worse: str
+    view: str
+    metric: str = "balanced_accuracy"
+
+    def __str__(self) -> str:
+        metric = "" if self.metric == "balanced_accuracy" else f" {self.metric}"
+        return f"{self.better} − {self.worse}, {self.view}{metric}"
 
 
 def findings() -> Iterator[Finding]:
     """Every claim in order."""
-    claims = tomllib.loads((ROOT / "benchmarks" / "evidence" / "claims.toml").read_text())["claim"]
-    for claim in claims:
-        ours, table = claim["ours"], claim["ours"]["table"]
-        better, worse = (recorded(table, ours[row]) for row in ("better", "worse"))
-        metric = claim.get("metric", "balanced_accuracy")
-        gap = difference(better, worse, VIEWS[ours["view"]], metric)
+    for claim in tomllib.loads(CLAIMS.read_text())["claim"]:
+        told = claim["paper"], claim["text"], margin(claim["reported"])
+        if "lacking" in claim:
+            yield Finding(*told, None, remark=claim["lacking"])
+            continue
+        where = Decides(**claim["ours"], metric=claim.get("metric", "balanced_accuracy"))
+        better, worse = (recorded(where.table, row) for row in (where.better, where.worse))
+        gap = difference(better, worse, VIEWS[where.view], where.metric)
         settled = all(run["converged"] is True for run in (*better, *worse))
-        yield Finding(
-            claim["paper"],
-            claim["text"],
-            margin(claim["reported"]),
-            table,
-            gap,
-            settled,
-            claim.get("tried", ""),
-        )
+        yield Finding(*told, where, gap, settled, claim.get("level", False), claim.get("tried", ""))
 
 
 def recorded(table: str, row: str) -> list[Record]:
-    """The runs of a row that are recorded; none of a table that is not there."""
-    return Runs(table, TABLES[table], 1).finished(row, SEEDS) if table in TABLES else []
+    """The runs of a row that are recorded."""
+    return Runs(table, TABLES[table], 1).finished(row, SEEDS)
 
 
 def margin(reported: dict[str, Any]) -> float:
@@ -81,8 +103,8 @@ def margin(reported: dict[str, Any]) -> float:
 
 def number(recipe: str, row: str, column: str) -> float:
     other, colon, rest = row.partition(": ")
-    if colon and (RECIPES / f"{other}.toml").exists():
+    if colon and (PAPERS / f"{other}.toml").exists():
         recipe, row = other, rest
-    rows = tomllib.loads((RECIPES / f"{recipe}.toml").read_text())["reproduce"]["rows"]
+    rows = tomllib.loads((PAPERS / f"{recipe}.toml").read_text())["reproduce"]["rows"]
     found = rows[row]["reported"][column]
     return float(found[0] if isinstance(found, list) else found)

@@ -14,6 +14,7 @@ BSM = ("train.objective=balanced_softmax",)
 MAS = ("method.name=fedmas", "method.target=mobilenet-v2", f"method.target_weights={MOBILENET}", *BSM)
 TWO = 'train.views=["flip", "flip"]'
 NEGATIVE = 'train.objective={ name = "bce", missing = "negative" }'
+NEGATIVE_WEIGHTED = 'train.objective={ name = "bce", missing = "negative", pos_weight = true }'
 WEIGHTED = 'train.objective={ name = "bce", pos_weight = true }'
 
 
@@ -34,6 +35,8 @@ class Table:
     """rounds of each of those trials"""
     metric: str = "balanced_accuracy"
     """what a learning rate is chosen by"""
+    round_seconds: float = 0.0
+    """of a round of FedAvg, about, on an idle core: for `--plan`, until runs are recorded"""
 
     @property
     def compared(self) -> str:
@@ -42,6 +45,8 @@ class Table:
 
 RATES = (5e-4, 2e-3, 8e-3)
 """factors of four, the same three tries for every row"""
+PRETRAINED_RATES = (1.25e-4, 5e-4, 2e-3)
+"""the same, one step lower, where layers start from ImageNet weights"""
 
 BOUNDS: Rows = {
     "Local": ("method.name=local",),
@@ -137,13 +142,76 @@ FEDMLP_LIST: Rows = {
     "FedFixMatch": ("method.name=fedfixmatch", TWO, WEIGHTED),
     "FedIRM": ("method.name=fedirm", "method.warmup=15", TWO, WEIGHTED),
     "CBAFed": ("method.name=cbafed", "method.warmup=15", WEIGHTED),
-    "FedLSR": (
-        "method.name=fedlsr",
-        TWO,
-        'train.objective={ name = "bce", missing = "negative", pos_weight = true }',
-    ),
+    "FedLSR": ("method.name=fedlsr", TWO, NEGATIVE_WEIGHTED),
     "FedNoRo": ("method.name=fednoro",),
     "FedMLP": MLP,
+}
+ALL_SINGLE: Rows = {
+    "FedAvg + balanced softmax": ("method.name=bsm-fl",),
+    **{name: SITES[name] for name in ("FCA", "Fed-MAS", "FedIIC", "FedSDC", "FedSDC+", "BalanceFL")},
+    "Equipoise": EQUIPOISE["Equipoise"],
+    "Local": SITES["Local"],
+    "Centralised": SITES["Centralised"],
+    "FedAvg (cross-entropy)": SINGLE["FedAvg (cross-entropy)"],
+    "FedIIC, its own views": SINGLE["FedIIC, its own views"],
+    "FedSDC+, balanced softmax": ("method.name=fedsdc+", *BSM),
+    "FedRep": SITES["FedRep"],
+    "FedBABU": SITES["FedBABU"],
+    "FedProx": FCA_LIST["FedProx"],
+    "MOON": FCA_LIST["MOON"],
+    "FedProc": ("method.name=fedproc", *BSM),
+    "FedAvgM": ("method.name=fedavgm", *BSM),
+    "FedAdam": ("method.name=fedadam", *BSM),
+    "FedYogi": ("method.name=fedyogi", *BSM),
+    "FedAdagrad": ("method.name=fedadagrad", *BSM),
+    "FedDisco": ("method.name=feddisco", *BSM),
+    "ISFL": ("method.name=isfl", *BSM),
+    "CLIMB": ("method.name=climb", *BSM),
+    "CReFF": FCA_LIST["CReFF"],
+    "PRR-Imb": ("method.name=prr-imb", "method.warmup=5", *BSM),
+    "Focal": ("method.name=fedfocal",),
+    "LDAM": ("method.name=ldam-fl",),
+    "FedRS": ("method.name=fedrs",),
+    "FedLC": ("method.name=fedlc",),
+    "RSCFed": ("method.name=rscfed", TWO, *BSM),
+    "FedLSR": ("method.name=fedlsr", TWO, *BSM),
+    "FedNoRo": ("method.name=fednoro", "method.warmup=5", *BSM),
+    **EQUIPOISE,
+}
+"""every method for one label per image; a loss of a method's own, or as FedSDC's authors have it, in place of
+balanced softmax"""
+CORE = ("FedAvg + balanced softmax", "FCA", "FedIIC", "BalanceFL", "FedSDC+", "Equipoise", "Local")
+CORE += ("Centralised", "FedAvg (cross-entropy)")
+IID: Rows = {
+    **{name: FEDSDC[name] for name in ("FedAvgM", "FedSDC", "FedSDC+", "FedAvg")},
+    "FedAvg + balanced softmax": SINGLE["FedAvg + balanced softmax"],
+    "Equipoise": EQUIPOISE["Equipoise"],
+    **BOUNDS,
+}
+
+OVER_ALL = 'train.objective={ name = "bce", over = "all" }'
+WARM = "method.warmup=10"
+FOUND: Rows = {
+    "FedAvg-PL, weighted": ("method.name=fedavg-pl", "method.preset=fedmlp", WEIGHTED),
+    "FedMLP": ("method.name=fedmlp", WARM, TWO, OVER_ALL),
+    "FedAvg (missing = 0), weighted": ("method.name=fedavg", NEGATIVE_WEIGHTED),
+    "Equipoise": ("method.name=equipoise", "train.objective=bce"),
+    "FedNoRo": ("method.name=fednoro", WARM, "train.objective=bce"),
+    "CBAFed": ("method.name=cbafed", WARM, WEIGHTED),
+    "RSCFed": ("method.name=rscfed", TWO, WEIGHTED),
+    "FedFixMatch": ("method.name=fedfixmatch", TWO, WEIGHTED),
+    "FedIRM": ("method.name=fedirm", WARM, TWO, WEIGHTED),
+    "FedLSR": ("method.name=fedlsr", TWO, NEGATIVE_WEIGHTED),
+    "Local": ("method.name=local", WEIGHTED),
+    "Centralised": ("method.name=centralised", WEIGHTED),
+    "FedAvg-PL": ("method.name=fedavg-pl", "train.objective=bce"),
+}
+"""FedMLP's list, positives weighted as its authors do it"""
+FOUND_PARTS: Rows = {
+    **FOUND,
+    "FedMLP: MLD": (*FOUND["FedMLP"], "method.preset=mld"),
+    "FedMLP: MLD + WPC": (*FOUND["FedMLP"], "method.preset=mld+wpc"),
+    "FedMLP: MLD + WPC + CR": (*FOUND["FedMLP"], "method.preset=mld+wpc+cr"),
 }
 CLIPS = {"FedAvg + balanced softmax": 10, "FCA": 30}
 """of 1, 3, 10, 30 and of 10, 30, 100: FCA adds up several losses, so its gradients are larger"""
@@ -158,6 +226,29 @@ PRIVATE: Rows = {
 FIXED_SPLIT = ("data.split.seed=0", "evaluate.attributes=false")
 UNSEEN = (*FIXED_SPLIT, "data.split.validation=0.2")
 """the split with which our own method was developed: no test image of it was looked at then"""
+ENCODER = ("net.name=efficientnet-lite0", f"net.weights={LITE0}")
+HEADS = (
+    *("data.image_size=128", "data.channels=3", *ENCODER, "net.freeze=last", "net.views_kept=4"),
+    *("train.epochs=2", "train.weight_decay=1e-2"),
+)
+"""only heads are trained, on features of the frozen network that are computed once; without a penalty they
+learn the few positives by heart"""
+
+
+def missing(labels: int, rows: Rows) -> Table:
+    """FedMLP's list on ChestXray14, each site lacking so many labels of eight."""
+    return Table(
+        f"FedMLP's list, on features of a frozen ImageNet network: each site lacks {labels} of 8 labels",
+        "cxr14-missing",
+        rows,
+        (f"partition.missing={labels}", *HEADS, "train.rounds=40", "evaluate.every=2", *UNSEEN),
+        rates=RATES,
+        trial_rounds=16,
+        metric="macro_auc",
+        round_seconds=1.0,
+    )
+
+
 TABLES: dict[str, Table] = {
     "fedsdc-niid1": Table(
         "FedSDC's list and its ablation with the local work of the paper: five epochs, 40 rounds",
@@ -165,6 +256,7 @@ TABLES: dict[str, Table] = {
         FEDSDC,
         ("train.epochs=5", "train.rounds=40", "evaluate.every=2", *UNSEEN),
         rates=RATES,
+        round_seconds=12.0,
     ),
     "sites-48": Table(
         "the five papers' single-label methods and their parts on HAM10000's four real sites, 48 pixels",
@@ -173,6 +265,62 @@ TABLES: dict[str, Table] = {
         ("data.image_size=48", "train.epochs=2", "train.rounds=30", "evaluate.every=2", *UNSEEN),
         rates=RATES,
         trial_rounds=6,
+        round_seconds=8.0,
+    ),
+    "sites-lite0": Table(
+        "HAM10000's four real sites with EfficientNet-Lite0 from ImageNet, 64 pixels, frozen up to its sixth "
+        "stage: do orders hold with a pretrained network?",
+        "ham10000-sites",
+        {name: ALL_SINGLE[name] for name in CORE},
+        (
+            *("data.image_size=64", *ENCODER, "net.freeze=stage6", "net.views_kept=8"),
+            *("train.epochs=2", "train.rounds=20", "evaluate.every=1", *UNSEEN),
+        ),
+        rates=PRETRAINED_RATES,
+        trial_rounds=4,
+        round_seconds=20.0,
+    ),
+    "pbc-all": Table(
+        "every single-label method on blood cells with a long tail of 50 : 1 and Dirichlet sites",
+        "pbc-longtail",
+        ALL_SINGLE,
+        ("train.epochs=2", "train.rounds=30", "evaluate.every=2", *UNSEEN),
+        rates=RATES,
+        trial_rounds=8,
+        round_seconds=3.0,
+    ),
+    "pbc-tail": Table(
+        "the same long tail at eight alike sites: is it the tail, or the skew between sites?",
+        "pbc-iid",
+        {name: ALL_SINGLE[name] for name in (*CORE, "FedIIC, its own views")},
+        (
+            *("partition.sites=8", "partition.long_tail=50"),
+            *("train.epochs=2", "train.rounds=30", "evaluate.every=2", *UNSEEN),
+        ),
+        rates=RATES,
+        trial_rounds=8,
+        round_seconds=3.0,
+    ),
+    **{f"fedmlp-{labels}": missing(labels, FOUND) for labels in (1, 3, 5)},
+    "fedmlp-7": missing(7, FOUND_PARTS),
+    "fedmlp-phantom": Table(
+        "FedMLP's list and its parts on generated images whose findings are known; 3 of 8 are unlabelled",
+        "phantom-findings",
+        {name: tuple(text for text in row if text != TWO) for name, row in FOUND_PARTS.items()},
+        ("data.scale=0.1", "train.rounds=40", "evaluate.every=2", *UNSEEN),
+        rates=RATES,
+        trial_rounds=16,
+        metric="macro_auc",
+        round_seconds=2.0,
+    ),
+    "fedsdc-iid": Table(
+        "FedSDC's IID with the local work of the paper: what do methods cost where nothing is imbalanced?",
+        "pbc-iid",
+        IID,
+        ("train.epochs=5", "train.rounds=20", "evaluate.every=1", *UNSEEN),
+        rates=RATES,
+        trial_rounds=4,
+        round_seconds=16.0,
     ),
     "fca": Table(
         "FCA beside FedAvg and FedAvg with balanced softmax; the first rows of ham10000-sites",

@@ -5,9 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 
+from equipoise.config import load, override, resolve
 from evidence.curves import curves
 from evidence.figures import closed, difference, settled, spread, values
-from evidence.records import ROOT, Record
+from evidence.records import RECIPES, ROOT, Record
 from evidence.runs import Runs
 
 SINGLE = (
@@ -44,9 +45,8 @@ def write(runs: Runs, seeds: int) -> list[str]:
     rows = {row: records for row, records in rows.items() if records}
     if not rows:
         return []
-    multi = "specialisation" not in next(iter(rows.values()))[0]["metrics"] or table.recipe.startswith(
-        "cxr14"
-    )
+    recipe = override(load(RECIPES / f"{table.recipe}.toml"), table.common)
+    multi = resolve(recipe, ROOT).multi
     lines = [f"# {name}", "", *opening(runs, seeds), ""]
     lines += main_table(rows, table.compared, MULTI if multi else SINGLE)
     lines += ["", NOTE.format(reference=table.compared)]

@@ -13,6 +13,7 @@ from typing import Any
 from equipoise.keeping import write_atomic
 
 ROOT = Path(__file__).resolve().parents[2]
+RECIPES = ROOT / "recipes"
 FOLDER = ROOT / "docs" / "results" / "records"
 VIEWS = ("generalisation", "specialisation", "average")
 RUN, TRIAL = "run", "trial"
@@ -21,7 +22,7 @@ Record = dict[str, Any]
 
 def mark(recipe: str, overrides: Iterable[str]) -> str:
     """The fingerprint of a run's settings: the recipe's text and what is changed in it."""
-    text = (ROOT / "recipes" / f"{recipe}.toml").read_text()
+    text = (RECIPES / f"{recipe}.toml").read_text()
     return hashlib.sha256(json.dumps([text, sorted(overrides)]).encode()).hexdigest()[:16]
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,18 @@ import pytest
 from scipy import stats
 
 import equipoise
+from equipoise import config
+from equipoise.methods import METHODS
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from evidence import claims, page, records  # noqa: E402
+from evidence import advice, claims, page, plan, records  # noqa: E402
 from evidence.figures import Difference, closed, difference, settled  # noqa: E402
 from evidence.lists import TABLES, Table  # noqa: E402
 from evidence.runs import Runs  # noqa: E402
+
+from equipoise.evaluate.protocol import converged  # noqa: E402
 
 TABLE = Table(
     "two rows", "phantom", {"one": ("method.name=fedavg",), "two": ("method.name=fca",)}, rates=(0.1, 0.2)
@@ -117,17 +121,110 @@ def test_every_table_names_a_recipe_and_compares_with_a_row_it_has() -> None:
         assert table.compared in table.rows, name
 
 
+NEW = ("fedsdc-niid1", "sites-48", "sites-lite0", "pbc-all", "pbc-tail", "fedsdc-iid")
+SEVERAL = ("fedmlp-1", "fedmlp-3", "fedmlp-5", "fedmlp-7", "fedmlp-phantom")
+
+
+def resolved(table: Table, row: str) -> config.Config:
+    text = config.load(ROOT / "recipes" / f"{table.recipe}.toml")
+    return config.resolve(config.override(text, (*table.rows[row], *table.common)), ROOT)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_config_of_every_row_resolves(name: str) -> None:
+    table = TABLES[name]
+    found = {row: resolved(table, row) for row in table.rows}
+    budgets = {(one.train.rounds, one.train.epochs, one.train.batch_size) for one in found.values()}
+    assert len(budgets) == 1
+    assert len({one.digest for one in found.values()}) == len(found)
+
+
+@pytest.mark.parametrize("name", [*NEW, *SEVERAL])
+def test_tables_that_judge_have_bounds_both_losses_our_method_and_tell_convergence(name: str) -> None:
+    table = TABLES[name]
+    found = {row: resolved(table, row) for row in table.rows}
+    assert {"local", "centralised", "fedavg", "equipoise"} <= {one.method_name for one in found.values()}
+    plain = [one for one in found.values() if one.method_name in ("fedavg", "bsm-fl", "fedavg-pl")]
+    losses = {json.dumps(one.method.base_loss(one.objective).model_dump(), default=str) for one in plain}
+    assert len(losses) >= 2
+    assert table.rates
+    for row, one in found.items():
+        history = [
+            {"round": r, "validation": {"generalisation": {"balanced_accuracy": 0.5}}}
+            for r in range(one.evaluate.every, one.train.rounds + 1, one.evaluate.every)
+        ]
+        assert converged(history) is True, row
+        assert one.data.split.seed == 0 and one.data.split.validation == 0.2
+        # a learning rate must be chosen by rounds in which the method does what it is made for
+        assert (getattr(one.method, "warmup", None) or 0) < table.trial_rounds, row
+
+
+def test_one_table_has_every_single_label_method() -> None:
+    table = TABLES["pbc-all"]
+    found = {row: resolved(table, row) for row in table.rows}
+    wanted = {name for name, cls in METHODS.items() if "single" in cls.tasks} - {"fedavg-pl"}
+    assert {one.method_name for one in found.values()} >= wanted
+    presets = {row: dict(one.method) for row, one in found.items() if one.method_name == "equipoise"}
+    assert len(presets) == 1 + len(METHODS["equipoise"].presets)
+    assert found["FedIIC"].train.views != found["FedIIC, its own views"].train.views
+
+
+def test_fedmlps_components_add_up_to_the_whole() -> None:
+    table = TABLES["fedmlp-7"]
+    parts = [resolved(table, row).method.model_dump() for row in table.rows if row.startswith("FedMLP")]
+    on = [{part for part in ("mld", "wpc", "cr", "st") if one[part]} for one in parts]
+    assert on == [{"mld", "wpc", "cr", "st"}, {"mld"}, {"mld", "wpc"}, {"mld", "wpc", "cr"}]
+
+
+def test_the_plan_counts_what_is_missing_and_how_long_it_takes(runs: Runs) -> None:
+    assert "time not known" in "\n".join(plan.lines([runs], 2, set()))
+    for row in TABLE.rows:
+        for job in runs.trials(row):
+            done = {"row": row, "rate": job.rate, "score": job.rate, "seconds": 80.0}
+            runs.records[job.mark] = {"kind": "trial", **done}
+    runs.records[runs.job("one", 0, 0.2).mark] = run("one", 0, 0.5, seconds=100.0, round=10)
+    # ten seconds a round in each record of the first row, so 100 seconds for the ten rounds of the recipe
+    assert [job.seed for job in plan.missing(runs, "one", 3)] == [1, 2]
+    assert plan.seconds(runs, runs.job("one", 1, 0.2)) == pytest.approx(100.0)
+    text = list(plan.lines([runs], 2, set()))
+    assert text[1].startswith("two: 1 of 4 runs recorded")
+    assert "  one: seeds 1 missing; about 0.0 hours of one core" in text
+    assert not any(line.startswith("  one") for line in plan.lines([runs], 2, {"two"}))
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "said"),
+    [
+        (["--plan"], 0, "fedsdc-niid1: "),
+        (["--plan", "sites-48"], 0, "sites-48: "),
+        (["sites-84", "--plan"], 2, "unknown table 'sites-84': did you mean 'sites-48'?"),
+        (["sites-48", "--plan", "--rows", "FCC"], 2, "unknown row 'FCC': did you mean 'FCA'?"),
+    ],
+)
+def test_the_command_takes_any_tables_or_none(given: list[str], code: int, said: str) -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "tables.py"), *given]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == code and said in done.stdout + done.stderr
+
+
 def test_every_claim_has_the_papers_margin_and_a_row_of_ours() -> None:
     found = list(claims.findings())
     assert len(found) >= 20 and len({one.text for one in found}) == len(found)
     margins = {one.text: one.margin for one in found}
     assert margins["FedSDC is above FedAvgM"] == pytest.approx(68.76 - 66.29)
     assert margins["the second head alone, without consistency, is above one head"] == pytest.approx(5.2)
-    table = tomllib.loads((ROOT / "benchmarks" / "evidence" / "claims.toml").read_text())["claim"]
-    for claim in table:
-        ours = claim["ours"]
-        if ours["table"] in TABLES:
-            assert {ours["better"], ours["worse"]} <= set(TABLES[ours["table"]].rows), claim["text"]
+    for one in found:
+        assert (one.decides is None) == (one.verdict == "not testable here")
+        if one.decides is None:
+            assert one.remark, one.text
+        else:
+            assert {one.decides.better, one.decides.worse} <= set(TABLES[one.decides.table].rows), one.text
+
+
+def told(low: float, high: float, seeds: int = 3, **facts: Any) -> str:
+    ours = Difference((low + high) / 2, low, high, seeds)
+    where = claims.Decides("t", "a", "b", "G")
+    return claims.Finding("", "", 1.0, where, ours, **facts).verdict
 
 
 @pytest.mark.parametrize(
@@ -136,9 +233,94 @@ def test_every_claim_has_the_papers_margin_and_a_row_of_ours() -> None:
         (0.01, 0.03, 3, "shown"),
         (-0.01, 0.03, 3, "not shown"),
         (-0.05, -0.03, 3, "contradicted"),
-        (-0.05, 0.03, 1, "not tested yet"),
+        (-0.05, 0.03, 1, "not run yet"),
     ],
 )
 def test_a_verdict_follows_from_the_interval(low: float, high: float, seeds: int, verdict: str) -> None:
-    ours = Difference((low + high) / 2, low, high, seeds)
-    assert claims.Finding("", "", 1.0, "", ours, True, "").verdict == verdict
+    assert told(low, high, seeds) == verdict
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (-0.005, 0.01, "shown"),
+        (0.002, 0.008, "shown"),
+        (-0.02, 0.005, "not shown"),
+        (0.012, 0.03, "contradicted"),
+        (-0.03, -0.012, "contradicted"),
+    ],
+)
+def test_rows_are_level_when_their_interval_is_within_a_point(low: float, high: float, verdict: str) -> None:
+    assert told(low, high, level=True) == verdict
+
+
+@pytest.mark.parametrize(
+    ("fca", "verdict"),
+    [
+        ((0.60, 0.65, 0.62), "shown"),
+        ((0.50, 0.56, 0.52), "not shown"),
+        ((0.40, 0.44, 0.41), "contradicted"),
+        ((0.60,), "not run yet"),
+        ((), "not run yet"),
+    ],
+)
+def test_verdicts_are_computed_from_records(
+    fca: tuple[float, ...], verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Made-up records of two rows with tuned rates; a run with a rate not chosen does not count."""
+    monkeypatch.setattr(records, "FOLDER", tmp_path)
+    made, kept = Runs("sites-48", TABLES["sites-48"], 1), {}
+    for row, figures in {"FCA": fca, "FedAvg + balanced softmax": (0.50, 0.55, 0.53)}.items():
+        for job in made.trials(row):
+            score = -abs(job.rate - 2e-3) if job.rate else 0.0
+            kept[job.mark] = {"kind": "trial", "row": row, "seed": 1000, "rate": job.rate, "score": score}
+        other = made.job(row, 0, 8e-3)
+        kept[other.mark] = run(row, 0, 0.99, rate=8e-3)
+        for seed, value in enumerate(figures):
+            job = made.job(row, seed, 2e-3)
+            kept[job.mark] = run(row, seed, value, rate=2e-3, converged=seed != 1)
+    records.write("sites-48", {mark: {**one, "mark": mark} for mark, one in kept.items()})
+    found = {one.text: one for one in claims.findings()}
+    one = found["FCA is above balanced softmax on average"]
+    assert one.verdict == verdict
+    if len(fca) > 1:
+        theirs = stats.ttest_rel(fca, (0.50, 0.55, 0.53)[: len(fca)]).confidence_interval(0.95)
+        assert one.ours is not None and one.ours.seeds == len(fca)
+        assert np.allclose([one.ours.low, one.ours.high], theirs)
+        assert not one.converged
+    assert found["FedSDC is above FedAvgM"].verdict == "not run yet"
+
+
+def rows_of(**figures: tuple[float, ...]) -> dict[str, list[records.Record]]:
+    return {row: [run(row, seed, value) for seed, value in enumerate(of)] for row, of in figures.items()}
+
+
+def test_advice_is_the_best_method_of_the_table_with_its_interval() -> None:
+    rows = rows_of(a=(0.5, 0.52, 0.51), b=(0.6, 0.63, 0.61), c=(0.9,), Local=(0.8, 0.8, 0.8))
+    found = advice.best("t", rows, "a", "average")
+    assert found is not None and (found.row, found.seeds) == ("b", 3) and found.clear
+    assert found.mean == pytest.approx(0.6133, abs=1e-4)
+    reverse = advice.best("t", rows, "b", "average")
+    assert reverse is not None and reverse.gap is None and not reverse.clear
+    close = advice.best("t", rows_of(a=(0.5, 0.6), b=(0.52, 0.59)), "a", "average")
+    assert close is not None and close.row == "b" and not close.clear
+    assert advice.best("t", rows_of(a=(0.5, 0.6)), "a", "average") is None
+    assert advice.best("t", rows_of(b=(0.5, 0.6), c=(0.5, 0.7)), "a", "average") is None
+
+
+def test_the_picture_says_what_is_recorded_and_what_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "FOLDER", tmp_path)
+    assert advice.picture().count("not measured yet") == len(advice.SHAPES)
+    made, kept = Runs("fedmlp-list-1", TABLES["fedmlp-list-1"], 1), {}
+    for row, figures in {"FedAvg (missing = 0)": (0.5, 0.5, 0.5), "FedMLP": (0.56, 0.57, 0.58)}.items():
+        for seed, value in enumerate(figures):
+            mark = made.job(row, seed, None).mark
+            kept[mark] = run(row, seed, value, mark=mark, rate=0, converged=None)
+    records.write("fedmlp-list-1", kept)
+    drawn = advice.picture()
+    assert drawn.count("not measured yet") == len(advice.SHAPES) - 1
+    assert "FedMLP: G 57.0 †" in drawn and "+7.0 (+4.5 … +9.5) against FedAvg (missing = 0)" in drawn
+    for shape in advice.SHAPES:
+        assert set(shape.tables) <= set(TABLES)
