@@ -67,13 +67,14 @@ def on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_the_fixture_leaves_what_packages_have_set_up(tmp_path: Path) -> None:
     """importlib_metadata takes the place of Python's own finder when it is first imported."""
-    theirs, before = Theirs(), set(sys.meta_path)
+    theirs, before, modules = Theirs(), set(sys.meta_path), set(sys.modules)
     with forgotten(tmp_path):
         sys.meta_path.append(theirs)
         write(tmp_path, "mine.py")
         assert found(tmp_path, "mine.py:Thing").value == 1
+        assert set(sys.modules) > modules
     assert set(sys.meta_path) - before == {theirs}
-    assert not [name for name in sys.modules if name.startswith("equipoise_code_mine")]
+    assert set(sys.modules) == modules
     sys.meta_path.remove(theirs)
 
 

@@ -69,13 +69,13 @@ def write(config: Config, path: Path) -> Path:
 
 @pytest.mark.slow
 def test_killed_at_random_moments_and_resumed(tiny: MakeConfig, rows: Rows, tmp_path: Path) -> None:
-    config = tiny("fca", train={"rounds": 12})
+    config = tiny("fca", train={"rounds": 8})
     begin = time.monotonic()
     straight = run(config, tmp_path / "straight")
     duration = time.monotonic() - begin
     path, draw = write(config, tmp_path / "config.toml"), random.Random(0)
     reached: list[int] = []
-    for _ in range(3):
+    for _ in range(2):
         # Each kill hits the same run further on, until it is done.
         child = subprocess.Popen(
             [sys.executable, "-c", CHILD, str(path), str(tmp_path / "killed")], stdout=subprocess.PIPE
