@@ -499,12 +499,10 @@ def run_files() -> str:
 
 
 def measured(*wanted: str, multi: bool = False) -> str:
-    """Columns of every table of methods that has been made, side by side; `multi`: of those with several
-    labels per image. What privacy costs is no choice of a method."""
+    """Columns of every table that has been made to choose a method by, side by side; `multi`: of those with
+    several labels per image."""
     found: dict[str, dict[str, dict[str, str]]] = {}
-    for name in TABLES:
-        if name == "privacy":
-            continue
+    for name in [name for name, one in TABLES.items() if one.chooses]:
         path = DOCS / "results" / f"{name}.md"
         cells = first_table(path.read_text()) if path.exists() else {}
         if cells and ("S bACC" not in next(iter(cells.values()))) == multi:

@@ -37,6 +37,8 @@ class Table:
     """what a learning rate is chosen by"""
     round_seconds: float = 0.0
     """of a round of FedAvg, about, on an idle core: for `--plan`, until runs are recorded"""
+    chooses: bool = True
+    """whether it helps to choose a method, and so stands in docs/choosing.md"""
 
     @property
     def compared(self) -> str:
@@ -355,6 +357,7 @@ TABLES: dict[str, Table] = {
         "ham10000-sites",
         PRIVATE,
         ("net.batch_norm=group", "train.batch_size=128", *FIXED_SPLIT),
+        chooses=False,
     ),
     "fedmlp-list-1": Table(
         "the methods of FedMLP's paper, its Table 2: each site lacks one label of eight",
