@@ -72,13 +72,13 @@ FEDSDC: Rows = {
     "FedSDC M3: shuffle": ("method.name=fedsdc", "method.preset=m3"),
     "FedAvg + balanced softmax": ("method.name=fedavg", *BSM),
     **BOUNDS,
+    "Equipoise": EQUIPOISE["Equipoise"],
     "FedDisco": ("method.name=feddisco",),
     "FedProx": ("method.name=fedprox", "method.preset=fedsdc"),
     "ISFL": ("method.name=isfl",),
     "FedAdagrad": ("method.name=fedadagrad",),
     "FedAdam": ("method.name=fedadam",),
     "FedYogi": ("method.name=fedyogi",),
-    **EQUIPOISE,
 }
 SITES: Rows = {
     "FedAvg + balanced softmax": ("method.name=fedavg", *BSM),
@@ -99,7 +99,7 @@ SITES: Rows = {
     "FedIIC: DALA + inter": ("method.name=fediic", "method.preset=dala+inter", TWO),
     "FedRep": ("method.name=fedrep", "method.preset=fca", *BSM),
     "FedBABU": ("method.name=fedbabu", *BSM),
-    **EQUIPOISE,
+    "Equipoise": EQUIPOISE["Equipoise"],
 }
 SINGLE: Rows = {
     "FedAvg (cross-entropy)": ("method.name=fedavg",),
