@@ -255,6 +255,16 @@ def test_a_run_that_is_not_as_its_method_recommends_says_so() -> None:
         assert departures(resolve(table)) == []
 
 
+def test_weights_that_were_trained_with_another_normalisation_say_so() -> None:
+    net = {"name": "efficientnet-lite0", "weights": "lite0.pth"}
+    assert departures(resolve({"net": net})) == [
+        'efficientnet-lite0: augment.normalise = "imagenet"; the published weights were trained with "half"'
+    ]
+    assert departures(resolve({"net": net, "train": {"augment": {"normalise": "half"}}})) == []
+    for other in ({"name": "efficientnet-lite0"}, {"name": "mobilenet-v2", "weights": "v2.pt"}):
+        assert departures(resolve({"net": other})) == []
+
+
 @pytest.mark.parametrize(
     ("task", "method", "objective"),
     [

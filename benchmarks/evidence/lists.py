@@ -228,13 +228,14 @@ PRIVATE: Rows = {
 FIXED_SPLIT = ("data.split.seed=0", "evaluate.attributes=false")
 UNSEEN = (*FIXED_SPLIT, "data.split.validation=0.2")
 """the split with which our own method was developed: no test image of it was looked at then"""
-ENCODER = ("net.name=efficientnet-lite0", f"net.weights={LITE0}")
+ENCODER = ("net.name=efficientnet-lite0", f"net.weights={LITE0}", "train.augment.normalise=half")
 HEADS = (
-    *("data.image_size=128", "data.channels=3", *ENCODER, "net.freeze=last", "net.views_kept=4"),
-    *("train.epochs=2", "train.weight_decay=1e-2"),
+    *("data.image_size=128", "data.channels=3", "net.name=mobilenet-v2", f"net.weights={MOBILENET}"),
+    *("net.freeze=last", "net.views_kept=4", "train.epochs=2", "train.weight_decay=1e-2"),
 )
 """only heads are trained, on features of the frozen network that are computed once; without a penalty they
-learn the few positives by heart"""
+learn the few positives by heart. MobileNet-V2 by validation images: a logistic regression of its features on
+all labels has AUC 65, of EfficientNet-Lite0's 58 to 62"""
 
 
 def missing(labels: int, rows: Rows) -> Table:

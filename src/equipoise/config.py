@@ -28,7 +28,7 @@ from equipoise.locate import Allow, Code, Parts, context, named
 from equipoise.losses import ObjectiveOptions, parse_objective
 from equipoise.methods import Method, look_up
 from equipoise.names import nearest, unknown
-from equipoise.nets import NetOptions
+from equipoise.nets import NETS, NetOptions
 from equipoise.opening import TEXT, open_regular
 from equipoise.partition import PartitionOptions
 from equipoise.run_folder import CONFIG, RunFolder
@@ -353,13 +353,18 @@ def recommended(method: Method | type[Method], multi: bool) -> dict[str, Any]:
 
 
 def departures(config: Config) -> list[str]:
-    """A line for every key of [train] that is not as the method recommends it."""
+    """A line for every key of [train] that is not as the method recommends it, or as the published weights
+    of the network need it."""
     lines = []
     for key, value in recommended(config.method, config.multi).items():
         wanted, chosen = spelt(key, value), spelt(key, config.setting(key))
         if wanted != chosen:
             text = f"{key} = {chosen} as the config says; the method recommends {wanted}"
             lines.append(f"{config.method_name}: {text}")
+    known, chosen = NETS.get(config.net.name), config.train.augment.normalise
+    if known is not None and config.net.weights is not None and chosen != known.normalise:
+        text = f"augment.normalise = {json.dumps(chosen)}; the published weights were trained with "
+        lines.append(f'{config.net.name}: {text}"{known.normalise}"')
     return lines
 
 

@@ -32,6 +32,8 @@ class Arch:
     """least image side, in pixels, that survives all the pooling"""
     rename: Callable[[str], str] = str
     """name of a tensor in a published weights file → its name in our body"""
+    normalise: str = "imagenet"
+    """what images were normalised with when its published weights were trained"""
     stages: Callable[[nn.Module], Iterable[Stage]] = lambda body: ()
     """the body's stages in order, where they are known: what `net.freeze` can name"""
 
@@ -92,6 +94,7 @@ NETS: dict[str, Arch] = {
         stem="stem.conv.weight",
         dropout=0.2,
         rename=mobile.rename_lite0,
+        normalise="half",
         stages=stages.mobile,
     ),
     "mobilenet-v2": Arch(

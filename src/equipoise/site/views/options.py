@@ -25,7 +25,7 @@ class ViewOptions(Options):
 
     normalise: Literal["imagenet", "half", "data"] | tuple[Channels, Channels] = "imagenet"
     """mean and standard deviation per channel: a known pair, measured on the training images, or `[[mean],
-    [std]]`"""
+    [std]]`; the weights of EfficientNet-Lite0 were trained with `"half"`, the others with `"imagenet"`"""
     horizontal: bool = True
     """flip left and right (every random view)"""
     vertical: bool = True
