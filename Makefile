@@ -22,7 +22,7 @@ $(VENV)/.dev: $(VENV)/.core
 setup: $(VENV)/.core  ## install the package into .venv
 setup-dev: $(VENV)/.dev
 
-demo: $(VENV)/.core  ## train four methods on generated images and write a report page
+demo: $(VENV)/.core  ## train five methods on generated images and write a report page
 	$(BIN)/equipoise demo
 
 browser:  ## Chromium, for the tests of the report pages: installed where it is missing and we may

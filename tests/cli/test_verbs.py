@@ -293,19 +293,23 @@ def small_demo(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_demo")
-def test_demo_compares_four_methods(cli) -> None:
+def test_demo_compares_five_methods_and_says_how_sure_it_is(cli) -> None:
     done = cli("demo", "--workers", 1)
     assert done.code == 0
-    for title in ("Local", "FedAvg", "FedAvg + balanced softmax", "FCA"):
+    for title in ("Local", "FedAvg", "FedAvg + balanced softmax", "FCA", "Equipoise"):
         assert f" {title} " in done.out
     assert "runs/demo/report.html" in done.out
     page = Path("runs/demo/report.html").read_text()
-    assert 'href="FCA/0/report.html"' in page and "4 methods" in page
+    assert 'href="FCA/0/report.html"' in page and "5 methods" in page
     assert Path("runs/demo/FCA/0/report.html").is_file() and Path("runs/demo/comparison.json").is_file()
     again = json.loads(cli("demo", "--workers", 1, "--json").out)  # finished runs are read, not repeated
     assert again["report"] == "runs/demo/report.html"
     figures = {"generalisation", "specialisation", "average", "tail", "macro_auc"}
     assert all(set(row) == {"method"} | figures for row in again["rows"])
+    lead, rows = again["lead"], {row["method"]: row["generalisation"] for row in again["rows"]}
+    assert lead["difference"] == pytest.approx(rows["Equipoise"] - rows["FedAvg"])
+    assert lead["interval"][0] <= lead["difference"] <= lead["interval"][1] and lead["images"] == 58
+    assert "when the 58 test images are drawn anew" in " ".join(done.out.split())
 
 
 @pytest.mark.usefixtures("small_demo")

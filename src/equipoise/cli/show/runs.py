@@ -51,8 +51,9 @@ def result(run: Result, page: Path) -> None:
     console.print(f"report      {page}", soft_wrap=True)
 
 
-def comparison(rows: list[dict[str, Any]], page: Path) -> None:
-    """One row per method, the best of each column bold."""
+def comparison(facts: dict[str, Any]) -> None:
+    """One row per method, the best of each column bold; how far the last is ahead, and how sure that is."""
+    rows, lead = facts["rows"], facts["lead"]
     best = {key: max((row[key] for row in rows if row[key] is not None), default=None) for key in COMPARED}
     table = grid("", *COMPARED.values())
     table.columns[0].no_wrap = True
@@ -68,7 +69,13 @@ def comparison(rows: list[dict[str, Any]], page: Path) -> None:
         "general: one model on the test images of all hospitals; special: each hospital's own on its own; "
         "simulated on one machine"
     )
-    console.print(f"report  {page}", soft_wrap=True)
+    low, high = (f"{100 * value:+.0f}" for value in lead["interval"])
+    ahead = f"{100 * lead['difference']:+.0f} points of general balanced accuracy ({low} to {high})"
+    console.print(
+        f"{lead['method']} beside {lead['reference']}: {ahead}; in brackets 95 % of the differences when the "
+        f"{lead['images']:,.0f} test images are drawn anew"
+    )
+    console.print(f"report  {facts['report']}", soft_wrap=True)
 
 
 def evaluated(facts: dict[str, Any]) -> None:

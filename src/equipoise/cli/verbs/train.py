@@ -28,7 +28,7 @@ def mount(app: typer.Typer) -> None:
 
 def demo(
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the four runs and the page. [default: runs/demo]")
+        Path | None, typer.Option(help="Folder for the five runs and the page. [default: runs/demo]")
     ] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Worker processes. [default: one per core]")
@@ -36,21 +36,21 @@ def demo(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train four methods on generated images and compare them: offline, in about a minute.
+    """Train five methods on generated images and compare them: offline, in about a minute.
 
-    Training alone, FedAvg, FedAvg with balanced softmax, and FCA, with the same budget each, at six
-    hospitals that are simulated on this machine.
+    Training alone, FedAvg, FedAvg with balanced softmax, FCA and Equipoise, with the same budget each, at
+    six hospitals that are simulated on this machine.
     """
     from equipoise.cli.demo import choose_folder, compare
     from equipoise.cli.show import runs as show
 
     folder = choose_folder(out)
     with resumable(f"equipoise demo --out {folder}"):
-        rows, page = compare(folder, workers, quiet or json)
+        facts = compare(folder, workers, quiet or json)
     if json:
-        print_json({"rows": rows, "report": str(page)})
+        print_json(facts)
     else:
-        show.comparison(rows, page)
+        show.comparison(facts)
 
 
 def run(
