@@ -168,7 +168,7 @@ def test_a_rule_that_becomes_stricter_refuses_what_was_agreed_to_be_tested(
     found = there.go()
     (line,) = events(there.run, "refused")
     assert (line["site"], line["question"]) == ("site-01", "evaluate")
-    assert "policy rule 'small_cell': 'evaluate.own' cannot be told without" in line["reason"]
+    assert "policy rule 'small_cell': 'evaluate.own' cannot be reported without" in line["reason"]
     assert set(found.metrics["test"]["sites"]) == {"site-00", "site-02"}
 
 

@@ -114,7 +114,8 @@ def test_check_shows_data_and_what_a_run_would_take(
     code, out, _ = equipoise(capsys, "site", "check", site)
     assert code == 0 and "c0 5, c1 5, c2 3" in out and "approved: fca" in out
     assert (
-        "fewer than 5 of train images c2" in out and "not told, and not tested; with them c0 of train" in out
+        "fewer than 5 of train images c2" in out
+        and "not reported, and not tested; with them c0 of train" in out
     )
     runs: dict[str, list[str]] = {
         "fca": [],

@@ -204,7 +204,7 @@ def test_withheld_classes_are_on_the_page(tiny: MakeConfig, town: Any) -> None:
     there.go()
     text, card = page(there.run), (there.run / "model-card.md").read_text()
     assert "Sites that have fewer than 5 test images of a class leave them out of the test" in text
-    assert " <5 " in text and " not told " in text
+    assert " <5 " in text and " not reported " in text
     assert "No site has a training image of" not in text
     assert "leave them out of the test" in card
 

@@ -99,7 +99,7 @@ def test_the_card_has_the_figures_of_the_run_with_their_intervals(done: Run) -> 
 def test_small_numbers_are_hidden(done: Run) -> None:
     text = model_card(done)
     rows = [row for row in text.splitlines() if row.startswith("| rare |")]
-    assert rows == ["| rare | \\<10 |", "| rare | \\<10 | not told for fewer than 10 |"]
+    assert rows == ["| rare | \\<10 |", "| rare | \\<10 | not reported for fewer than 10 |"]
     assert "Tested on fewer than 10 images of rare." in text
     counts = {
         n

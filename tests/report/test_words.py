@@ -126,8 +126,8 @@ def test_a_mean_over_sites_alone_does_not_make_them_missing() -> None:
     assert "Who was missing" not in answers
     assert answers["How good"].startswith("On the 124 test images of all sites together")
     assert answers["At which sites"] == (
-        "Not told for each site. Judged by their own test images, the sites' own predictors reach 75.0 % on "
-        "average."
+        "Not reported for each site. Judged by their own test images, the sites' own predictors reach 75.0 % "
+        "on average."
     )
     lines = [
         {"event": "missing", "round": round, "question": "evaluate", "sites": [site]}

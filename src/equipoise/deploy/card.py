@@ -55,7 +55,7 @@ class Card(Options):
     images: dict[str, Count]
     """by split: how many images it has"""
     counts: dict[str, tuple[Count | None, ...]]
-    """by split: how many images of each class; none where that is not told"""
+    """by split: how many images of each class; none where that is not reported"""
     frozen: str | None = Field(None, pattern="^[0-9a-f]{64}$")
     """digest of the network's frozen tensors, where the run freezes any"""
     known: dict[str, tuple[Count | None, ...]] | None = None
@@ -106,15 +106,15 @@ class Card(Options):
 def rows(
     classes: tuple[str, ...],
     shape: tuple[int, ...],
-    told: Collection[str] = (COUNTS,),
+    reported: Collection[str] = (COUNTS,),
     partly: bool = False,
     frozen: bool = False,
 ) -> list[dict[str, Any]]:
-    """The ledger's rows for joining, in the form of `Ledger.rows`; `told` as in a policy's `each`, `partly`
-    whether labels are missing, `frozen` whether the run freezes tensors. Bytes are those of the longest
-    card."""
-    count, wide = (MOST, f"{len(SPLITS)}×{len(classes)}") if COUNTS in told else (None, "not told")
-    numbers = list(range(len(classes))) if COUNTS in told else []
+    """The ledger's rows for joining, in the form of `Ledger.rows`; `reported` as in a policy's `each`,
+    `partly` whether labels are missing, `frozen` whether the run freezes tensors. Bytes are those of the
+    longest card."""
+    count, wide = (MOST, f"{len(SPLITS)}×{len(classes)}") if COUNTS in reported else (None, "not reported")
+    numbers = list(range(len(classes))) if COUNTS in reported else []
     longest: dict[str, tuple[str, Any]] = {
         "classes": (str(len(classes)), classes),
         "task": ("1", "single"),

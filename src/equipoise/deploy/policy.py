@@ -1,13 +1,14 @@
-"""A site's policy: what it lets be done and told, whatever the coordinator asks. Read from `policy.toml`; it
-always wins.
+"""A site's policy: what it lets be done and reported, whatever the coordinator asks. Read from `policy.toml`;
+it always wins.
 
 `methods`: a method runs here only if the files that define it are the ones that were approved. `each`: a leaf
-that the coordinator can read for this site alone leaves only if it is named. `small_cell`: nothing is told of
-a class with fewer images than this (and any at all); it is left out of what is told class by class, and an
-answer that cannot be told without it is refused. Training has all images. `min_sites`: a sum over fewer sites
-says too much of one. `secure`: whether answers must be masked. `reduce`: a sum that compares sites shows the
-coordinator each of them. `privacy`: what training may spend here in all. `batch_size`, `optimizers`,
-`questions_per_round`, `questions_per_run`: what a run may do to find out more than its sums are meant to say.
+that the coordinator can read for this site alone leaves only if it is named. `small_cell`: nothing is
+reported of a class with fewer images than this (and any at all); it is left out of what is reported class by
+class, and an answer that cannot be reported without it is refused. Training has all images. `min_sites`: a
+sum over fewer sites says too much of one. `secure`: whether answers must be masked. `reduce`: a sum that
+compares sites shows the coordinator each of them. `privacy`: what training may spend here in all.
+`batch_size`, `optimizers`, `questions_per_round`, `questions_per_run`: what a run may do to find out more
+than its sums are meant to say.
 """
 
 from __future__ import annotations
@@ -55,10 +56,10 @@ class Policy(Options):
     """What a site allows."""
 
     small_cell: int = Field(default=SMALL_CELL, ge=0)
-    """nothing is told of a class with fewer images than this, unless it has none; 0 turns the rule off"""
+    """nothing is reported of a class with fewer images than this, unless it has none; 0 turns the rule off"""
     each: tuple[str, ...] = ("evaluate.own", COUNTS)
     """leaves (question.leaf) the coordinator may read for this site alone; join.counts: our images per class,
-    told when we join"""
+    reported when we join"""
     secure: Literal["allowed", "required"] = "allowed"
     """"required": this site takes part in masked runs only (exchange.secure), and sends nothing that is read
     for itself alone, whatever `each` says"""
@@ -195,7 +196,7 @@ class Policy(Options):
 
         `counts` are the images per class of each split, `read` the splits the answer is computed from,
         `parameters` the names of the network's tensors: those are as wide as there are classes without being
-        told class by class.
+        reported class by class.
         """
         leaves, seen = list(leaves), set[str]()
         for entry in leaves:
@@ -215,8 +216,8 @@ class Policy(Options):
                 if small and f"{name} {split}" not in seen:
                     seen.add(f"{name} {split}")
                     yield (
-                        f"policy rule 'small_cell': '{name}' cannot be told without the classes that have "
-                        f"fewer than {self.small_cell} {split} images here"
+                        f"policy rule 'small_cell': '{name}' cannot be reported without the classes that "
+                        f"have fewer than {self.small_cell} {split} images here"
                     )
 
     def _unmasked(self, entry: Entry, name: str) -> str | None:
@@ -250,15 +251,15 @@ class Policy(Options):
         return (encode_upload(made, header) if changed else data), changed
 
     def untold(self, counts: Tensor, task: Task) -> Tensor:
-        """bool [C]: the classes that are left out of what is told of training images.
+        """bool [C]: the classes that are left out of what is reported of training images.
 
         Classes that exclude each other add up to the number of training images, which is known.
         """
         return (covered if task == "single" else small_cells)(counts, self.small_cell)
 
     def cells(self, counts: Tensor, gone: Tensor | None = None) -> list[int | None]:
-        """Images per class as they may be told: None for the classes that are `gone`, by default the small
-        cells, and everywhere if they may not be told at all."""
+        """Images per class as they may be reported: None for the classes that are `gone`, by default the
+        small cells, and everywhere if they may not be reported at all."""
         gone = small_cells(counts, self.small_cell) if gone is None else gone
         counted = COUNTS in self.each
         return [int(n) if counted and not out else None for n, out in zip(counts, gone, strict=True)]

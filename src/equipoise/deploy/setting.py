@@ -53,8 +53,8 @@ image_size = 64
 POLICY = """\
 # What this site allows. It is read before every answer: a change counts at once.
 
-# Nothing is told of a class that has fewer images than this: it is left out of counts, sums and tests, and
-# trained on like all others (0: no such rule).
+# Nothing is reported of a class that has fewer images than this: it is left out of counts, sums and tests,
+# and trained on like all others (0: no such rule).
 small_cell = 5
 
 # A question is answered only if at least so many sites are asked, in a run that adds up no fewer answers:

@@ -263,7 +263,7 @@ class Joined:
 
     @cached_property
     def known(self) -> dict[str, Tensor] | None:
-        """Images of each split that are labelled for each class and may be told; None where all of them
+        """Images of each split that are labelled for each class and may be reported; None where all of them
         are."""
         rows = {split: dict.__getitem__(self.splits, split) for split in self.splits}
         if all(one.complete for one in rows.values()):
@@ -271,7 +271,7 @@ class Joined:
         return {split: one.known.sum(0) for split, one in rows.items()}
 
     def withholding(self, policy: Policy) -> str:
-        """What is not told of our data as there are too few images of a class, in words."""
+        """What is not reported of our data as there are too few images of a class, in words."""
         classes = self.dataset.samples.classes
         names = {
             split: [classes[i] for i in mask.nonzero().flatten().tolist()]
@@ -283,7 +283,7 @@ class Joined:
         gone = policy.untold(self.counts["train"], self.dataset.samples.task) & ~self.small["train"]
         other = [classes[i] for i in gone.nonzero().flatten().tolist()]
         more = f"; with them {other[0]} of train, so that sums do not tell them" if other else ""
-        return f"fewer than {self.small_cell} {'; '.join(parts)}: not told, and not tested{more}"
+        return f"fewer than {self.small_cell} {'; '.join(parts)}: not reported, and not tested{more}"
 
     def card(self, policy: Policy) -> dict[str, Any]:
         """What the site tells of its data when it joins."""
@@ -332,7 +332,7 @@ class Joined:
         return replace(ledger, compared=self.config.exchange.compare is not None)
 
     def keep_results(self, round: int, answer: bytes) -> None:
-        """Write down what an evaluation says of this site, whether it is told to anyone or not."""
+        """Write down what an evaluation says of this site, whether it is reported to anyone or not."""
         upload = decode_upload(answer)[1]
         if set(upload) != {POOLED, OWN}:
             return

@@ -51,7 +51,7 @@ class Host:
         self.views = self._views(place)
         self.initial = {name: tensor.detach().cpu().clone() for name, tensor in state(self.net).items()}
         self.least = LEAST
-        """images in a bin of what is told for one site alone, at least"""
+        """images in a bin of what is reported for one site alone, at least"""
         self.clip: float | None = None
         """largest norm of an update that a site sends; none: as it is"""
         self.noise: Mapping[str, float] = {}
@@ -59,7 +59,7 @@ class Host:
         self.source: Source = Seeded
         """where that noise comes from"""
         self.spend: Callable[[str, Spent], None] = lambda site, spent: None
-        """told of private steps before a site takes them; may refuse them"""
+        """called with private steps before a site takes them; may refuse them"""
         self.trace = Trace()
         """what the last answer was computed from"""
         self._by_counts = blueprint.privacy is not None and knows_counts(

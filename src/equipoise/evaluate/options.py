@@ -65,7 +65,7 @@ class EvaluateOptions(Options):
 
     @property
     def scored(self) -> bool:
-        """Whether the scores of single images are told."""
+        """Whether the scores of single images are reported."""
         return self.exact and self.per_site
 
     @property

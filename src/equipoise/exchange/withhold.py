@@ -1,9 +1,9 @@
 """An answer without what it would tell of some classes: a site has too few images of them.
 
-What is told class by class has a dimension as long as there are classes. Of a `Sum`, the cells of a withheld
-class become 0: the sum is then over the other sites. Of a `Mean` with a weight per class, the weight becomes
-0 along with the values. Anything else cannot be told in part: a `Mean` with one weight for all classes, an
-`Each`, and tensors with two such dimensions, of which nobody knows which one counts whose images.
+What is reported class by class has a dimension as long as there are classes. Of a `Sum`, the cells of a
+withheld class become 0: the sum is then over the other sites. Of a `Mean` with a weight per class, the weight
+becomes 0 along with the values. Anything else cannot be reported in part: a `Mean` with one weight for all
+classes, an `Each`, and tensors with two such dimensions, of which nobody knows which one counts whose images.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def withhold(
 ) -> tuple[Upload, list[str]]:
     """The answer without these cells, and the names of its leaves that were changed.
 
-    A leaf that cannot be told in part is left as it is: whoever calls must look for those.
+    A leaf that cannot be reported in part is left as it is: whoever calls must look for those.
     """
     made, changed = dict(upload), list[str]()
     for name, leaf in upload.items():

@@ -153,7 +153,7 @@ def _data(run: Run) -> Iterator[str]:
         yield ""
     untold = {i for held in data["sites"].values() for i in held["train"].get("untold", ())}
     rows = (
-        (data["classes"][i], bucket(data["train"][i]) + (" where told" if i in untold else ""))
+        (data["classes"][i], bucket(data["train"][i]) + (" where reported" if i in untold else ""))
         for i in by_size(data["train"])
     )
     counted = "training images" if data["task"] == "single" else "training images that have it"
@@ -190,7 +190,7 @@ def _performance(run: Run) -> Iterator[str]:
     for i in by_size(data["train"]):
         count, recall = int(everyone["support"][i] or 0), everyone["recall"][i]
         if count < SMALL or recall is None:
-            text = f"not told for fewer than {SMALL}"
+            text = f"not reported for fewer than {SMALL}"
         else:
             text = percent(recall) + _brackets(wilson(recall, count))
         shown.append((data["classes"][i], bucket(count), text))

@@ -28,7 +28,7 @@ def distribution(data: dict[str, Any]) -> Iterator[Figure]:
     if not sites or not order:
         return
     untold = {site: held["train"].get("untold", ()) for site, held in sites.items()}
-    why = "not told there" if any(untold.values()) else "not labelled there"
+    why = "not reported there" if any(untold.values()) else "not labelled there"
 
     def count(i: int, site: str) -> int | None:
         labelled = sites[site].get("labelled")

@@ -46,7 +46,7 @@ def in_short(run: Run) -> list[Answer]:
         *answers,
         ("How good", _good(run, run.test)),
         *([("Who was missing", missing(run))] if untested(run) else []),
-        *([("What is not told", text)] if (text := withheld_note(run)) else []),
+        *([("What is not reported", text)] if (text := withheld_note(run)) else []),
         *([("Trained long enough?", _settled(run))] if "converged" in run.result else []),
         ("For which classes", _classes(run, run.test)),
         ("At which sites", _sites(run, run.test)),
@@ -179,7 +179,7 @@ def _sites(run: Run, test: Mapping[str, Any]) -> str:
     if mean_only(run):
         reached = percent(test["specialisation"]["balanced_accuracy"])
         return (
-            "Not told for each site. Judged by their own test images, the sites' own predictors reach "
+            "Not reported for each site. Judged by their own test images, the sites' own predictors reach "
             f"{reached} on average."
         )
     scored = sorted(

@@ -67,7 +67,7 @@ def ledger(facts: dict[str, Any]) -> None:
             row["shape"],
             row["read_by"],
             amount,
-            *([row.get("covered", "no: told on joining")] if private else []),
+            *([row.get("covered", "no: reported on joining")] if private else []),
         )
         table.add_row(*map(escape, values))
     console.print(table)
