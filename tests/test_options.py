@@ -24,12 +24,13 @@ class Second(First):
     four: int = 5
     five: str = ""
     """of its own"""
+    one: int = 2
 
 
 def test_the_text_under_an_option() -> None:
     above = {"one": "the first,\nover two lines", "two": "given in words of pydantic", "three": ""}
     assert described(First) == above | {"four": "said once"}
-    assert described(Second) == above | {"four": "", "five": "of its own"}
+    assert described(Second) == above | {"four": "", "five": "of its own", "one": ""}
 
 
 def test_a_class_without_source_says_nothing() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import inspect
-import textwrap
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
@@ -21,21 +23,45 @@ def described(options: type[BaseModel]) -> dict[str, str]:
     texts: dict[str, str] = {}
     for owner in reversed(options.__mro__):
         if issubclass(owner, BaseModel) and owner is not BaseModel:
-            texts |= _texts(owner)
+            texts |= _texts_of(owner)
     return {name: texts.get(name) or field.description or "" for name, field in options.model_fields.items()}
 
 
-def _texts(owner: type) -> dict[str, str]:
-    """Texts that stand right under an annotated name in a class."""
+def _texts_of(owner: type) -> dict[str, str]:
     try:
-        body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
+        source = Path(inspect.getfile(owner)).read_text()
     except (OSError, TypeError):  # made while running, or its file is gone
         return {}
-    assert isinstance(body, ast.ClassDef)
-    texts = {}
-    for line, below in zip(body.body, body.body[1:], strict=False):
-        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
-            text = below.value if isinstance(below, ast.Expr) else None
-            said = isinstance(text, ast.Constant) and isinstance(text.value, str)
-            texts[line.target.id] = inspect.cleandoc(text.value) if said else ""
-    return texts
+    return _texts(source).get(owner.__qualname__, {})
+
+
+@lru_cache(1000)
+def _texts(source: str) -> dict[str, dict[str, str]]:
+    """Texts that stand right under an annotated name, by class and name; the same file is parsed once."""
+    return {
+        name: {
+            line.target.id: _text(below)
+            for line, below in zip(found.body, [*found.body[1:], ast.Pass()], strict=True)
+            if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+        }
+        for name, found in _classes(ast.parse(source))
+    }
+
+
+def _text(line: ast.stmt) -> str:
+    said = line.value if isinstance(line, ast.Expr) else None
+    return (
+        inspect.cleandoc(said.value) if isinstance(said, ast.Constant) and isinstance(said.value, str) else ""
+    )
+
+
+def _classes(inside: ast.AST, place: str = "") -> Iterator[tuple[str, ast.ClassDef]]:
+    """All classes by qualified name."""
+    for node in ast.iter_child_nodes(inside):
+        if isinstance(node, ast.ClassDef):
+            yield place + node.name, node
+            yield from _classes(node, f"{place}{node.name}.")
+        elif isinstance(node, ast.FunctionDef):
+            yield from _classes(node, f"{place}{node.name}.<locals>.")
+        elif isinstance(node, ast.stmt):
+            yield from _classes(node, place)
