@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.light import ONLY
+from tests.light import LATER, ONLY
 
 if TYPE_CHECKING:
     from equipoise.blueprint import Blueprint, Built
@@ -68,13 +68,18 @@ def pytest_collection_finish() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave to the sweep what only repeats."""
     wanted = {(test, one) for test, ones in ONLY.items() for one in ones}
+    named = {*LATER, *LATER.values()}
     for item in items:
         test, _, parameters = item.nodeid.removeprefix("tests/").partition("[")
+        named.discard(test)
+        if test in LATER:
+            item.add_marker(pytest.mark.sweep)
         if test in ONLY and (test, parameters.removesuffix("]")) not in wanted:
             item.add_marker(pytest.mark.sweep)
         wanted.discard((test, parameters.removesuffix("]")))
-    if config.args == config.getini("testpaths") and wanted:
-        raise pytest.UsageError(f"tests/light.py keeps tests that are not there: {sorted(wanted)}")
+    if config.args == config.getini("testpaths") and (wanted or named):
+        lost = sorted(wanted) + sorted(named)
+        raise pytest.UsageError(f"tests/light.py keeps tests that are not there: {lost}")
 
 
 @pytest.fixture(autouse=True, scope="session")

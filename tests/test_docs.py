@@ -437,8 +437,20 @@ def runs(block: Block) -> bool:
     return not block.reason and (block.language in (*SHELL, "python") or bool(block.title))
 
 
+REPEATING = ("CONTRIBUTING.md", "docs/choosing.md", "docs/compare.md", "docs/results/privacy.md")
+"""Their commands are read in `make test` as those of all pages; README.md, docs/python.md and
+docs/own-method.md run the same verbs."""
+
+
+def pages_that_run() -> Iterator[object]:
+    """The pages with something to run; those that repeat others only in the sweep."""
+    for page in sorted({block.page for block in blocks() if runs(block)}):
+        again = name_of(page) in REPEATING
+        yield pytest.param(page, id=name_of(page), marks=[pytest.mark.sweep] if again else [])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", sorted({block.page for block in blocks() if runs(block)}), ids=name_of)
+@pytest.mark.parametrize("page", list(pages_that_run()))
 def test_the_blocks_of_a_page_run(
     page: Path, things: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
