@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 unexport PYTHONDONTWRITEBYTECODE  # compiled files save every process we start half a second
 
-.PHONY: demo test suite test-all test-hospitals test-flower audit attacks browser quick docs lint types format bench setup setup-dev clean
+.PHONY: demo test suite style test-all test-hospitals test-flower audit attacks browser quick docs lint types format bench setup setup-dev clean
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -35,7 +35,7 @@ MEMORY := $(shell [ -w /dev/shm ] && [ "$$(df -Pk /dev/shm | awk 'NR == 2 {print
 TEST = $(if $(MEMORY),TMPDIR=$(MEMORY) )$(BIN)/python -m pytest# what tests write is kept in memory where there is room
 
 test: $(VENV)/.dev browser  ## every check, and every test but those of test-all, test-hospitals and audit
-	@$(MAKE) --no-print-directory --jobs=2 lint suite
+	@$(MAKE) --no-print-directory --jobs=2 style suite
 
 suite:
 	$(TEST) -n 3 --dist worksteal -m "not hospitals and not sweep and not audit"
@@ -64,11 +64,13 @@ test-flower: $(VENV)/.dev  ## tests/flower, real processes included, with anothe
 quick: $(VENV)/.dev browser  ## the tests that take seconds
 	$(TEST) -n 3 --dist worksteal -m "not slow and not hospitals and not sweep and not audit"
 
-lint: $(VENV)/.dev
+style: $(VENV)/.dev
 	$(BIN)/ruff check src tests benchmarks docs
 	$(BIN)/ruff format --check src tests benchmarks docs
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+lint: style  ## and whether generated pages are fresh, which a test asks too
 	$(BIN)/python docs/generate.py --check
 
 format: $(VENV)/.dev

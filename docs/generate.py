@@ -41,6 +41,7 @@ from equipoise.losses import OBJECTIVES
 from equipoise.methods import METHODS, Method
 from equipoise.nets import NETS, NetOptions
 from equipoise.nets.weights import KNOWN
+from equipoise.options import described
 from equipoise.site import Loc, PrivacyOptions, TrainOptions
 from equipoise.site.views import VIEWS
 
@@ -118,11 +119,13 @@ def options(
 
     `but` leaves out what a base class says in the same way; `first` are defaults that the config fills in.
     """
-    rows = []
+    rows, texts = [], described(cls)
+    same = {name for name, text in described(but).items() if text == texts[name]} if but else set()
     for name, field in cls.model_fields.items():
-        if but and (name == "kind" or (name in but.model_fields and _alike(field, but.model_fields[name]))):
+        value = field.get_default()
+        if but and (name == "kind" or (name in same and value == but.model_fields[name].get_default())):
             continue
-        value = field.get_default() if name not in (first or {}) else (first or {})[name]
+        value = (first or {}).get(name, value)
         nested = model_of(field.annotation)
         needed = field.is_required() and name not in (first or {})
         default = "required" if needed else "" if nested or value is None else f"`{plain(value)}`"
@@ -131,7 +134,7 @@ def options(
                 f"`{prefix}{name}`",
                 kind_of(field.annotation) + bounds(field),
                 default,
-                sentence(field.description),
+                sentence(texts[name]),
             )
         )
         if nested:
@@ -143,10 +146,6 @@ def model_of(annotation: Any) -> type[BaseModel] | None:
     """The options class of a key that is a table, also of one that may be left out."""
     inside = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
     return next((one for one in inside if isinstance(one, type) and issubclass(one, BaseModel)), None)
-
-
-def _alike(field: FieldInfo, other: FieldInfo) -> bool:
-    return field.get_default() == other.get_default() and field.description == other.description
 
 
 def sentence(text: str | None) -> str:

@@ -1,5 +1,9 @@
 """Shared fixtures: one thread, a cache folder and a list of trusted code of the tests' own, and the real
-images where they are at hand."""
+images where they are at hand.
+
+What takes a second to import (torch, Equipoise) is imported by fixtures: the process that only deals tests
+out to others does without.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +11,50 @@ import gc
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
-from tests.light import ONLY
+from tests.light import LATER, ONLY
 
-from equipoise import running
-from equipoise.blueprint import Blueprint, Built
-from equipoise.config import Config, resolve
-from equipoise.engine import frames
-from equipoise.exchange import Ledger
-from equipoise.keeping import bare, read_lines
-from equipoise.nets import state
-from equipoise.tree import flat_digest
+if TYPE_CHECKING:
+    from equipoise.blueprint import Blueprint, Built
+    from equipoise.config import Config
+    from equipoise.exchange import Ledger
 
-PROBE = running.probe
-NURSERY, USUAL = Path(__file__).with_name("nursery.py"), frames.command
+NURSERY, DOOR = Path(__file__).with_name("nursery.py"), "EQUIPOISE_TEST_NURSERY"
+DEALER = pytest.StashKey[tuple[tempfile.TemporaryDirectory[str], subprocess.Popen[bytes]]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Where tests are dealt out to several processes, these have one nursery."""
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        folder = tempfile.TemporaryDirectory(prefix="nursery-")
+        os.environ[DOOR] = f"{folder.name}/door"
+        config.stash[DEALER] = (folder, begin_nursery(os.environ[DOOR]))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if DEALER in config.stash:
+        folder, process = config.stash[DEALER]
+        end_nursery(process)
+        folder.cleanup()
+
+
+def begin_nursery(address: str) -> subprocess.Popen[bytes]:
+    one_core = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    command = [sys.executable, str(NURSERY), "nursery", address]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, env=os.environ | one_core, start_new_session=True)
+
+
+def end_nursery(process: subprocess.Popen[bytes]) -> None:
+    """It ends when its input does."""
+    assert process.stdin is not None
+    process.stdin.close()
+    process.wait()
 
 
 def pytest_collection_finish() -> None:
@@ -40,17 +68,24 @@ def pytest_collection_finish() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave to the sweep what only repeats."""
     wanted = {(test, one) for test, ones in ONLY.items() for one in ones}
+    named = {*LATER, *LATER.values()}
     for item in items:
         test, _, parameters = item.nodeid.removeprefix("tests/").partition("[")
+        named.discard(test)
+        if test in LATER:
+            item.add_marker(pytest.mark.sweep)
         if test in ONLY and (test, parameters.removesuffix("]")) not in wanted:
             item.add_marker(pytest.mark.sweep)
         wanted.discard((test, parameters.removesuffix("]")))
-    if config.args == config.getini("testpaths") and wanted:
-        raise pytest.UsageError(f"tests/light.py keeps tests that are not there: {sorted(wanted)}")
+    if config.args == config.getini("testpaths") and (wanted or named):
+        lost = sorted(wanted) + sorted(named)
+        raise pytest.UsageError(f"tests/light.py keeps tests that are not there: {lost}")
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
+    import torch
+
     torch.set_num_threads(1)
 
 
@@ -63,39 +98,46 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _nursery(_cache: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Engines start their workers through a process that forks them (see `nursery.py`); it is there from the
-    first worker on."""
-    address = str(tmp_path_factory.mktemp("nursery") / "door")
-    begun: list[subprocess.Popen[bytes]] = []
-    lock = threading.Lock()
+def _nursery(_cache: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], list[str]]]:
+    """Engines start their workers through a process that forks them (see `nursery.py`); in a process that
+    tests by itself it is there from the first worker on."""
+    from equipoise.engine import frames
+
+    usual, begun, lock = frames.command, list[subprocess.Popen[bytes]](), threading.Lock()
+    address = os.environ.get(DOOR) or str(tmp_path_factory.mktemp("nursery") / "door")
 
     def command(module: str) -> list[str]:
         with lock:
-            if not begun:
-                begun.append(frames.begin([sys.executable, str(NURSERY), "nursery", address]))
-                assert begun[0].stdout is not None
-                begun[0].stdout.readline()
+            if DOOR not in os.environ and not begun:
+                begun.append(begin_nursery(address))
         return [sys.executable, "-S", "-E", str(NURSERY), "worker", address, module]
 
     frames.command = command
-    yield
-    frames.command = USUAL
+    yield usual
+    frames.command = usual
     for process in begun:
-        frames.end(process)
+        end_nursery(process)
 
 
 @pytest.fixture(autouse=True)
-def _real_workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _real_workers(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    _nursery: Callable[[str], list[str]],
+) -> None:
     """But not in tests that are about processes."""
     if request.node.get_closest_marker("real_workers"):
-        monkeypatch.setattr(frames, "command", USUAL)
+        monkeypatch.setattr("equipoise.engine.frames.command", _nursery)
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _ledgers() -> Iterator[None]:
+def _ledgers() -> Iterator[Callable[..., Ledger]]:
     """What a run will exchange is found out once for all runs of the same method, net and settings."""
-    known: dict[tuple[Any, ...], Ledger] = {}
+    from equipoise import running
+    from equipoise.nets import state
+    from equipoise.tree import flat_digest
+
+    usual, known = running.probe, dict[tuple[Any, ...], "Ledger"]()
 
     def probe(blueprint: Blueprint, built: Built, everyone: int, *rest: Any) -> Ledger:
         net = flat_digest({name: tensor.detach().cpu() for name, tensor in state(built.net).items()})
@@ -109,19 +151,21 @@ def _ledgers() -> Iterator[None]:
             rest[3:],
         )
         if key not in known:
-            known[key] = PROBE(blueprint, built, everyone, *rest)
+            known[key] = usual(blueprint, built, everyone, *rest)
         return known[key]
 
     running.probe = probe
-    yield
-    running.probe = PROBE
+    yield usual
+    running.probe = usual
 
 
 @pytest.fixture(autouse=True)
-def _real_probe(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _real_probe(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, _ledgers: Callable[..., Ledger]
+) -> None:
     """But not in tests that are about that."""
     if request.node.get_closest_marker("real_probe"):
-        monkeypatch.setattr(running, "probe", PROBE)
+        monkeypatch.setattr("equipoise.running.probe", _ledgers)
 
 
 @pytest.fixture(scope="session")
@@ -138,12 +182,13 @@ def shared_data() -> Path:
 
 # Tiny runs: three sites, some forty images of 16 pixels, two rounds; a third of a second each ---------------
 
-MakeConfig = Callable[..., Config]
+MakeConfig = Callable[..., "Config"]
 
 
 @pytest.fixture(scope="session")
 def tiny() -> MakeConfig:
     """tiny(method, engine={…}, train={…}, base=…) → a resolved config."""
+    from equipoise.config import resolve
 
     def make(method: str = "fedavg", base: Path | None = None, **sections: dict[str, Any]) -> Config:
         table: dict[str, dict[str, Any]] = {
@@ -163,6 +208,7 @@ def tiny() -> MakeConfig:
 @pytest.fixture(scope="session")
 def rows() -> Callable[[Path], list[dict[str, Any]]]:
     """The metrics rows of a run folder; bytes depend on who answered how, not on the result."""
+    from equipoise.keeping import bare, read_lines
 
     def read(folder: Path) -> list[dict[str, Any]]:
         lines = [bare(line) for line in read_lines(folder / "metrics.jsonl")[0]]

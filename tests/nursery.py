@@ -15,6 +15,7 @@ import select
 import signal
 import socket
 import sys
+import time
 
 BOX = 2**20
 
@@ -22,7 +23,7 @@ BOX = 2**20
 def worker(address: str, module: str) -> int:
     """Be a worker: send our pipes, folder and environment to the nursery, and end as the fork ends."""
     with socket.socket(socket.AF_UNIX) as line:
-        line.connect(address)
+        _reach(line, address)
         letter = json.dumps(
             {"module": module, "folder": os.getcwd(), "environment": dict(os.environ)}
         ).encode()
@@ -39,16 +40,31 @@ def worker(address: str, module: str) -> int:
     return code
 
 
+def _reach(line: socket.socket, address: str) -> None:
+    """Connect to the nursery, which may still be importing."""
+    end = time.monotonic() + 300
+    while True:
+        try:
+            return line.connect(address)
+        except (FileNotFoundError, ConnectionRefusedError):
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.05)
+
+
 def nursery(address: str) -> None:
     """Fork a worker for everyone who asks, until our input ends."""
     import equipoise.compare.worker
     import equipoise.worker  # noqa: F401
+    from equipoise.report.page import _templates
+
+    for name in _templates().list_templates(extensions=["j2"]):
+        _templates().get_template(name)  # compiled once for all
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(address)
-        door.listen()
-        print("ready", flush=True)
+        door.listen(64)
         while True:
             ready, _, _ = select.select([door, 0], [], [])
             if 0 in ready:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,9 +21,9 @@ def forgotten(folder: Path) -> Iterator[None]:
     _drop_finders()
     yield
     _drop_finders()
+    inside = f"{folder}{os.sep}"
     for name, module in [*sys.modules.items()]:
-        place = getattr(module, "__file__", None)
-        if place and Path(place).is_relative_to(folder):
+        if (getattr(module, "__file__", None) or "").startswith(inside):
             del sys.modules[name]
 
 

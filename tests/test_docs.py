@@ -101,7 +101,12 @@ def blocks() -> tuple[Block, ...]:
 
 @pytest.fixture(scope="module")
 def generate() -> ModuleType:
-    return load(DOCS / "generate.py")
+    """The script; what it says of the code, which does not change meanwhile, is made once."""
+    module = load(DOCS / "generate.py")
+    pages, pictures = module.PAGES, module.PICTURES
+    module.PAGES = {page: {name: cache(part) for name, part in pages[page].items()} for page in pages}
+    module.PICTURES = {name: cache(draw) for name, draw in pictures.items()}
+    return module
 
 
 def test_generated_parts_are_fresh(generate: ModuleType) -> None:
@@ -377,7 +382,10 @@ SMALLER = {
     r"--methods all\b": "--methods local,fedavg",
     r"--folds 5\b": "--folds 2",
     r"\brounds ?= ?\d+": "rounds=1",
+    r'"rounds": \d+': '"rounds": 1',
     r"^scale = [\d.]+": "scale = 0.004",
+    r'"scale": [\d.]+': '"scale": 0.004',
+    r'"image_size": \d+': '"image_size": 16',
 }
 """What is cut down before a block is run, so that it takes seconds."""
 
@@ -429,8 +437,20 @@ def runs(block: Block) -> bool:
     return not block.reason and (block.language in (*SHELL, "python") or bool(block.title))
 
 
+REPEATING = ("CONTRIBUTING.md", "docs/choosing.md", "docs/compare.md", "docs/results/privacy.md")
+"""Their commands are read in `make test` as those of all pages; README.md, docs/python.md and
+docs/own-method.md run the same verbs."""
+
+
+def pages_that_run() -> Iterator[object]:
+    """The pages with something to run; those that repeat others only in the sweep."""
+    for page in sorted({block.page for block in blocks() if runs(block)}):
+        again = name_of(page) in REPEATING
+        yield pytest.param(page, id=name_of(page), marks=[pytest.mark.sweep] if again else [])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", sorted({block.page for block in blocks() if runs(block)}), ids=name_of)
+@pytest.mark.parametrize("page", list(pages_that_run()))
 def test_the_blocks_of_a_page_run(
     page: Path, things: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -296,8 +297,9 @@ def _numpy_state() -> Iterator[None]:
     np.random.set_state(before)
 
 
-def failing(method: type[Method], only: set[str] | None = None) -> dict[str, str]:
-    """The checks that fail, with their messages."""
+@cache
+def failing(method: type[Method], only: frozenset[str]) -> dict[str, str]:
+    """The checks that fail, with their messages; tried once for all tests that ask for the same."""
     found = {}
     for name, check in method_checks(method, only=only):
         try:
@@ -309,7 +311,7 @@ def failing(method: type[Method], only: set[str] | None = None) -> dict[str, str
 
 @pytest.mark.parametrize("method", [cls for cls, checks in BROKEN.items() if checks])
 def test_broken_method_is_noticed(method: type[Method]) -> None:
-    found = failing(method, BROKEN[method])
+    found = failing(method, frozenset(BROKEN[method]))
     assert set(found) == BROKEN[method]
     for name, text in found.items():
         assert method.__name__ in text
@@ -321,12 +323,12 @@ def test_broken_method_is_noticed(method: type[Method]) -> None:
     "method", [Sound, *(pytest.param(one, marks=pytest.mark.sweep) for one in (Leaky, AllOrNothing))]
 )
 def test_broken_method_fails_nothing_else(method: type[Method]) -> None:
-    assert set(failing(method, set(CHECKS) - {"pool", "overfits"})) == BROKEN[method] - {"overfits"}
+    assert set(failing(method, frozenset(CHECKS) - {"pool", "overfits"})) == BROKEN[method] - {"overfits"}
 
 
 @pytest.mark.slow
 def test_method_that_differs_by_process_is_noticed() -> None:
-    assert set(failing(ByProcess, {"same_seed", "pool"})) == {"pool"}
+    assert set(failing(ByProcess, frozenset({"same_seed", "pool"}))) == {"pool"}
 
 
 @pytest.mark.parametrize(
@@ -346,7 +348,7 @@ def test_method_that_differs_by_process_is_noticed() -> None:
     ],
 )
 def test_message_says_what_differed(method: type[Method], check: str, expected: str) -> None:
-    assert expected in failing(method, {check})[check]
+    assert expected in failing(method, frozenset(BROKEN[method]))[check]
 
 
 def test_task_that_is_let_in_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,6 +137,8 @@ class Code:
         """The files of a module and of the packages it is in, as far as they belong to this code."""
         path: Sequence[str] | None = None
         parts = name.split(".")
+        if self.path is not None and parts[0] == PACKAGE and not name.startswith(COUNTED):
+            return
         for i in range(1, len(parts) + 1):
             spec = _spec(".".join(parts[:i]), path)
             if spec is None and i == 1 and self.path is not None:

@@ -4,6 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from equipoise.data import KINDS, SETS, CsvData, FolderData, PhantomData, Split
+from equipoise.options import described
 
 
 def test_every_kind_knows_its_name() -> None:
@@ -15,8 +16,8 @@ def test_every_kind_knows_its_name() -> None:
 
 def test_every_option_is_described() -> None:
     for options in KINDS.values():
-        fields = options.model_fields.items()
-        assert [name for name, field in fields if not field.description and name != "kind"] == []
+        texts = described(options)
+        assert [name for name, text in texts.items() if not text and name != "kind"] == []
 
 
 def test_a_bare_split_is_a_column() -> None:

@@ -203,9 +203,9 @@ def test_a_site_cannot_change_its_journal_alone(how: str, copies: tuple[Path, Pa
 # What a site keeps ------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def asked(tiny: MakeConfig, town: Any) -> tuple[Path, Callable[[], dict[str, Any]]]:
-    """A site's folder that has answered once, and a question to a desk that is opened anew."""
+@pytest.fixture(scope="module")
+def answered(tiny: MakeConfig, town: Any) -> tuple[Path, dict[str, Any], bytes]:
+    """A site's folder that has answered once, and the question."""
     there, kept = town(tiny("fca", train={"rounds": 1})), list[Any]()
 
     def tap(message: Any, reply: Any) -> Any:
@@ -217,7 +217,16 @@ def asked(tiny: MakeConfig, town: Any) -> tuple[Path, Callable[[], dict[str, Any
     there.go()
     folder = there.sites["site-00"]
     apps.desk(str(folder)).close()
-    table, data = next((table, data) for table, data in kept if table["site"] == "site-00")
+    return folder, *next((table, data) for table, data in kept if table["site"] == "site-00")
+
+
+@pytest.fixture
+def asked(
+    answered: tuple[Path, dict[str, Any], bytes], tmp_path: Path
+) -> tuple[Path, Callable[[], dict[str, Any]]]:
+    """A copy of that folder, and the question to a desk that is opened anew."""
+    there, table, data = answered
+    folder = Path(shutil.copytree(there, tmp_path / "site"))
     tickets = iter(range(table["ticket"] + 10**12, 2**63))
 
     def ask(**changes: Any) -> dict[str, Any]:

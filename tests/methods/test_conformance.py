@@ -14,11 +14,15 @@ SLOW = {"pool"}
 """starts worker processes"""
 OF_THE_ENGINE = {"pool", "dropout", "other_seed", "overfits"}
 """what a method could break only by what it asks, sends or keeps; and its loss has tests of its own"""
+LEARNERS = ("fedavg", "fca", "fediic", "fedmlp")
+"""with these alone: another seed, and learning by heart; golden numbers show that others learn as before"""
 WITH_STATE = (*OWN, "fedavgm", "moon", "creff", "fedbabu", "cbafed", "rscfed")
 """each keeps something else from round to round: what a resumed run must have again"""
 
 
 def left_to_the_sweep(method: str, rule: str) -> bool:
+    if rule in ("other_seed", "overfits"):
+        return method not in LEARNERS
     return method not in (WITH_STATE if rule == "resume" else OWN) and rule in {*OF_THE_ENGINE, "resume"}
 
 

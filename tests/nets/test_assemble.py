@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from equipoise.errors import ConfigError
 from equipoise.nets import NETS, Cosine, Net, NetOptions, ProjectorSpec, build, state
+from equipoise.options import described
 
 BASE = Path()
 
@@ -109,8 +110,8 @@ def test_wrong_options_are_refused(options, message):
 
 
 def test_every_architecture_is_named_in_the_description():
-    described = NetOptions.model_fields["name"].description
-    assert [name for name in NETS if name not in str(described)] == []
+    text = described(NetOptions)["name"]
+    assert [name for name in NETS if name not in text] == []
 
 
 def test_importing_is_light():

@@ -10,6 +10,7 @@ from typing import Any
 
 from equipoise.data.sets import SETS
 from equipoise.methods import METHODS, Method, find
+from equipoise.options import described
 
 
 def describe_all() -> list[dict[str, Any]]:
@@ -20,6 +21,7 @@ def describe_all() -> list[dict[str, Any]]:
 def describe(name: str) -> dict[str, Any]:
     """One method, by name or as FILE.py:Class."""
     method = find(name, Path.cwd())
+    texts = described(method)
     return {
         "name": name,
         "about": inspect.cleandoc(method.__doc__ or "").split("\n\n")[0],
@@ -33,7 +35,7 @@ def describe(name: str) -> dict[str, Any]:
                 "name": key,
                 "default": field.get_default(),
                 "type": _type_name(field.annotation),
-                "about": field.description or "",
+                "about": texts[key],
             }
             for key, field in method.model_fields.items()
         ],

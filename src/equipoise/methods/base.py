@@ -41,7 +41,7 @@ in one place, which only a simulation can have"""
 class Method(BaseModel):
     """FedAvg's round around any loss; the base of every method."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     paper: ClassVar[str] = ""
     tasks: ClassVar[tuple[Task, ...]] = ("single", "multi")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from unicodedata import east_asian_width
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 WIDTH, HEIGHT = 400, 230
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 12, 40
@@ -43,14 +43,13 @@ def svg(title: str, words: str, height: float, parts: Sequence[Markup]) -> Marku
 def mark(tag: str, hover: str = "", /, **facts: float | str) -> Markup:
     """An element that tells `hover` to the pointer; attributes as keywords, `class_` and `stroke_width` for
     what Python cannot say."""
-    shown = (
-        (name.strip("_").replace("_", "-"), round(fact, 1) if isinstance(fact, float) else fact)
-        for name, fact in facts.items()
-    )
-    attributes = Markup("").join(Markup(' {}="{}"').format(name, fact) for name, fact in shown)
+    attributes = ""
+    for name, fact in facts.items():
+        shown = round(fact, 1) if isinstance(fact, float) else escape(fact)
+        attributes += f' {name.strip("_").replace("_", "-")}="{shown}"'
     if not hover:
-        return Markup("<{}{}/>").format(tag, attributes)
-    return Markup("<{0}{1}><title>{2}</title></{0}>").format(tag, attributes, hover)
+        return Markup(f"<{tag}{attributes}/>")
+    return Markup(f"<{tag}{attributes}><title>{escape(hover)}</title></{tag}>")
 
 
 def label(

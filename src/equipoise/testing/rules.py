@@ -19,6 +19,7 @@ from equipoise.errors import MethodError
 from equipoise.evaluate import ENDING
 from equipoise.exchange import decode_upload
 from equipoise.exchange.ledger import Entry, entries
+from equipoise.options import described
 from equipoise.testing.bench import Bench
 from equipoise.testing.federations import CLASSES, ODD, ORDINARY, OVERFIT, STILL
 from equipoise.testing.traces import expect, finite, nobody_lost, raw
@@ -40,7 +41,7 @@ def check_documented(bench: Bench) -> None:
     if cited:
         author, year = cited.groups()
         expect(author in text and year in text, f"the module docstring does not cite {author} … {year}")
-    bare = [name for name, about in cls.model_fields.items() if not about.description]
+    bare = [name for name, text in described(cls).items() if not text]
     expect(not bare, f"the hyper-parameter '{bare[0] if bare else ''}' has no docstring")
 
 
