@@ -38,7 +38,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 
 from equipoise.deploy import flower
 from equipoise.deploy.keys import new_keys, new_pair
-from equipoise.engine.flower.wire import BYTES, JSON, TABLE, array, unwrap, wrap
+from equipoise.engine.flower.wire import BYTES, INLINE, JSON, TABLE, array, unwrap, wrap
 
 RUN = 7
 KEY = ec.generate_private_key(ec.SECP384R1())
@@ -244,6 +244,10 @@ def test_a_large_message_is_not_held_three_times() -> None:
         tracemalloc.stop()
     assert received < 2.2 * len(data)
     assert sent < 1.2 * len(data)  # beside the answer itself: one piece, and its copies on the way
+
+
+def test_messages_that_go_together_fit_into_one_parcel() -> None:
+    assert (flower.TOGETHER + 1) * INLINE <= flower.PARCEL
 
 
 def test_no_message_is_none() -> None:

@@ -79,7 +79,6 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from equipoise.deploy.parcel import pack, unpack
-from equipoise.engine.flower.wire import INLINE
 
 __all__ = ["ExecutionSpec", "LaunchResult", "SubprocessExecutor", "TaskType"]
 
@@ -98,7 +97,7 @@ PUSHED = {
 PARCEL = 4 * 2**20
 """bytes of parts that go with a message; the others, pieces of large arrays, are sent and fetched one by one.
 Less than such a piece has, so that a server that lets in a piece lets in a parcel"""
-TOGETHER = PARCEL // INLINE - 1
+TOGETHER = 15
 """messages without arrays that are sure to go into one parcel"""
 LAYERS = {"Control": "/v1/control/", "NodeAuth": FLEET, "Fleet": FLEET, "RuntimeTracing": RUNTIME}
 """by the first word of its name: the requests that a layer of the SuperLink looks at"""
@@ -402,16 +401,22 @@ class Post:
     def _receive(self, run: int, tree: Any, parts: Mapping[str, bytes]) -> Message:
         """A message, of which some parts are here already."""
         number = tree.object_id
-        contents, arrays = dict[str, bytes](), dict[str, Any]()
+        contents, arrays = dict[str, bytes](), dict[str, tuple[Array, bytearray]]()
         self._fetch(run, tree, parts, contents, arrays)
         if any(one.object_id not in parts for one in iterate_object_tree(tree)):
             self._call(
                 self._client.ConfirmMessageReceived,
                 ConfirmMessageReceivedRequest(node=self._node, run_id=run, message_object_id=number),
             )
-        message = inflate_object_from_contents(number, contents, objects=arrays)
+        message = inflate_object_from_contents(
+            number, contents, objects={name: empty for name, (empty, _) in arrays.items()}
+        )
         if not isinstance(message, Message):
             raise MessageLost(f"a {type(message).__name__} came in place of a message")
+        if message.has_content():
+            for record in message.content.array_records.values():
+                for array in record.values():
+                    array.data = arrays[array.data.decode()][1]
         message.metadata.__dict__["_message_id"] = number  # its own number is not in its content
         return message
 
@@ -421,10 +426,11 @@ class Post:
         tree: Any,
         parts: Mapping[str, bytes],
         contents: dict[str, bytes],
-        arrays: dict[str, Any],
+        arrays: dict[str, tuple[Array, bytearray]],
     ) -> None:
-        """Fetch a part of a message with all that is below it. An array, which may be as large as a model, is
-        put together here: Flower would hold its bytes three times."""
+        """Fetch a part of a message with all that is below it. The bytes of an array, which may be as many as
+        a model has, are put together here, and its number is in their place until the message is made: Flower
+        would hold them three times."""
         content = parts.get(tree.object_id) or self._part(run, tree.object_id)
         kind, children, _ = get_object_head_values_from_object_content(content)
         if kind != Array.__qualname__:
@@ -433,16 +439,29 @@ class Post:
                 self._fetch(run, child, parts, contents, arrays)
             return
         facts = json.loads(get_object_body(content, Array))
-        pieces = {}
-        for child in children:
-            piece = parts.get(child) or self._part(run, child)
-            length = get_object_head_values_from_object_content(piece)[2]
-            pieces[child] = memoryview(piece)[len(piece) - length :]
-        order = facts["arraychunk_ids"]
-        if sum(len(pieces[children[place]]) for place in order) > LARGEST:  # one piece may be named often
-            raise MessageLost("the server sent an array that is larger than any model")
-        data = b"".join(pieces[children[place]] for place in order)
-        arrays[tree.object_id] = Array(facts["dtype"], tuple(facts["shape"]), facts["stype"], data)
+        arrays[tree.object_id] = (
+            Array(facts["dtype"], tuple(facts["shape"]), facts["stype"], tree.object_id.encode()),
+            self._joined(run, children, facts["arraychunk_ids"], parts),
+        )
+
+    def _joined(
+        self, run: int, children: Sequence[str], order: Sequence[int], parts: Mapping[str, bytes]
+    ) -> bytearray:
+        """The bytes of an array, piece by piece; a piece that comes again is kept until then."""
+        data, kept = bytearray(), dict[int, memoryview]()
+        last = {place: turn for turn, place in enumerate(order)}
+        for turn, place in enumerate(order):
+            body = kept.pop(place, None)
+            if body is None:
+                piece = parts.get(children[place]) or self._part(run, children[place])
+                length = get_object_head_values_from_object_content(piece)[2]
+                body = memoryview(piece)[len(piece) - length :]
+            if len(data) + len(body) > LARGEST:  # one piece may be named often
+                raise MessageLost("the server sent an array that is larger than any model")
+            data += body
+            if last[place] > turn:
+                kept[place] = body
+        return data
 
     def _part(self, run: int, number: str) -> bytes:
         """One part of a message, which may still be on its way to the SuperLink."""

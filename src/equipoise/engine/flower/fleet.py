@@ -251,6 +251,7 @@ class FlowerEngine:
                 if answered is not None:
                     del owed[answered[0]]
                     yield answered
+                    answered = None
             late = [site for site, debt in owed.items() if not self._may_wait(debt)]
             again = [site for site in late if site in online and owed[site].tries <= self.retries]
             self._send(again, owed, online, kind, letter, round)
