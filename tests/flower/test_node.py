@@ -226,7 +226,7 @@ def test_a_piece_that_is_named_too_often_fills_no_memory(monkeypatch: pytest.Mon
 
 
 def test_a_large_message_is_not_held_three_times() -> None:
-    data = random.Random(0).randbytes(3 * PIECE)
+    data = random.Random(0).randbytes(8 * PIECE)
     server = SuperLink(Message(large(data), 3, "train.train"))
     node, _, _ = make(server)
     tracemalloc.start()
@@ -242,8 +242,8 @@ def test_a_large_message_is_not_held_three_times() -> None:
         sent = tracemalloc.get_traced_memory()[1] - before
     finally:
         tracemalloc.stop()
-    assert received < 2.2 * len(data)
-    assert sent < 1.2 * len(data)  # beside the answer itself: one piece, and its copies on the way
+    assert received < 1.5 * len(data)  # the message itself, and a piece with its copies on the way
+    assert sent < 0.5 * len(data)  # beside the answer itself: such a piece
 
 
 def test_messages_that_go_together_fit_into_one_parcel() -> None:

@@ -31,7 +31,7 @@ from starlette.concurrency import run_in_threadpool
 from equipoise.deploy import flower, inside, listen
 from equipoise.deploy.access import LATER, Access, App, Event, Receive, Scope, Send, read_secret
 from equipoise.deploy.limits import Limits
-from equipoise.deploy.parcel import unpack
+from equipoise.deploy.parcel import pack, unpack
 
 SENDERS = {flower.RUNTIME: flower.FLEET, flower.FLEET: flower.RUNTIME}
 """whose messages are for whom: the coordinator's process comes in at one path, the sites at the other"""
@@ -134,7 +134,7 @@ class Parcels:
         if numbers == [last]:
             await run_in_threadpool(flower.forget, app, numbers)
         elif numbers:
-            parcel, whole = await run_in_threadpool(flower.hand_out, app, side, response)
+            parcel, whole = await self._parcel(app, side, response)
             if whole == numbers:
                 self._sent[key] = numbers, response
                 await _respond(send, OK, parcel)
@@ -142,14 +142,21 @@ class Parcels:
         status, response = await self._ask(scope, receive, send, side + flower.PULL, head)
         if status != OK:
             return
-        parcel, whole = (b"", [])
-        if response:
-            parcel, whole = await run_in_threadpool(flower.hand_out, app, side, response)
+        parcel, whole = await self._parcel(app, side, response)
         if whole and side == flower.FLEET:
             self._sent[key] = whole, response
         else:
             await run_in_threadpool(flower.forget, app, whole)
         await _respond(send, OK, parcel)
+
+    async def _parcel(self, app: Any, side: str, response: bytes) -> tuple[bytes, list[str]]:
+        """What is sent in place of Flower's response to a pull, and the messages that are whole with it."""
+        if not response:
+            return b"", []
+        try:
+            return await run_in_threadpool(flower.hand_out, app, side, response)
+        except Exception:  # Flower trips over its database now and then; the parts can be fetched one by one
+            return pack([response]), []
 
     async def _ask(
         self, scope: Scope, receive: Receive, send: Send, path: str, body: bytes
