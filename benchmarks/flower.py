@@ -268,7 +268,7 @@ def soak(sites: int, rounds: int, every: int) -> int:
                 rows.look()
                 for number in range(before, len(rows.done)):
                     seen.append(time.monotonic())
-                    if number in (10, rounds):
+                    if number % max(1, rounds // 5) == 0:
                         sizes[number] = {pid: (part, memory(pid)) for pid, part in members(made).items()}
                     if number % every == 0 and number < rounds:
                         if away:  # who left last comes back
@@ -286,13 +286,12 @@ def soak(sites: int, rounds: int, every: int) -> int:
         wrong = [*lost, *_unverified(out, made, names)]
         lines, _ = read_journal(out / "journal.jsonl")
     print(f"{len(rows.done) - 1} of {rounds} rounds, {len(away)} absences, {len(lines)} lines in the journal")
-    for part in dict.fromkeys(PARTS.values()):
-        at = [[size for name, size in sizes[number].values() if name == part] for number in (10, rounds)]
-        if all(at):
-            print(
-                f"  {part:26} {statistics.median(at[0]):6.0f} MB at round 10, "
-                f"{statistics.median(at[1]):6.0f} MB at round {rounds}"
-            )
+    print(f"median MB in memory after round    {' '.join(f'{number:6}' for number in sizes)}")
+    for part in PARTS.values():
+        found = [[size for name, size in found.values() if name == part] for found in sizes.values()]
+        print(
+            f"  {part:32} {' '.join(f'{statistics.median(one):6.0f}' if one else '     -' for one in found)}"
+        )
     print("\n".join(wrong) or "missing were those who had left, and nobody else; every journal is whole")
     print(f"ended with {result['state_hash'][:16]}")
     return int(bool(wrong))
