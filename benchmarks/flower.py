@@ -288,10 +288,9 @@ def soak(sites: int, rounds: int, every: int) -> int:
     print(f"{len(rows.done) - 1} of {rounds} rounds, {len(away)} absences, {len(lines)} lines in the journal")
     print(f"median MB in memory after round    {' '.join(f'{number:6}' for number in sizes)}")
     for part in PARTS.values():
-        found = [[size for name, size in found.values() if name == part] for found in sizes.values()]
-        print(
-            f"  {part:32} {' '.join(f'{statistics.median(one):6.0f}' if one else '     -' for one in found)}"
-        )
+        marks = [[size for name, size in mark.values() if name == part] for mark in sizes.values()]
+        shown = [f"{statistics.median(mark):6.0f}" if mark else "     -" for mark in marks]
+        print(f"  {part:32} {' '.join(shown)}")
     print("\n".join(wrong) or "missing were those who had left, and nobody else; every journal is whole")
     print(f"ended with {result['state_hash'][:16]}")
     return int(bool(wrong))
