@@ -188,10 +188,10 @@ class Wide(nn.Module):
 """
 
 
-def simulated(config: Config, folder: Path) -> tuple[str, float]:
+def simulated(table: dict[str, Any], folder: Path) -> tuple[str, float]:
     """The state that a simulation comes to, and the most megabytes it had in memory: for a process of its
     own."""
-    return run(config, folder).state_hash, memory(os.getpid(), "VmHWM")
+    return run(federated(resolve(table)), folder).state_hash, memory(os.getpid(), "VmHWM")
 
 
 def peaks(width: int, sites: int, folder: Path) -> tuple[dict[str, float], int, bool]:
@@ -213,7 +213,7 @@ def peaks(width: int, sites: int, folder: Path) -> tuple[dict[str, float], int, 
         found = made.perform(config, folder / "run", look, pause=0.2)
     row = json.loads((folder / "run" / "metrics.jsonl").read_text().splitlines()[0])
     with ProcessPoolExecutor(1, get_context("spawn")) as apart:
-        expected, most["simulation, one process"] = apart.submit(simulated, config, folder / "here").result()
+        expected, most["simulation, one process"] = apart.submit(simulated, table, folder / "here").result()
     return dict(most), row["bytes_down"] // sites, found["state_hash"] == expected
 
 
