@@ -261,10 +261,30 @@ NEEDS: dict[str, Check] = {
         "node", "run_id", "object_id", "object_content", "session_id"
     ),
     "flwr.proto.message_pb2:PushObjectResponse": fields("stored"),
+    "flwr.proto.runtime_pb2:PullAppMessagesRequest": fields("message_ids"),
+    "flwr.proto.runtime_pb2:PullAppMessagesResponse": fields("messages_list", "message_object_trees"),
+    "flwr.proto.runtime_pb2:PushAppMessagesRequest": fields("messages_list", "message_object_trees"),
+    "flwr.proto.runtime_pb2:PushAppMessagesResponse": fields("message_ids", "objects_to_push", "session_id"),
+    "flwr.supercore.protobuf.client:ProtobufClient._unary_unary": takes(
+        "*path", "*rpc_method", "*request", "*response_type"
+    ),
+    "flwr.supercore.protobuf.client:_unary_unary": says(
+        "request.SerializeToString(deterministic=True)", "result.ParseFromString(response.content)"
+    ),
+    "flwr.superlink.grid.http_grid:HttpGrid": says(
+        "def _runtime_client(self) -> RuntimeHttpClient", "self.node = Node(", "def get_nodes(self)"
+    ),
+    "flwr.supercore.runtime.runtime_http_client:RuntimeHttpClient": says(
+        "'/v1/runtime/pull-object'", "'/v1/runtime/push-object'", "'/v1/runtime/confirm-message-received'"
+    ),
+    "flwr.common.constant:ErrorCode": has("MESSAGE_UNAVAILABLE"),
+    "flwr.app.message.arraychunk:ArrayChunk": fields("data"),
     "flwr.app.message:remove_content_from_message": takes("message"),
     "flwr.common.serde:message_to_proto": takes("message"),
     f"{MEMBER}:get_all_nested_objects": takes("obj"),
     f"{MEMBER}:get_object_tree": takes("obj"),
+    f"{MEMBER}:get_object_id": takes("object_content"),
+    f"{MEMBER}:iterate_object_tree": takes("tree"),
     f"{MEMBER}:get_object_body": takes("object_content", "cls"),
     f"{MEMBER}:get_object_head_values_from_object_content": takes("object_content"),
     "flwr.app.message.array:Array": says(
@@ -349,6 +369,12 @@ NEEDS: dict[str, Check] = {
     "flwr.supercore.object_store:ObjectStoreFactory": exports,
     "flwr.supercore.object_store.object_store_factory:ObjectStoreFactory": says("def store(self)"),
     "flwr.server.superlink.linkstate.linkstate:LinkState": says("def get_node_id_by_public_key(self"),
+    "flwr.supercore.corestate.corestate:CoreState": says(
+        "def get_object(self, run_id: int, object_id: str) -> bytes | None",
+        "def store_object(self, run_id: int, session_id: str, object_id: str, object_content: bytes) -> bool",
+        "def object_store(self)",
+    ),
+    "flwr.supercore.object_store.object_store:ObjectStore": says("def delete(self, object_id: str)"),
 }
 
 
@@ -466,7 +492,7 @@ def test_what_the_server_builds_on() -> None:
     )
     translation = definition("flwr.supercore.protobuf.translation", "*") or ""
     for side in superlink.SENDERS:
-        for call in (*flower.PUSHES, flower.PULL):
+        for call in (flower.PUSH, flower.PULL, flower.PUSH_PART):
             assert f"{side}{call}" in translation, f"{side}{call} is not a path of Flower's any more"
     assert fleet.PullMessagesResponse().SerializeToString() == b""
     assert runtime.PullAppMessagesResponse().SerializeToString() == b""

@@ -9,18 +9,30 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
-from flwr.app import Array
+from flwr.app import Array, Message
+from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
+from flwr.proto.message_pb2 import Message as Envelope
+from flwr.proto.message_pb2 import Metadata
 from flwr.supercore.constant import TaskType
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_id,
+    get_object_tree,
+    iterate_object_tree,
+)
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.retry.http_retry import _RETRYABLE_STATUS_CODES
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResultStatus
 from starlette.middleware import Middleware
 
 from equipoise.deploy import flower, inside, processes, superlink
+from equipoise.deploy.parcel import pack, unpack
+from equipoise.engine.flower.wire import array, unwrap, wrap
 
 # Waiting for messages ---------------------------------------------------------------------------------------
 
@@ -189,6 +201,163 @@ def test_only_a_short_question_for_work_may_wait(monkeypatch: pytest.MonkeyPatch
     hold(monkeypatch, 1000.0)
     monkeypatch.setattr(superlink, "SMALL", 1)
     assert scene(Server().call("/v1/fleet/pull-messages")) == (200, b"")
+
+
+# Messages with their parts ----------------------------------------------------------------------------------
+
+
+class Parts:
+    """Flower's state, as far as parts of messages go."""
+
+    def __init__(self) -> None:
+        self.kept, self.refuse, self.dropped = dict[str, bytes](), False, list[str]()
+        self.state = SimpleNamespace(linkstate_factory=SimpleNamespace(state=lambda: self))
+
+    @property
+    def object_store(self) -> Any:
+        return SimpleNamespace(delete=self.dropped.append)
+
+    def get_object(self, run: int, number: str) -> bytes | None:
+        assert run == 7
+        return self.kept.get(number)
+
+    def store_object(self, run: int, session: str, number: str, content: bytes) -> bool:
+        assert (run, session) == (7, "session")
+        self.kept |= {} if self.refuse else {number: content}
+        return not self.refuse
+
+
+class Link(Parts):
+    """A server behind `Parcels`: sites are handed what waits, and what was pushed is written down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting, self.paths, self.status = list[Message](), list[str](), 200
+        self.app = superlink.Parcels(self.answer)
+
+    def put(self, data: bytes) -> Message:
+        """A message that is there, with all its parts."""
+        message = Message(wrap({}, {"payload": array(data)}), 3, "train.train", ttl=60.0)
+        message.metadata.__dict__["_run_id"] = 7
+        self.waiting.append(message)
+        self.kept |= {number: one.deflate() for number, one in get_all_nested_objects(message).items()}
+        return message
+
+    async def answer(self, scope: Any, receive: Any, send: Any) -> None:
+        self.paths.append(scope["path"])
+        heard = await receive()
+        body = b""
+        assert dict(scope["headers"])[b"content-length"] == b"%d" % len(heard["body"])
+        if scope["path"].endswith("/push-messages"):
+            pushed = PushMessagesRequest.FromString(heard["body"])
+            numbers = [one.object_id for one in iterate_object_tree(pushed.message_object_trees[0])]
+            body = PushMessagesResponse(objects_to_push=numbers, session_id="session").SerializeToString()
+        elif self.waiting:
+            message = self.waiting.pop(0)
+            envelope = Envelope(metadata=Metadata(run_id=7))
+            tree = get_object_tree(message)
+            kind = flower.PULLED[scope["path"].removesuffix(flower.PULL)]
+            answer = kind(messages_list=[envelope], message_object_trees=[tree])
+            body = answer.SerializeToString()
+        await send({"type": "http.response.start", "status": self.status})
+        await send({"type": "http.response.body", "body": body})
+
+    def call(self, path: str, body: bytes, key: bytes = b"north") -> tuple[int, bytes]:
+        said = list[Any]()
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(part: Any) -> None:
+            said.append(part)
+
+        headers = [(flower.KEY_HEADER.encode(), key), (b"content-length", b"%d" % len(body))]
+        scope = {"type": "http", "path": path, "headers": headers, "app": self, "state": {}}
+        scene(self.app(scope, receive, send))
+        return said[0]["status"], b"".join(part.get("body", b"") for part in said[1:])
+
+    def pull(self, last: str = "", key: bytes = b"north", side: str = flower.FLEET) -> list[bytes]:
+        status, body = self.call(side + flower.PULL_WHOLE, pack([b"", last.encode()]), key)
+        assert status == 200
+        return unpack(body)[1:] if body else []
+
+
+def test_a_message_is_handed_out_with_all_its_parts() -> None:
+    link = Link()
+    message = link.put(b"tensors")
+    parts = link.pull()
+    found = inflate_object_from_contents(message.object_id, {get_object_id(part): part for part in parts})
+    assert isinstance(found, Message) and unwrap(found.content)[1] == {"payload": b"tensors"}
+    assert link.paths == ["/v1/fleet/pull-messages"] and link.pull(message.object_id) == []
+    assert link.dropped == [message.object_id]
+
+
+def test_a_message_that_was_not_received_is_sent_again() -> None:
+    """To the site that it was for, until it says that it has it or begins anew."""
+    link = Link()
+    message = link.put(b"tensors")
+    first = link.pull()
+    assert link.pull(key=b"south") == [] and link.pull() == first == link.pull("another")
+    assert link.pull(message.object_id) == [] and link.pull() == []
+    link.put(b"more")
+    assert link.pull()
+    link.call("/v1/fleet/activate-node", b"")
+    assert link.pull() == []
+
+
+def test_of_a_large_message_the_small_parts_are_handed_out_and_nothing_is_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    link = Link()
+    message = link.put(bytes(500))
+    monkeypatch.setattr(flower, "PARCEL", 450)
+    parts = link.pull()
+    assert parts and all(len(part) < 500 for part in parts)
+    assert link.pull(message.object_id) == [] and link.dropped == []
+
+
+def test_parts_that_cannot_be_had_just_now_are_fetched_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower trips over its database now and then: its message is handed out all the same."""
+    link = Link()
+    link.put(b"tensors")
+    monkeypatch.setattr(link, "get_object", lambda run, number: 1 / 0)
+    status, body = link.call("/v1/fleet/pull-whole", pack([b"", b""]))
+    (head,) = unpack(body)
+    assert status == 200 and flower.PULLED[flower.FLEET].FromString(head).messages_list
+
+
+def test_the_training_loop_has_received_what_it_was_handed() -> None:
+    link = Link()
+    message = link.put(b"update")
+    assert link.pull(side=flower.RUNTIME) and link.paths == ["/v1/runtime/pull-messages"]
+    assert link.dropped == [message.object_id]
+
+
+@pytest.mark.parametrize("refuse", [False, True])
+def test_parts_that_come_with_a_message_are_kept_and_the_others_asked_for(refuse: bool) -> None:
+    link = Link()
+    link.refuse = refuse
+    message = Message(wrap({}, {"answer": array(b"update")}), 3, "train.train", ttl=60.0)
+    message.metadata.__dict__["_run_id"] = 7
+    objects = {number: one.deflate() for number, one in get_all_nested_objects(message).items()}
+    sent = list(objects.values())[1:]
+    request = PushMessagesRequest(
+        messages_list=[Envelope(metadata=Metadata(run_id=7))],
+        message_object_trees=[get_object_tree(message)],
+    )
+    body = pack([request.SerializeToString(), *sent, b"a part of nothing"])
+    status, response = link.call("/v1/fleet/push-whole", body)
+    missing = list(PushMessagesResponse.FromString(response).objects_to_push)
+    assert status == 200 and missing == (list(objects) if refuse else list(objects)[:1])
+    assert list(link.kept.values()) == ([] if refuse else sent)
+
+
+def test_what_flower_refuses_is_refused_and_what_is_no_parcel_too() -> None:
+    link = Link()
+    link.status = 401
+    assert link.call("/v1/fleet/pull-whole", pack([b"", b""]))[0] == 401
+    for body in (b"", b"abc", b"\0\0\0\5abc"):
+        assert link.call("/v1/fleet/pull-whole", body)[0] == 400
 
 
 def test_no_other_port_of_flower_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from equipoise.deploy import flower
 from equipoise.deploy.coordinator import coordinate
 from equipoise.deploy.site import SiteClient
 from equipoise.engine.flower.wire import array, unwrap, wrap
@@ -47,4 +48,4 @@ client, server = SiteApp(), ServerApp()
 @server.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the federation whose folder the run's config names."""
-    coordinate(grid, Path(str(context.run_config["folder"])))
+    coordinate(flower.Grid(grid), Path(str(context.run_config["folder"])))

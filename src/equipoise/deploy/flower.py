@@ -17,19 +17,21 @@ import ssl
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
 from flwr.app import Array, Message
 from flwr.app.message import remove_content_from_message
-from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
+from flwr.app.message.arraychunk import ArrayChunk
+from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE, ErrorCode
 from flwr.common.serde import fab_to_proto, message_to_proto
 from flwr.proto.control_pb2 import (
     ListNodesRequest,
@@ -43,11 +45,19 @@ from flwr.proto.fleet_pb2 import (
     ActivateNodeRequest,
     DeactivateNodeRequest,
     PullMessagesRequest,
+    PullMessagesResponse,
     PushMessagesRequest,
+    PushMessagesResponse,
 )
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest, PushObjectRequest
 from flwr.proto.node_pb2 import Node as NodeNumber
+from flwr.proto.runtime_pb2 import (
+    PullAppMessagesRequest,
+    PullAppMessagesResponse,
+    PushAppMessagesRequest,
+    PushAppMessagesResponse,
+)
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, TaskType
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
@@ -55,7 +65,9 @@ from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_body,
     get_object_head_values_from_object_content,
+    get_object_id,
     get_object_tree,
+    iterate_object_tree,
     no_object_id_recompute,
 )
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
@@ -66,11 +78,27 @@ from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExec
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
+from equipoise.deploy.parcel import pack, unpack
+
 __all__ = ["ExecutionSpec", "LaunchResult", "SubprocessExecutor", "TaskType"]
 
 FLEET, RUNTIME = "/v1/fleet/", "/v1/runtime/"
 """where sites come in at the SuperLink, and where the processes of its own do"""
-PUSHES, PULL = ("push-messages", "push-object"), "pull-messages"
+PUSH, PULL, PUSH_PART = "push-messages", "pull-messages", "push-object"
+PUSH_WHOLE, PULL_WHOLE = "push-whole", "pull-whole"
+"""calls of ours: those of Flower's for messages, with the parts of the messages in the same request"""
+WHOLE = {PUSH_WHOLE: PUSH, PULL_WHOLE: PULL}
+ACTIVATE = "activate-node"
+PULLED = {FLEET: PullMessagesResponse, RUNTIME: PullAppMessagesResponse}
+PUSHED = {
+    FLEET: (PushMessagesRequest, PushMessagesResponse),
+    RUNTIME: (PushAppMessagesRequest, PushAppMessagesResponse),
+}
+PARCEL = 4 * 2**20
+"""bytes of parts that go with a message; the others, pieces of large arrays, are sent and fetched one by one.
+Less than such a piece has, so that a server that lets in a piece lets in a parcel"""
+TOGETHER = 15
+"""messages without arrays that are sure to go into one parcel"""
 LAYERS = {"Control": "/v1/control/", "NodeAuth": FLEET, "Fleet": FLEET, "RuntimeTracing": RUNTIME}
 """by the first word of its name: the requests that a layer of the SuperLink looks at"""
 KEY_HEADER, SIGNATURE_HEADER = FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
@@ -195,6 +223,45 @@ def in_memory(database: str, manager: Any) -> tuple[Any, Any]:
     return store, LinkStateFactory(database, manager, store)
 
 
+def hand_out(app: Any, side: str, response: bytes) -> tuple[bytes, list[str]]:
+    """Flower's response to a pull with the parts of its messages, and the messages that are whole with it."""
+    pulled = PULLED[side]()
+    pulled.ParseFromString(response)
+    state, room = app.state.linkstate_factory.state(), PARCEL
+    parts, whole = dict[str, bytes](), list[str]()
+    for envelope, tree in zip(pulled.messages_list, pulled.message_object_trees, strict=True):
+        numbers = [one.object_id for one in iterate_object_tree(tree)]
+        for number in numbers:
+            content = None if number in parts else state.get_object(envelope.metadata.run_id, number)
+            if content and len(content) <= room:
+                parts[number] = content
+                room -= len(content)
+        if parts.keys() >= set(numbers):
+            whole.append(tree.object_id)
+    return pack([response, *parts.values()]), whole
+
+
+def take_in(app: Any, side: str, request: bytes, response: bytes, parts: Sequence[bytes]) -> bytes:
+    """Keep the parts that came with a push; Flower's response to it, which then asks for the others only."""
+    asked, answer = (kind() for kind in PUSHED[side])
+    asked.ParseFromString(request)
+    answer.ParseFromString(response)
+    state, missing = app.state.linkstate_factory.state(), dict.fromkeys(answer.objects_to_push)
+    for part in parts:
+        number, run = get_object_id(part), asked.messages_list[0].metadata.run_id
+        if number in missing and state.store_object(run, answer.session_id, number, part):
+            del missing[number]
+    del answer.objects_to_push[:]
+    answer.objects_to_push.extend(missing)
+    return bytes(answer.SerializeToString())
+
+
+def forget(app: Any, messages: Sequence[str]) -> None:
+    """Drop messages that were received."""
+    for number in messages:
+        app.state.linkstate_factory.state().object_store.delete(number)
+
+
 class ForPath:
     """A layer of the server for requests below one path; all others pass it by."""
 
@@ -258,6 +325,234 @@ def run_serverapp() -> None:
     flwr_serverapp()
 
 
+# Messages, at both ends -------------------------------------------------------------------------------------
+
+
+class MessageLost(Exception):
+    """A message that cannot be had whole, or is not taken."""
+
+
+class Parcel:
+    """One of Flower's requests or responses with parts of messages behind it; it is sent as those are."""
+
+    def __init__(self, head: Any, parts: Iterable[bytes] = ()) -> None:
+        self.head, self.parts = head, list(parts)
+
+    def SerializeToString(self, deterministic: bool = True) -> bytes:  # noqa: N802
+        return pack([self.head.SerializeToString(deterministic=deterministic), *self.parts])
+
+    def ParseFromString(self, data: bytes) -> None:  # noqa: N802
+        if data:
+            head, *self.parts = unpack(data)
+            self.head.ParseFromString(head)
+
+
+class Incoming(NamedTuple):
+    """A message that is there: its number, what Flower says of it, and how to get it whole."""
+
+    number: str
+    metadata: Any
+    receive: Callable[[], Message]
+
+
+class Post:
+    """Sends messages and fetches them, with as few requests as their size allows.
+
+    `client` makes the calls of one side, each by way of `call`; `pause` waits so many seconds.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        side: str,
+        node: NodeNumber,
+        call: Callable[[Callable[[Any], Any], Any], Any] = lambda call, request: call(request),
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._client, self._side, self._node = client, side, node
+        self._call, self._pause = call, pause
+
+    def _whole(self, name: str, response: Callable[[], Any], request: Parcel) -> Parcel:
+        """Make a call of ours."""
+
+        def call(request: Parcel) -> Any:
+            return self._client._unary_unary(
+                path=self._side + name, rpc_method=name, request=request, response_type=response
+            )
+
+        answer: Parcel = self._call(call, request)
+        return answer
+
+    def pull(self, request: Any, last: str = "") -> list[Incoming]:
+        """The messages that are there. `last` is the number of the one that was received before."""
+        kind = PULLED[self._side]
+        parcel = self._whole(PULL_WHOLE, lambda: Parcel(kind()), Parcel(request, [last.encode()]))
+        parts = {get_object_id(part): part for part in parcel.parts}
+        found = zip(parcel.head.messages_list, parcel.head.message_object_trees, strict=True)
+        return [
+            Incoming(
+                tree.object_id,
+                envelope.metadata,
+                partial(self._receive, envelope.metadata.run_id, tree, parts),
+            )
+            for envelope, tree in found
+        ]
+
+    def _receive(self, run: int, tree: Any, parts: Mapping[str, bytes]) -> Message:
+        """A message, of which some parts are here already."""
+        number = tree.object_id
+        contents, arrays = dict[str, bytes](), dict[str, tuple[Array, bytearray]]()
+        self._fetch(run, tree, parts, contents, arrays)
+        if any(one.object_id not in parts for one in iterate_object_tree(tree)):
+            self._call(
+                self._client.ConfirmMessageReceived,
+                ConfirmMessageReceivedRequest(node=self._node, run_id=run, message_object_id=number),
+            )
+        message = inflate_object_from_contents(
+            number, contents, objects={name: empty for name, (empty, _) in arrays.items()}
+        )
+        if not isinstance(message, Message):
+            raise MessageLost(f"a {type(message).__name__} came in place of a message")
+        if message.has_content():
+            for record in message.content.array_records.values():
+                for array in record.values():
+                    array.data = arrays[array.data.decode()][1]
+        message.metadata.__dict__["_message_id"] = number  # its own number is not in its content
+        return message
+
+    def _fetch(
+        self,
+        run: int,
+        tree: Any,
+        parts: Mapping[str, bytes],
+        contents: dict[str, bytes],
+        arrays: dict[str, tuple[Array, bytearray]],
+    ) -> None:
+        """Fetch a part of a message with all that is below it. The bytes of an array, which may be as many as
+        a model has, are put together here, and its number is in their place until the message is made: Flower
+        would hold them three times."""
+        content = parts.get(tree.object_id) or self._part(run, tree.object_id)
+        kind, children, _ = get_object_head_values_from_object_content(content)
+        if kind != Array.__qualname__:
+            contents[tree.object_id] = content
+            for child in tree.children:
+                self._fetch(run, child, parts, contents, arrays)
+            return
+        facts = json.loads(get_object_body(content, Array))
+        arrays[tree.object_id] = (
+            Array(facts["dtype"], tuple(facts["shape"]), facts["stype"], tree.object_id.encode()),
+            self._joined(run, children, facts["arraychunk_ids"], parts),
+        )
+
+    def _joined(
+        self, run: int, children: Sequence[str], order: Sequence[int], parts: Mapping[str, bytes]
+    ) -> bytearray:
+        """The bytes of an array, piece by piece; a piece that comes again is kept until then."""
+        data, kept = bytearray(), dict[int, memoryview]()
+        last = {place: turn for turn, place in enumerate(order)}
+        for turn, place in enumerate(order):
+            body = kept.pop(place, None)
+            if body is None:
+                piece = parts.get(children[place]) or self._part(run, children[place])
+                length = get_object_head_values_from_object_content(piece)[2]
+                body = memoryview(piece)[len(piece) - length :]
+            if len(data) + len(body) > LARGEST:  # one piece may be named often
+                raise MessageLost("the server sent an array that is larger than any model")
+            data += body
+            if last[place] > turn:
+                kept[place] = body
+        return data
+
+    def _part(self, run: int, number: str) -> bytes:
+        """One part of a message, which may still be on its way to the SuperLink."""
+        request, seconds = PullObjectRequest(node=self._node, run_id=run, object_id=number), 0.05
+        while True:
+            answer = self._call(self._client.PullObject, request)
+            if answer.object_available:
+                return bytes(answer.object_content)
+            if not answer.object_found:
+                raise MessageLost("the server no longer has the whole message")
+            self._pause(seconds)
+            seconds = min(1.0, 2 * seconds)
+
+    def push(self, messages: Sequence[Message], **facts: Any) -> list[str]:
+        """Send messages with what Flower wants to know beside them; the numbers of those it took."""
+        envelopes, trees, objects = list[Any](), list[Any](), dict[str, Any]()
+        with no_object_id_recompute():
+            for message in messages:
+                message.metadata.__dict__["_message_id"] = message.object_id
+                envelopes.append(message_to_proto(remove_content_from_message(message)))
+                trees.append(get_object_tree(message))
+                objects |= get_all_nested_objects(message)
+        request, response = PUSHED[self._side]
+        head = request(messages_list=envelopes, message_object_trees=trees, **facts)
+        parcel = Parcel(head, _small(objects.values()))
+        answer: Any = self._whole(PUSH_WHOLE, response, parcel)
+        del parcel, head
+        for number in answer.objects_to_push:
+            part = PushObjectRequest(
+                node=self._node,
+                run_id=messages[0].metadata.run_id,
+                object_id=number,
+                object_content=objects.pop(number).deflate(),
+                session_id=answer.session_id,
+            )
+            if not self._call(self._client.PushObject, part).stored:
+                raise MessageLost("the server did not keep the message")
+        return list(getattr(answer, "message_ids", ()))
+
+
+def _small(objects: Iterable[Any]) -> Iterator[bytes]:
+    """The parts that go with their message."""
+    room = PARCEL
+    for one in objects:
+        if not isinstance(one, ArrayChunk) or len(one.data) <= room:
+            content = one.deflate()
+            if len(content) <= room:
+                room -= len(content)
+                yield content
+
+
+class Lost:
+    """What is read in place of an answer that could not be had whole."""
+
+    def __init__(self, metadata: Any) -> None:
+        self.metadata, self.error = metadata, SimpleNamespace(code=ErrorCode.MESSAGE_UNAVAILABLE)
+
+    def has_error(self) -> bool:
+        return True
+
+
+class Grid:
+    """Flower's grid, as the training loop is given it, with messages that cross in few requests."""
+
+    def __init__(self, grid: Any) -> None:
+        self._grid = grid
+        self._post = Post(grid._runtime_client, RUNTIME, grid.node)
+
+    def get_nodes(self) -> Any:
+        return self._grid.get_nodes()
+
+    def push_messages(self, messages: Sequence[Message]) -> list[str | None]:
+        """Send messages; their numbers, None for one that was not taken."""
+        numbers = list[str]()
+        for first in range(0, len(messages), TOGETHER):
+            numbers += self._post.push(messages[first : first + TOGETHER])
+        return [number or None for number in numbers]
+
+    def pull_messages(self, message_ids: Sequence[str]) -> Iterator[Message | Lost]:
+        """The answers to these messages that are there. Each is fetched when it is its turn: all of them may
+        be more than memory holds."""
+        found = self._post.pull(PullAppMessagesRequest(message_ids=message_ids))
+        return map(self._received, found)
+
+    def _received(self, incoming: Incoming) -> Message | Lost:
+        try:
+            return incoming.receive()
+        except MessageLost:
+            return Lost(incoming.metadata)
+
+
 # A site -----------------------------------------------------------------------------------------------------
 
 
@@ -283,10 +578,6 @@ class OtherVersion(Exception):
 
 class RunEnded(Exception):
     """The run a message belongs to is not running any more."""
-
-
-class MessageLost(Exception):
-    """A message that cannot be had whole, or is not taken."""
 
 
 def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
@@ -321,6 +612,8 @@ class Node:
         self._key = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
         self._note, self._pause = note, pause
         self._node = NodeNumber()
+        self._post = Post(self._client, FLEET, self._node, self._call, pause)
+        self._last = ""
         self._left, self._reached = threading.Event(), False
         self._beats = threading.Thread(target=self._give_signs_of_life, daemon=True)
 
@@ -332,82 +625,14 @@ class Node:
 
     def receive(self) -> Message | None:
         """The next message, whole; none if there is none."""
-        answer = self._call(self._client.PullMessages, PullMessagesRequest(node=self._node))
-        if not answer.messages_list:
-            return None
-        run, tree = answer.messages_list[0].metadata.run_id, answer.message_object_trees[0]
-        number = tree.object_id
-        contents, arrays = dict[str, bytes](), dict[str, Any]()
-        self._fetch(run, tree, contents, arrays)
-        self._call(
-            self._client.ConfirmMessageReceived,
-            ConfirmMessageReceivedRequest(node=self._node, run_id=run, message_object_id=number),
-        )
-        message = inflate_object_from_contents(number, contents, objects=arrays)
-        if not isinstance(message, Message):
-            raise MessageLost(f"a {type(message).__name__} came in place of a message")
-        message.metadata.__dict__["_message_id"] = number  # its own number is not in its content
-        return message
-
-    def _fetch(self, run: int, tree: Any, contents: dict[str, bytes], arrays: dict[str, Any]) -> None:
-        """Fetch a part of a message with all that is below it. An array, which may be as large as a model, is
-        put together here: Flower would hold its bytes three times."""
-        content = self._object(run, tree.object_id)
-        kind, children, _ = get_object_head_values_from_object_content(content)
-        if kind != Array.__qualname__:
-            contents[tree.object_id] = content
-            for child in tree.children:
-                self._fetch(run, child, contents, arrays)
-            return
-        facts = json.loads(get_object_body(content, Array))
-        pieces = {}
-        for child in children:
-            piece = self._object(run, child)
-            length = get_object_head_values_from_object_content(piece)[2]
-            pieces[child] = memoryview(piece)[len(piece) - length :]
-        order = facts["arraychunk_ids"]
-        if sum(len(pieces[children[place]]) for place in order) > LARGEST:  # one piece may be named often
-            raise MessageLost("the server sent an array that is larger than any model")
-        data = b"".join(pieces[children[place]] for place in order)
-        arrays[tree.object_id] = Array(facts["dtype"], tuple(facts["shape"]), facts["stype"], data)
-
-    def _object(self, run: int, number: str) -> bytes:
-        """One part of a message, which may still be on its way to the SuperLink."""
-        request, seconds = PullObjectRequest(node=self._node, run_id=run, object_id=number), 0.05
-        while True:
-            answer = self._call(self._client.PullObject, request)
-            if answer.object_available:
-                return bytes(answer.object_content)
-            if not answer.object_found:
-                raise MessageLost("the server no longer has the whole message")
-            self._pause(seconds)
-            seconds = min(1.0, 2 * seconds)
+        for incoming in self._post.pull(PullMessagesRequest(node=self._node), self._last):
+            self._last = incoming.number
+            return incoming.receive()
+        return None
 
     def send(self, reply: Message, seconds: float) -> None:
         """Send the answer to a message, which took so many seconds."""
-        run = reply.metadata.run_id
-        reply.metadata.__dict__["_message_id"] = reply.object_id
-        with no_object_id_recompute():
-            tree, parts = get_object_tree(reply), get_all_nested_objects(reply)
-        answer = self._call(
-            self._client.PushMessages,
-            PushMessagesRequest(
-                node=self._node,
-                messages_list=[message_to_proto(remove_content_from_message(reply))],
-                message_object_trees=[tree],
-                clientapp_runtime_list=[seconds],
-            ),
-        )
-        for number in answer.objects_to_push:
-            part = PushObjectRequest(
-                node=self._node,
-                run_id=run,
-                object_id=number,
-                object_content=parts.pop(number).deflate(),
-                session_id=answer.session_id,
-            )
-            if not self._call(self._client.PushObject, part).stored:
-                raise MessageLost("the server did not keep the answer")
+        self._post.push([reply], node=self._node, clientapp_runtime_list=[seconds])
 
     def leave(self) -> None:
         """Sign out, if that can be done at once, and end all calls."""

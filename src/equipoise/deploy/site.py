@@ -604,7 +604,10 @@ class SiteClient:
         joined.accept(call.ticket)
         joined.count(call.round, policy)
         joined.host.least = max(LEAST, policy.small_cell)
-        answer = joined.host.answer(call, data["payload"], data.get("extra"))
+        try:
+            answer = joined.host.answer(call, data["payload"], data.get("extra"))
+        finally:
+            joined.host.forget()
         joined.keep_results(call.round, answer)
         policy.covers(call.question, joined.host.trace.reads)
         released, withheld = joined.release(policy, call.question, answer)

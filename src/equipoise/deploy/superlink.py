@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import ctypes
 import os
 import sys
 from collections.abc import Awaitable
@@ -24,9 +26,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from starlette.concurrency import run_in_threadpool
+
 from equipoise.deploy import flower, inside, listen
 from equipoise.deploy.access import LATER, Access, App, Event, Receive, Scope, Send, read_secret
 from equipoise.deploy.limits import Limits
+from equipoise.deploy.parcel import pack, unpack
 
 SENDERS = {flower.RUNTIME: flower.FLEET, flower.FLEET: flower.RUNTIME}
 """whose messages are for whom: the coordinator's process comes in at one path, the sites at the other"""
@@ -35,7 +40,11 @@ HOLD = {flower.FLEET: 5.0, flower.RUNTIME: 1.0}
 also looks who is online"""
 QUIET = 0.02
 """a message and its tensors are pushed one after the other; after this pause it is whole"""
-TRIPPED = 500
+PUSHES = (flower.PUSH, flower.PUSH_WHOLE, flower.PUSH_PART)
+PULLS = (flower.PULL, flower.PULL_WHOLE)
+OK, MALFORMED, TRIPPED = 200, 400, 500
+M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8
+"""glibc's names for what `give_back_memory` sets"""
 SMALL = 4096
 """a site's request for messages has a few bytes; what is longer is none"""
 
@@ -72,6 +81,107 @@ class Pushes:
         self.whole = asyncio.Event()
 
 
+class Parcels:
+    """Lets messages cross with their parts in one request, where that is not too large.
+
+    A call of ours is made one of Flower's own, and the parts are fetched or kept beside it. A site that asks
+    says which message it has received last. One that it was sent but has not received, as when the line
+    broke, is sent again.
+    """
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+        self._sent: dict[bytes, tuple[list[str], bytes]] = {}
+        """by the key of a site: the message it was sent whole, and what Flower said of it"""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        side, call = _parts(str(scope.get("path", "")))
+        if call == flower.ACTIVATE:
+            self._sent.pop(_key(scope), None)  # a new process, which is asked anew
+        if side not in SENDERS or call not in flower.WHOLE:
+            await self.app(scope, receive, send)
+            return
+        body = bytearray()
+        while True:
+            event = await receive()
+            body += event.get("body", b"")
+            if not event.get("more_body"):
+                break
+        try:
+            head, *parts = unpack(bytes(body))
+        except ValueError:
+            await _respond(send, MALFORMED, b"not a parcel")
+            return
+        del body
+        if call == flower.PUSH_WHOLE:
+            await self._push(scope, receive, send, side, head, parts)
+        else:
+            await self._pull(scope, receive, send, side, head, b"".join(parts).decode("ascii", "replace"))
+
+    async def _push(
+        self, scope: Scope, receive: Receive, send: Send, side: str, head: bytes, parts: list[bytes]
+    ) -> None:
+        status, response = await self._ask(scope, receive, send, side + flower.PUSH, head)
+        if status == OK:
+            response = await run_in_threadpool(flower.take_in, scope["app"], side, head, response, parts)
+            await _respond(send, OK, response)
+
+    async def _pull(
+        self, scope: Scope, receive: Receive, send: Send, side: str, head: bytes, last: str
+    ) -> None:
+        app, key = scope["app"], _key(scope)
+        numbers, response = self._sent.pop(key, ([], b""))
+        if numbers == [last]:
+            await run_in_threadpool(flower.forget, app, numbers)
+        elif numbers:
+            parcel, whole = await self._parcel(app, side, response)
+            if whole == numbers:
+                self._sent[key] = numbers, response
+                await _respond(send, OK, parcel)
+                return
+        status, response = await self._ask(scope, receive, send, side + flower.PULL, head)
+        if status != OK:
+            return
+        parcel, whole = await self._parcel(app, side, response)
+        if whole and side == flower.FLEET:
+            self._sent[key] = whole, response
+        else:
+            await run_in_threadpool(flower.forget, app, whole)
+        await _respond(send, OK, parcel)
+
+    async def _parcel(self, app: Any, side: str, response: bytes) -> tuple[bytes, list[str]]:
+        """What is sent in place of Flower's response to a pull, and the messages that are whole with it."""
+        if not response:
+            return b"", []
+        try:
+            return await run_in_threadpool(flower.hand_out, app, side, response)
+        except Exception:  # Flower trips over its database now and then; the parts can be fetched one by one
+            return pack([response]), []
+
+    async def _ask(
+        self, scope: Scope, receive: Receive, send: Send, path: str, body: bytes
+    ) -> tuple[int, bytes]:
+        """Flower's response to a call of its own; one that is not good is sent on as it is."""
+        unread: list[Event] = [{"type": "http.request", "body": body, "more_body": False}]
+        response = list[Event]()
+
+        async def from_us() -> Event:
+            return unread.pop() if unread else await receive()
+
+        async def to_us(part: Event) -> None:
+            response.append(part)
+
+        headers = [(name, value) for name, value in scope["headers"] if name != b"content-length"]
+        headers.append((b"content-length", b"%d" % len(body)))
+        own = {**scope, "path": path, "raw_path": path.encode(), "headers": headers}
+        await self.app(own, from_us, to_us)
+        status = int(response[0]["status"])
+        if status != OK:
+            for part in response:
+                await send(part)
+        return status, b"".join(part.get("body", b"") for part in response[1:])
+
+
 class LongPoll:
     """Lets whoever asks for messages wait until there are some that are whole."""
 
@@ -86,9 +196,9 @@ class LongPoll:
             await self.app(scope, receive, send)
             return
         send = _later(send)
-        if call in flower.PUSHES:
+        if call in PUSHES:
             await self.pushes[side].carry(self.app(scope, receive, send))
-        elif call == flower.PULL and (side == flower.RUNTIME or _length(scope) <= SMALL):
+        elif call in PULLS and (side == flower.RUNTIME or _length(scope) <= SMALL):
             await self._hold(scope, receive, send, side)
         else:
             await self.app(scope, receive, send)
@@ -154,6 +264,19 @@ def _parts(path: str) -> tuple[str, str]:
     return side + slash, call
 
 
+def _key(scope: Scope) -> bytes:
+    """The key of the site that a request is of; it was checked before."""
+    key: bytes = dict(scope["headers"]).get(flower.KEY_HEADER.encode(), b"")
+    return key
+
+
+async def _respond(send: Send, status: int, body: bytes) -> None:
+    """Send a response."""
+    headers = [(b"content-type", b"application/octet-stream"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
 def _later(send: Send) -> Send:
     """The same, with "come again" in place of "something broke"."""
 
@@ -178,17 +301,33 @@ def _length(scope: Scope) -> int:
     return int(length) if length.isdigit() else SMALL + 1
 
 
+def give_back_memory() -> None:
+    """Have the C library return large blocks to the system as soon as they are free, where it can be told to.
+
+    Pieces of models come and go in many threads, each of which would otherwise keep some.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL("libc.so.6")
+        for knob, value in ((M_MMAP_THRESHOLD, 2**20), (M_ARENA_MAX, 2)):
+            libc.mallopt(knob, value)
+
+
 def main() -> None:
-    """Start the SuperLink behind `Access` and `LongPoll`."""
+    """Start the SuperLink behind `Access`, `LongPoll` and `Parcels`."""
     from starlette.middleware import Middleware
 
+    give_back_memory()
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--limits", default="{}")
     ours, others = parser.parse_known_args()
     limits, sys.argv[1:] = Limits.model_validate_json(ours.limits), others
     secret = read_secret(Path(os.environ[flower.HOME]))
     flower.run_superlink(
-        middleware=(Middleware(Access, secret=secret, limits=limits), Middleware(LongPoll)),
+        middleware=(
+            Middleware(Access, secret=secret, limits=limits),
+            Middleware(LongPoll),
+            Middleware(Parcels),
+        ),
         serve=partial(listen.run, limits=limits),
         superexec=partial(inside.command, "superexec"),
     )

@@ -184,6 +184,10 @@ class Host:
         """The broadcast, or the one that was decoded last where it has the same bytes."""
         return self._decoded[0] if self._decoded and self._decoded[0] == payload else payload
 
+    def forget(self) -> None:
+        """Drop the broadcast that was decoded last: one site has no use for it any more."""
+        self._decoded = None
+
     def _decode(self, payload: bytes) -> Tree:
         """The broadcast, decoded once for all sites that get the same bytes."""
         if self._decoded is None or self._decoded[0] is not payload:

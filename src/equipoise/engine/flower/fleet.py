@@ -242,16 +242,16 @@ class FlowerEngine:
                 online, looked = self.online(), time.monotonic()
                 back = [site for site in owed if site in online and self._wants(owed[site], online[site])]
                 self._send(back, owed, online, kind, letter, round)
-            asked = time.monotonic()
-            replies = list(
-                self.grid.pull_messages([number for debt in owed.values() for number in debt.sent])
-            )
+            asked, quiet = time.monotonic(), True
+            replies = self.grid.pull_messages([number for debt in owed.values() for number in debt.sent])
             waited = time.monotonic() - asked
             for reply in replies:
-                answered = self._read(reply, owed, round)
+                answered, quiet = self._read(reply, owed, round), False
+                del reply  # it may be as large as a model
                 if answered is not None:
                     del owed[answered[0]]
                     yield answered
+                    answered = None
             late = [site for site, debt in owed.items() if not self._may_wait(debt)]
             again = [site for site in late if site in online and owed[site].tries <= self.retries]
             self._send(again, owed, online, kind, letter, round)
@@ -264,11 +264,11 @@ class FlowerEngine:
                         else f"not online within {patience:g} s"
                     )
                     self.tell("silent", site=site, round=round, tries=debt.tries, reason=what)
-            if owed:
+            if owed and quiet:
                 # A look costs the server some work: seldom enough that it is a tenth of the wait at most. Our
                 # own server lets us wait until there is an answer, which needs no pause.
-                quiet = 0.0 if replies else (time.monotonic() - began) / 10
-                time.sleep(max(0.0, min(LOOK, max(self.poll, quiet)) - waited))
+                pause = max(self.poll, (time.monotonic() - began) / 10)
+                time.sleep(max(0.0, min(LOOK, pause) - waited))
 
     def _wants(self, debt: Owed, node: Node) -> bool:
         """Whether a site that is online has nothing of ours to answer, or was started anew since it had; and

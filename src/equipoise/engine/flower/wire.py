@@ -70,18 +70,23 @@ def message_type(question: Question) -> str:
 
 
 def array(data: bytes) -> Array:
-    """Bytes as Flower carries them. Messages that share one such array share its bytes on the way to Flower's
-    server, too."""
-    return Array("uint8", (len(data),), FORMAT, bytes(data))
+    """Bytes as Flower carries them, not copied: they may be as many as a model has. Messages that share one
+    such array share its bytes on the way to Flower's server, too."""
+    made = Array("uint8", (len(data),), FORMAT, b"")
+    made.data = data
+    return made
 
 
 def wrap(table: Mapping[str, Any], arrays: Mapping[str, Array] | None = None) -> RecordDict:
     """The content of a message."""
     text = json.dumps(table, sort_keys=True)
     if sum(len(one.data) for one in (arrays or {}).values()) <= INLINE:
-        values = {name: one.data for name, one in (arrays or {}).items()}
+        values = {name: bytes(one.data) for name, one in (arrays or {}).items()}
         return RecordDict({TABLE: ConfigRecord({**values, JSON: text})})
-    return RecordDict({TABLE: ConfigRecord({JSON: text}), BYTES: ArrayRecord(dict(arrays or {}))})
+    record = ArrayRecord()
+    for name, one in (arrays or {}).items():
+        record[name] = one
+    return RecordDict({TABLE: ConfigRecord({JSON: text}), BYTES: record})
 
 
 def unwrap(content: RecordDict) -> tuple[dict[str, Any], dict[str, bytes]]:
