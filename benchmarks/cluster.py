@@ -27,7 +27,7 @@ from torch import nn
 
 from engine import CLASSES, config_of, engine_rounds
 from equipoise.config import Config
-from equipoise.nets import build
+from equipoise.nets import build, load
 from equipoise.running import one_thread
 from equipoise.setup import material
 from equipoise.site.views import NORMS
@@ -78,7 +78,7 @@ def flower(given: argparse.Namespace, folder: Path) -> list[float]:
         x = torch.from_numpy(np.load(folder / f"images-{place}.npy")).permute(0, 3, 1, 2)
         x, y = (x.float() / 255 - mean) / std, torch.from_numpy(np.load(folder / f"labels-{place}.npy"))
         local = model()
-        local.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        load(local, message.content["arrays"].to_torch_state_dict())
         local.train()
         optimizer = torch.optim.SGD(local.parameters(), options.lr)
         order = torch.randperm(len(x))
@@ -94,10 +94,14 @@ def flower(given: argparse.Namespace, folder: Path) -> list[float]:
         return Message(content=RecordDict(content), reply_to=message)
 
     class Timed(FedAvg):
-        """Takes note of when a round was done."""
+        """Takes note of when a round was done; a client that fails would make it a quick one."""
 
         def aggregate_train(self, server_round: int, replies: Any) -> Any:
-            result = super().aggregate_train(server_round, replies)
+            answers = list(replies)
+            failed = [one.error.reason for one in answers if one.has_error()]
+            if failed or len(answers) != given.sites:
+                raise SystemExit(f"{len(answers)} clients answered; errors: {failed[:1]}")
+            result = super().aggregate_train(server_round, answers)
             ends.append(time.perf_counter())
             return result
 

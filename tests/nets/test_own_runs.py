@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from equipoise.evaluate.scores import read_scores
 from equipoise.exchange import seal
 from equipoise.reproduce import find, prepare
 from equipoise.running import Result, resume, run
-from equipoise.setup import cache_folder, make_host, material
+from equipoise.setup import Material, cache_folder, make_host, material
 from equipoise.use import export, formats, load
 
 MakeConfig = Callable[..., Config]
@@ -219,6 +220,19 @@ def test_the_verbs(done: Result, tmp_path: Path, capsys: pytest.CaptureFixture[s
     cli("export", done.folder, "--to", "onnx", "--out", tmp_path / "m.onnx")
     assert (tmp_path / "m.onnx").is_file()
     cli("verify", done.folder)
+
+
+def test_a_site_without_test_images_is_evaluated_by_a_network_that_takes_no_empty_batch(
+    folder: Path, tiny: MakeConfig, tmp_path: Path
+) -> None:
+    config = tiny("fedavg", base=folder, net={"name": "mine.py:Features", "width": 9}, train={"rounds": 1})
+
+    def change(dataset: Material) -> Material:
+        first, *others = dataset.holdings
+        bare = replace(first, test=first.test[:0], validation=first.validation[:0])
+        return Material(dataset.samples, [bare, *others])
+
+    assert run(config, tmp_path / "run", change=change).metrics["test"]
 
 
 def test_networks_are_compared(folder: Path, tiny: MakeConfig, tmp_path: Path) -> None:

@@ -167,8 +167,10 @@ class Method(BaseModel):
             for split in SPLITS:
                 parts: dict[str, list[Tensor]] = {}
                 for batch in loc.scan(split):
-                    for name, logits in self.predict(net, batch.x, mine, server).items():
-                        parts.setdefault(f"{kind}.{name}", []).append(logits.float().cpu())
+                    # Not every network takes a batch without images; a site without any gives one to be cut.
+                    x = batch.x if len(batch) else batch.x.new_zeros((1, *batch.x.shape[1:]))
+                    for name, logits in self.predict(net, x, mine, server).items():
+                        parts.setdefault(f"{kind}.{name}", []).append(logits[: len(batch)].float().cpu())
                 scores[split] |= {name: torch.cat(logits) for name, logits in parts.items()}
         if exact:
             return {SCORES: Each(scores)}

@@ -162,11 +162,13 @@ class Loc:
         return chosen, [self.generator("view", epoch, i) for i in range(len(chosen))]
 
     def scan(self, split: str = "train") -> Iterator[Batch]:
-        """Every row of a split once, in order, without augmentation, about a million pixels at a time."""
+        """Every row of a split once, in order, without augmentation: on a CPU few at a time, so that what
+        layers compute takes little memory, elsewhere about a million pixels."""
         self.trace.reads.add(f"{split} images")
         rows = self.data.splits[split]
         _, height, width, _ = rows.images.shape
-        size = max(8, min(256, 2**20 // (height * width)))
+        most, pixels = (64, 2**17) if self.device.type == "cpu" else (256, 2**20)
+        size = max(8, min(most, pixels // (height * width)))
         order = torch.arange(len(rows))
         return rows.batches(order, size, [self._views["eval"]], [self.generator("scan")], lone=True)
 
