@@ -361,9 +361,9 @@ def departures(config: Config) -> list[str]:
         if wanted != chosen:
             text = f"{key} = {chosen} as the config says; the method recommends {wanted}"
             lines.append(f"{config.method_name}: {text}")
-    known, chosen = NETS.get(config.net.name), config.train.augment.normalise
-    if known is not None and config.net.weights is not None and chosen != known.normalise:
-        text = f"augment.normalise = {json.dumps(chosen)}; the published weights were trained with "
+    known, normalise = NETS.get(config.net.name), config.train.augment.normalise
+    if known is not None and config.net.weights is not None and normalise != known.normalise:
+        text = f"augment.normalise = {json.dumps(normalise)}; the published weights were trained with "
         lines.append(f'{config.net.name}: {text}"{known.normalise}"')
     return lines
 
