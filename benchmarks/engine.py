@@ -1,6 +1,7 @@
 """Speed of the engines, as ratios measured in one run.
 
     python benchmarks/engine.py [small-cnn resnet18 efficientnet-lite0] [--rounds 4]
+                                [--parts ratios runs scaling]
 
 For each network, FedAvg over the same sites and images, one local epoch per round, no augmentation, rounds
 interleaved with (a) a bare PyTorch loop doing the same steps on the same tensors, in a process of its own:
@@ -8,8 +9,13 @@ new model and optimiser per site, default
     memory format, one thread; its images are already float and normalised, the engine's are not;
 (b) two such loops side by side, one per core, each with half the sites: what the machine gives two processes
 at that moment. Printed: round ÷ (a) for the serial engine, round ÷ (b) for two workers, both medians over
-rounds; the engine's own overhead beside its training steps; start-up; peak memory; bytes exchanged. Then cost
-against images per site, and the coordinator's memory against the number of sites.
+rounds; the engine's own overhead beside its training steps; start-up; bytes exchanged (`ratios`). Then, of
+`equipoise run` with two workers as a user types it: seconds from the command to the end of its first round,
+and the most memory that all its processes had together, beside that of the bare loop (`runs`). Then cost
+against images per site, and the coordinator's memory against the number of sites (`scaling`).
+
+Memory is the sum of proportional set sizes (PSS): pages that several processes share count once. It is
+sampled ten times a second.
 """
 
 from __future__ import annotations
@@ -17,6 +23,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -27,12 +34,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tomli_w
 import torch
 from torch import Tensor, nn
 
 from equipoise.config import Config, resolve
 from equipoise.nets import build
-from equipoise.run_folder import RunFolder
+from equipoise.run_folder import METRICS, RunFolder
 from equipoise.running import Plan, make_engine, one_thread, prepare
 from equipoise.server import Checkpoints, Exchange, Federation, Journal, Observer
 from equipoise.setup import Material, material
@@ -46,6 +54,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "efficientnet-lite0": {"sites": 4, "images": 256, "size": 64},
 }
 CLASSES = 8
+PARTS = ("ratios", "runs", "scaling")
 
 
 def noise(path: Path, images: int, size: int) -> Path:
@@ -236,7 +245,7 @@ def engine_rounds(
     observer = Interleave(rounds, references)
     federation, plan = federation_of(config, Path(tempfile.mkdtemp(dir=folder)), observer)
     try:
-        federation.run(lambda: plan.first)
+        federation.run(plan.first)
     except Enough:
         pass
     finally:
@@ -281,7 +290,6 @@ def report(net: str, rounds: int, folder: Path) -> None:
     pair.close()
     bare.close()
     facts = alone["observer"].facts
-    print(f"\n{net}, {setting['sites']} sites × {setting['images']} images at {setting['size']} px")
     for text, (middle, low, high) in (
         ("serial engine ÷ (a) bare loop", alone["observer"].ratio("a")),
         ("two workers ÷ (b) two bare loops", pooled["observer"].ratio("b")),
@@ -294,7 +302,72 @@ def report(net: str, rounds: int, folder: Path) -> None:
         f"  {'bytes per round and site':36} {facts['bytes_up'] // setting['sites']:,} up, "
         f"{facts['bytes_down'] // setting['sites']:,} down"
     )
-    print(f"  {'peak memory of this process, MB':36} {peak_memory()}", flush=True)
+    sys.stdout.flush()
+
+
+SAMPLED = 0.1
+"""seconds between two looks at the memory of processes"""
+
+
+def family(pid: int) -> list[int]:
+    """A process and all that it started, and so on."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+        children = [Path(f"/proc/{pid}/task/{one}/children").read_text().split() for one in threads]
+    except OSError:
+        return []
+    return [pid, *(each for one in children for child in one for each in family(int(child)))]
+
+
+def shared_once(pid: int) -> int:
+    """Memory of a process and all that it started, in MB; what they share counts once."""
+    total = 0
+    for one in family(pid):
+        try:
+            total += int(Path(f"/proc/{one}/smaps_rollup").read_text().partition("Pss:")[2].split()[0])
+        except (OSError, IndexError):  # it has just ended
+            continue
+    return total // 1024
+
+
+def watched(process: subprocess.Popen[Any], seen: Callable[[], bool] = lambda: True) -> tuple[float, int]:
+    """Seconds until something is seen, and the most memory until the process ends."""
+    start, first, most = time.perf_counter(), 0.0, 0
+    while process.poll() is None:
+        if not first and seen():
+            first = time.perf_counter() - start
+        most = max(most, shared_once(process.pid))
+        time.sleep(SAMPLED)
+    if process.returncode:
+        raise SystemExit(f"a measured process failed with code {process.returncode}")
+    return first, most
+
+
+def whole_run(net: str, folder: Path) -> None:
+    """`equipoise run` with two workers: until its first round is done, and its memory."""
+    setting = SETTINGS[net]
+    config = config_of(net, folder=folder, kind="pool", workers=2, **setting)
+    table = config.table()
+    table["train"] |= {"rounds": 3}
+    material(config)  # decoded once, as it would be in all runs but the first
+    place = Path(tempfile.mkdtemp(dir=folder))
+    (place / "config.toml").write_text(tomli_w.dumps(table))
+    command = [sys.executable, "-m", "equipoise.cli", "run", str(place / "config.toml"), "--quiet"]
+    rows = place / "run" / METRICS
+    run = subprocess.Popen([*command, "--out", str(place / "run")], stdout=subprocess.DEVNULL)
+    first, ours = watched(run, lambda: rows.exists() and rows.stat().st_size > 0)
+    loop = subprocess.Popen(
+        [sys.executable, __file__, "--bare", json.dumps(table), "all"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    assert loop.stdin is not None
+    loop.stdin.write("go\n")
+    loop.stdin.close()
+    _, bare = watched(loop)
+    print(f"  {'equipoise run to end of round 1, s':36} {first:5.1f}")
+    print(f"  {'memory of its processes, MB':36} {ours:5}   ({bare} of the bare loop)", flush=True)
 
 
 def scaling(folder: Path) -> None:
@@ -340,12 +413,17 @@ def main() -> None:
     )
     parser.add_argument("nets", nargs="*", default=list(SETTINGS))
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--no-scaling", action="store_true")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what is measured")
     given = parser.parse_args()
     with one_thread(), tempfile.TemporaryDirectory() as folder:
         for net in given.nets:
-            report(net, given.rounds, Path(folder))
-        if not given.no_scaling:
+            setting = SETTINGS[net]
+            print(f"\n{net}, {setting['sites']} sites × {setting['images']} images at {setting['size']} px")
+            if "ratios" in given.parts:
+                report(net, given.rounds, Path(folder))
+            if "runs" in given.parts:
+                whole_run(net, Path(folder))
+        if "scaling" in given.parts:
             scaling(Path(folder))
 
 

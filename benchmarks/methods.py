@@ -62,7 +62,7 @@ class Stepper:
         assert isinstance(self.federation.engine, Serial)
         self.host = self.federation.engine.host
         self.commits = Commits(self.federation.checkpoints, "", None, lambda header: None)
-        self.server, self.versions, self.done = plan.first, dict[str, str](), 0
+        self.server, self.versions, self.done = plan.first(), dict[str, str](), 0
         self.bytes = 0
 
     def step(self) -> float:

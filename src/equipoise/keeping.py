@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -41,8 +41,14 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def put(path: Path, data: bytes, recycle: Path | None = None, sync: bool = True, writer: str = "") -> None:
-    """tmp → fsync → rename.
+def put(
+    path: Path,
+    data: bytes | Iterable[bytes | memoryview],
+    recycle: Path | None = None,
+    sync: bool = True,
+    writer: str = "",
+) -> None:
+    """tmp → fsync → rename; data may come in pieces.
 
     An old file given to `recycle` is written over and renamed: its place on disk is there already. `writer`
     tells several processes apart that may write the same file at the same time.
@@ -51,7 +57,8 @@ def put(path: Path, data: bytes, recycle: Path | None = None, sync: bool = True,
     if recycle is not None:
         os.replace(recycle, part)
     with open(part, "wb" if recycle is None else "r+b") as file:
-        file.write(data)
+        for piece in [data] if isinstance(data, bytes | bytearray) else data:
+            file.write(piece)
         file.truncate()
         if sync:
             file.flush()

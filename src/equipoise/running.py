@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,12 @@ from equipoise.blueprint import Blueprint, Built, frozen_tensors
 from equipoise.config import Config, departures, digest_in, read, read_folder, resolve
 from equipoise.engine import Engine, Host, Pool, Serial, frames, probe
 from equipoise.engine.members import Members
+from equipoise.engine.memory import free_memory, keep_memory
 from equipoise.engine.ray import Ray
+from equipoise.engine.serve import pipes, serve
 from equipoise.errors import ConfigError, StorageError
 from equipoise.evaluate import ENDING, Evaluation, converged
-from equipoise.exchange import Bounds, Ledger, seal
+from equipoise.exchange import Bounds, ExchangeOptions, Ledger, seal
 from equipoise.keeping import FIRST, write_atomic
 from equipoise.listing import Listing
 from equipoise.locate import Parts
@@ -47,7 +50,7 @@ from equipoise.run_folder import (
 from equipoise.seeds import generator
 from equipoise.server import Checkpoints, Federation, Journal, Spending, check_same, drawn, sample
 from equipoise.server.spending import UNIT
-from equipoise.setup import Material, draw, keep_memory, material, order, place_of
+from equipoise.setup import Material, draw, material, order, place_of
 from equipoise.site import Store
 from equipoise.task import answer
 from equipoise.text import percent
@@ -191,11 +194,13 @@ class Plan:
     blueprint: Blueprint
     facts: Facts
     built: Built
-    first: Tree
-    """the server tree before the first round"""
     ledger: Ledger
     spending: Spending | None = None
     """what it costs in privacy, where training is private"""
+
+    def first(self) -> Tree:
+        """The server tree before the first round, from networks that nobody has trained yet."""
+        return self.blueprint.first(self.built.net)
 
 
 def prepare(config: Config, facts: Facts, dataset: Material | None = None) -> Plan:
@@ -206,12 +211,11 @@ def prepare(config: Config, facts: Facts, dataset: Material | None = None) -> Pl
     everyone = len(facts.census.sites)
     participants = drawn(config.train.participation, everyone)
     comparable(config, participants)
-    first = blueprint.first(built.net)
     evaluate = config.evaluate
     scored, per_site = evaluate.scored, evaluate.per_site
     ledger = probe(blueprint, built, everyone, participants, scored, place_of(config), per_site)
     ledger = replace(ledger, compared=config.exchange.compare is not None)
-    return Plan(config, blueprint, facts, built, first, ledger, spending_of(config, facts, ledger))
+    return Plan(config, blueprint, facts, built, ledger, spending_of(config, facts, ledger))
 
 
 def spending_of(config: Config, facts: Facts, ledger: Ledger) -> Spending | None:
@@ -347,7 +351,8 @@ def train(
         spending=plan.spending.facts if plan.spending else lambda rounds, endings: {},
     )
     try:
-        server = federation.run(lambda: plan.first)
+        with settled():
+            server = federation.run(plan.first)
     except BaseException:
         tracking.end(None)
         raise
@@ -447,17 +452,31 @@ def make_engine(plan: Plan, dataset: Material, folder: RunFolder) -> Engine:
                 'engine.kind = "serial" or "pool"'
             )
         members = Members(tuple(plan.facts.census.sites), config.train.seed, config.exchange)
-    if config.engine.kind == "serial":
+
+    def host() -> Host:
         sites = dataset.sites(place.device, config.method.standard == "pooled")
-        host = Host(plan.blueprint, sites, Store(private), place, plan.built)
-        host.noise, host.clip = noise, config.exchange.clip
-        return Serial(host, members)
+        made = Host(plan.blueprint, sites, Store(private.absolute()), place, plan.built)
+        made.noise, made.clip = noise, config.exchange.clip
+        return made
+
+    if config.engine.kind == "serial":
+        keep_memory()
+        return Serial(host(), members)
     if config.engine.kind == "ray" and config.engine.device == "auto" and not config.engine.gpus:
         config = config.with_engine(device="cpu")  # no share of a GPU, on whichever node a site runs
     setup, sizes = order(config, plan.blueprint, private.absolute(), noise), plan.facts.census.sizes
     if config.engine.kind == "ray":
         return Ray(answer, setup, config.engine, sizes)
-    return Pool(frames.command("equipoise.worker"), setup, config.engine.workers, sizes, members)
+    work = partial(serve_copy, host(), config.exchange) if place.device.type == "cpu" else None
+    free_memory()  # what trying the questions took
+    command = frames.command("equipoise.worker")
+    return Pool(command, setup, config.engine.workers, sizes, members, work)
+
+
+def serve_copy(host: Host, limits: ExchangeOptions) -> None:
+    """What a worker does that is a copy of this process."""
+    keep_memory()
+    serve(host, limits, *pipes())
 
 
 def claim(folder: RunFolder, config: Config) -> None:
@@ -483,11 +502,22 @@ def claim(folder: RunFolder, config: Config) -> None:
 
 
 @contextmanager
+def settled() -> Iterator[None]:
+    """Spare the garbage collector what is there already: a run keeps it to its end, and with 100,000 sites it
+    is millions of objects to look through again and again."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+@contextmanager
 def one_thread() -> Iterator[None]:
     """Arithmetic in one thread, so that sums have one order on any number of cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    keep_memory()
     try:
         yield
     finally:

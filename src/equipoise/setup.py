@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -19,6 +17,7 @@ from equipoise.blueprint import draw as draw_blueprint
 from equipoise.config import Config, resolve
 from equipoise.data import Progress, Samples, Task, load_samples
 from equipoise.engine import Host
+from equipoise.engine.memory import keep_memory
 from equipoise.errors import ConfigError, MethodError, StorageError
 from equipoise.evaluate import shot_groups
 from equipoise.initial import chosen
@@ -32,8 +31,6 @@ from equipoise.tree import flat_digest
 from equipoise.trust import only
 from equipoise.version import __version__
 
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
-"""glibc's names for what `keep_memory` sets"""
 SITES_KEPT = 4096
 """sites whose labels a host keeps in memory at most"""
 
@@ -43,19 +40,6 @@ def cache_folder() -> Path:
     chosen = os.environ.get("EQUIPOISE_CACHE")
     home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     return Path(chosen) if chosen else home / "equipoise"
-
-
-def keep_memory() -> None:
-    """Ask the C library to keep large freed blocks for reuse instead of giving them back to the system after
-    every batch.
-
-    Otherwise each step's activations arrive as fresh pages that the kernel has to clear first. Only glibc
-    knows these knobs; elsewhere nothing changes.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        libc = ctypes.CDLL("libc.so.6")
-        for knob, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1), (M_TOP_PAD, 2**26)):
-            libc.mallopt(knob, value)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,21 @@ Tree = dict[str, Any]
 DEEPEST = 16
 """levels a tree from elsewhere may have: every walk over a tree goes as deep as the tree does"""
 
+DTYPES: dict[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+"""the types of tensors by the names that safetensors files have for them, and back"""
+
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
     """One dict of tensors, names joined by "/"; empty branches vanish."""

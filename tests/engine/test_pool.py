@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from equipoise.config import Config
 from equipoise.engine import Engine, Pool, Question
 from equipoise.errors import MethodError, SiteError
+from equipoise.exchange.codec import pack
 from equipoise.running import run
 from equipoise.tree import digest, unflatten
 
@@ -41,7 +43,10 @@ def write(*frames):
     sys.stdout.buffer.flush()
 diary = pathlib.Path(json.loads(read())["diary"])
 while True:
-    call, payload, extra, masks = json.loads(read()), read(), read(), read()
+    call, payload, place, extra, masks = json.loads(read()), read(), read(), read(), read()
+    if place:
+        told = json.loads(place)
+        payload = open(told["path"], "rb").read()[told["start"]:]
     with open(diary / f"{os.getpid()}", "a") as file:
         file.write(json.dumps([call["site"], len(payload)]) + "\n")
     if call["question"] == "die":
@@ -53,9 +58,9 @@ while True:
     if call["question"] == "always die":
         os._exit(9)
     if call["question"] == "fail":
-        write(json.dumps({"error": "MethodError", "message": f"no {call['site']}"}).encode(), b"")
+        write(json.dumps({"error": "MethodError", "message": f"no {call['site']}"}).encode(), b"", b"")
         continue
-    write(b"{}", json.dumps([call, len(payload), extra.decode()]).encode())
+    write(b"{}", json.dumps([call, len(payload), extra.decode()]).encode(), b"")
 """
 
 
@@ -125,6 +130,16 @@ def test_the_broadcast_goes_to_each_worker_once(pool: Pool, tmp_path: Path) -> N
     assert sent.count(0) == 6 - sent.count(1000)
     list(pool.ask(Question("train", 1, b"y" * 2000), ("a", "b", "c")))
     assert 1 <= [length for _, length in diary(tmp_path)].count(2000) <= 2
+
+
+def test_a_broadcast_that_is_packed_for_the_pool_is_mapped_and_not_sent(pool: Pool, tmp_path: Path) -> None:
+    payload = pack({}, {"x": torch.zeros(1000)}, pool.room)
+    assert isinstance(payload, memoryview)
+    for _ in range(2):
+        assert len(list(pool.ask(Question("train", 0, payload), ("a", "b", "c")))) == 3
+    lengths = [length for _, length in diary(tmp_path)]
+    assert 1 <= lengths.count(len(payload)) <= 2
+    assert lengths.count(0) == 6 - lengths.count(len(payload))
 
 
 def test_the_longest_site_starts_first(tmp_path: Path) -> None:

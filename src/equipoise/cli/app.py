@@ -57,6 +57,8 @@ def command() -> click.Command:
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code."""
     words = list(sys.argv[1:] if args is None else args)
+    # Arithmetic is in one thread anyway, and only a process without others can be copied (see engine.fork).
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         code = command()(words, prog_name="equipoise", standalone_mode=False)
     except Exception as error:

@@ -109,10 +109,12 @@ def _progress() -> Progress:
 @contextmanager
 def _bar(runs: int) -> Iterator[Watch]:
     clock = Clock(runs)
-    with _progress() as progress:
+    progress = _progress()
+    try:
         task = progress.add_task("reading data", total=1.0, left=duration(None))
 
         def watch(event: str, facts: dict[str, Any]) -> None:
+            progress.start()  # not before: it has a thread, and a run copies itself best without any
             if event == "run":
                 progress.print(f"[bold]{facts['name']}[/bold]")
             elif event in NOTES:
@@ -135,6 +137,8 @@ def _bar(runs: int) -> Iterator[Watch]:
                     progress.print(line(facts, clock.rounds), highlight=False)
 
         yield watch
+    finally:
+        progress.stop()
 
 
 def _plain(runs: int) -> Watch:

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 from equipoise.compare.job import carry_out
 from equipoise.engine import frames
-from equipoise.worker import pipes
+from equipoise.engine.serve import pipes
 
 
 def main() -> None:

@@ -44,6 +44,7 @@ from equipoise.deploy.masking import bind, make_member, masked, masks_of, step
 from equipoise.deploy.policy import Policy, Refused, read_policy
 from equipoise.engine import Host, probe
 from equipoise.engine.flower.wire import INVITATION, MASKS, RUN, Request, SiteName, StepRequest
+from equipoise.engine.memory import keep_memory
 from equipoise.errors import ConfigError, StorageError, WeightsError
 from equipoise.evaluate.metrics import from_statistics
 from equipoise.evaluate.observer import scalars
@@ -59,7 +60,7 @@ from equipoise.partition import Holding, PartitionOptions, divide, small_cells, 
 from equipoise.partition.cells import counts_of
 from equipoise.server import Journal, planned_passes
 from equipoise.server.journal import read as read_journal
-from equipoise.setup import Material, cache_folder, fits, keep_memory, make_host, place_of
+from equipoise.setup import Material, cache_folder, fits, make_host, place_of
 from equipoise.site import START, Store
 from equipoise.site.accounting import Spent
 from equipoise.site.figures import mean_of

@@ -8,7 +8,10 @@ import struct
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import IO
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from equipoise.engine.fork import Copy
 
 
 def write(pipe: IO[bytes], *frames: bytes) -> None:
@@ -48,7 +51,7 @@ def begin(command: Sequence[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, start_new_session=True)
 
 
-def end(process: subprocess.Popen[bytes]) -> int:
+def end(process: subprocess.Popen[bytes] | Copy) -> int:
     """End a process that speaks in frames: gently, by closing its input, then by force. Its exit code."""
     assert process.stdin is not None and process.stdout is not None
     try:

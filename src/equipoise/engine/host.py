@@ -15,6 +15,7 @@ from torch import Tensor
 from equipoise.blueprint import HERE, Blueprint, Built, Place
 from equipoise.errors import EquipoiseError, MethodError, SiteError
 from equipoise.exchange import clipped, encode_upload, received_by, unpack
+from equipoise.exchange.codec import Room, heap
 from equipoise.exchange.question import Call
 from equipoise.losses import knows_counts, make_objective
 from equipoise.names import unknown
@@ -66,9 +67,11 @@ class Host:
             blueprint.objective, blueprint.task, len(blueprint.classes)
         )
         self._remembered: dict[str, set[str]] = {}
+        self.room: Room = heap
+        """where the bytes of an answer are put"""
         self.begin: Callable[[], None] = lambda: None
         """called when the method's own code is about to answer a question"""
-        self._decoded: tuple[bytes, Tree] | None = None
+        self._decoded: tuple[bytes | memoryview, Tree] | None = None
         self._caches: dict[str, dict[str, Any]] = {}
 
     def _views(self, place: Place) -> Mapping[str, Look]:
@@ -93,7 +96,7 @@ class Host:
             if name in VIEWS
         }
 
-    def answer(self, call: Call, payload: bytes, extra: bytes | None = None) -> bytes:
+    def answer(self, call: Call, payload: bytes | memoryview, extra: bytes | None = None) -> bytes:
         """The bytes of one site's answer; errors name site, round and question."""
         name, round, question = call.site, call.round, call.question
         if name not in self.sites:
@@ -110,7 +113,7 @@ class Host:
                 f"site '{name}' failed in round {round + 1} at '{question}': {type(error).__name__}: {error}"
             ) from error
 
-    def _answer(self, call: Call, payload: bytes, extra: bytes | None) -> bytes:
+    def _answer(self, call: Call, payload: bytes | memoryview, extra: bytes | None) -> bytes:
         data = self.sites[call.site]
         down = self._decode(payload) | (unflatten(unpack(extra)[1]) if extra else {})
         private_state = unflatten(self.store.read(data.name, call.read)) if call.read is not None else None
@@ -145,12 +148,17 @@ class Host:
         if self.clip is not None:
             upload, factors = clipped(upload, received_by(flatten(down)), self.clip)
             loc.notes |= {f"clipped.{leaf}": factor for leaf, factor in factors.items()}
-        wrote = self._keep(call, loc)
-        self._note_reads(data.name, loc, wrote)
+        kept = self._kept(call, loc)
+        header = {"site": call.site, "round": call.round, "question": call.question, "wrote": bool(kept)}
+        answer = encode_upload(upload, header, self.room)
+        del upload  # before the site's own state is copied, too: each may be a whole model
+        if kept and call.write is not None:
+            keep = (*call.keep, *([call.read] if call.read else []))
+            self.store.write(call.site, call.write, kept, keep)
+        self._note_reads(data.name, loc, bool(kept))
         if loc.notes:
             self.store.note(data.name, {"round": call.round, "question": call.question, **loc.notes})
-        header = {"site": call.site, "round": call.round, "question": call.question, "wrote": wrote}
-        return encode_upload(upload, header)
+        return answer
 
     def _mechanism(self, site: str) -> Mechanism | None:
         """How a site trains with differential privacy, where the run asks for it."""
@@ -184,23 +192,19 @@ class Host:
         """The broadcast, or the one that was decoded last where it has the same bytes."""
         return self._decoded[0] if self._decoded and self._decoded[0] == payload else payload
 
-    def _decode(self, payload: bytes) -> Tree:
+    def _decode(self, payload: bytes | memoryview) -> Tree:
         """The broadcast, decoded once for all sites that get the same bytes."""
         if self._decoded is None or self._decoded[0] is not payload:
             self._decoded = (payload, unflatten(unpack(payload)[1]))
         return dict(self._decoded[1])
 
-    def _keep(self, call: Call, loc: Loc) -> bool:
-        """Write what the site must remember, if there is anything and the question may change it."""
+    def _kept(self, call: Call, loc: Loc) -> dict[str, Tensor]:
+        """What the site must remember, if there is anything and the question may change it."""
         if call.write is None:
-            return False
+            return {}
         live = state(self.net)
         mine: dict[str, Tensor] = {f"net/{name}": live[name] for name in self.private}
         mine |= flatten(loc.mine, "mine/") | flatten(loc.moments, "optimizer/")
         if call.tuned:
             mine |= {f"tuned/{name}": live[name] for name in self.shared}
-        if not mine:
-            return False
-        keep = (*call.keep, *([call.read] if call.read else []))
-        self.store.write(call.site, call.write, mine, keep)
-        return True
+        return mine

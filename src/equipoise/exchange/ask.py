@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from equipoise.exchange.clip import received_by
-from equipoise.exchange.codec import pack
+from equipoise.exchange.codec import Room, heap, pack
 from equipoise.exchange.question import Question
 from equipoise.exchange.reduction import Answers, Compare, Reduction
 from equipoise.leaves import Upload
@@ -38,6 +38,7 @@ class Ask(ABC):
         tuned: bool = False,
         least: int = 1,
         compare: Compare | None = None,
+        room: Room = heap,
     ) -> None:
         self.sites, self.round, self.rounds = sites, round, rounds
         self._start = versions or {}
@@ -49,7 +50,7 @@ class Ask(ABC):
         """private versions of the newest checkpoint known to be on disk, if it is not the one this
         conversation starts from"""
         self._everyone, self._seed, self._least = everyone or sites, seed, least
-        self._compare = compare
+        self._compare, self._room = compare, room
         self._pinned, self._writes, self._tuned = pinned, writes, tuned
         # Private versions are named by it; the endings of several rounds are conversations of the same round.
         self._step, self._count = round if step is None else step, 0
@@ -81,7 +82,7 @@ class Ask(ABC):
         asked = Question(
             name=question.__name__,
             round=self.round,
-            payload=pack({}, broadcast),
+            payload=pack({}, broadcast, self._room),
             each={site: pack({}, tensors) for site, tensors in own.items()},
             read={site: self.versions[site] for site in sites if site in self.versions},
             write=f"{self._step}.{self._count}" if writes else None,

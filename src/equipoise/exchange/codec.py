@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor
 from equipoise.errors import EquipoiseError
 from equipoise.keeping import DIGEST, sealed, table_digest
 from equipoise.leaves import Each, Leaf, Mean, Sum, Upload
-from equipoise.tree import flat_digest, flatten, unflatten
+from equipoise.tree import DTYPE_NAMES, DTYPES, flat_digest, flatten, unflatten
 
 HEADER = "equipoise"
 METADATA = "__metadata__"
@@ -34,22 +34,11 @@ NESTED = 16
 """levels JSON from elsewhere may have"""
 LARGEST_PLACE, MOST_AXES = 2**48, 16
 """no length and no place in a message is larger, no tensor has more axes"""
+ALIGNED = 64
+"""bytes that the place of every tensor of torch's own is a multiple of"""
 TENSORS = "tensors"
 """in the header of a sealed file: the digest of its tensors"""
 LEAVES: dict[str, type[Leaf]] = {"sum": Sum, "mean": Mean, "each": Each}
-DTYPES: dict[str, torch.dtype] = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class CodecError(EquipoiseError):
@@ -99,23 +88,36 @@ def shown(name: str, most: int = 80) -> str:
     )
 
 
-def pack(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
+Room = Callable[[int, int], bytearray | memoryview]
+"""room(size, begin): where a message of so many bytes is put, whose tensors begin at `begin`"""
+
+
+def heap(size: int, begin: int) -> bytearray:
+    """Room in the process's own memory."""
+    return bytearray(size)
+
+
+def pack(header: Mapping[str, Any], tensors: Mapping[str, Tensor], room: Room = heap) -> bytes:
     """One message: a JSON header and named tensors."""
     table: dict[str, Any] = {METADATA: {HEADER: json.dumps(header, sort_keys=True)}}
     if METADATA in tensors:
         raise ValueError(f"a tensor may not be called '{METADATA}'")
     place = 0
-    # Wide types first, so that every tensor lies where its type may be read in place; the table keeps the
-    # caller's order.
+    # First those after which the next lies as torch would lay it, then wide types first, so that every tensor
+    # lies where its type may be read in place; the table keeps the caller's order.
     places = {}
-    for name, x in sorted(tensors.items(), key=lambda item: -item[1].element_size()):
-        places[name] = (place, place + x.numel() * x.element_size())
+
+    def order(item: tuple[str, Tensor]) -> tuple[bool, int]:
+        return item[1].nbytes % ALIGNED > 0, -item[1].element_size()
+
+    for name, x in sorted(tensors.items(), key=order):
+        places[name] = (place, place + x.nbytes)
         place = places[name][1]
     for name, x in tensors.items():
         table[name] = {"dtype": DTYPE_NAMES[x.dtype], "shape": list(x.shape), "data_offsets": places[name]}
     head = json.dumps(table, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)
-    message = bytearray(8 + len(head) + place)
+    message = room(8 + len(head) + place, 8 + len(head))
     struct.pack_into("<Q", message, 0, len(head))
     message[8 : 8 + len(head)] = head
     for name, x in tensors.items():
@@ -128,15 +130,18 @@ def pack(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def unpack(
-    data: bytes, views: bool = False, most: int = MOST_TABLE
+    data: bytes | memoryview, views: bool = False, most: int = MOST_TABLE
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The header and the tensors of a message; `CodecError` when the bytes are anything else.
 
     Tensors are copies, laid in memory as torch lays its own: a matrix product may round differently where
-    they lie otherwise, and a resumed run would part from a straight one. `views` gives the message's own
-    bytes, for what is only added up. A table of tensors longer than `most` bytes is not read.
+    they lie otherwise, and a resumed run would part from a straight one. A message that is mapped, a
+    `memoryview`, is nobody else's to change: of that only those are copied that lie otherwise. `views` gives
+    the message's own bytes, for what is only added up. A table of tensors longer than `most` bytes is not
+    read.
     """
-    data = data if isinstance(data, bytearray) else bytearray(data)
+    in_place = isinstance(data, memoryview)
+    data = data if isinstance(data, bytearray | memoryview) else bytearray(data)
     try:
         (size,) = struct.unpack_from("<Q", data)
         if size % 8 or size > len(data) - 8:
@@ -150,7 +155,11 @@ def unpack(
         if not isinstance(header, dict):
             raise CodecError("the message header is not a table")
         tensors = _views(data, 8 + size, table)
-        return header, tensors if views else {name: x.clone() for name, x in tensors.items()}
+        if views:
+            return header, tensors
+        return header, {
+            name: x if in_place and x.data_ptr() % ALIGNED == 0 else x.clone() for name, x in tensors.items()
+        }
     except (
         struct.error,
         ValueError,
@@ -178,7 +187,7 @@ def unseal(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return header, tensors
 
 
-def _views(data: bytearray, start: int, table: Mapping[str, Any]) -> dict[str, Tensor]:
+def _views(data: bytearray | memoryview, start: int, table: Mapping[str, Any]) -> dict[str, Tensor]:
     """The tensors a table describes; they must fill the rest of the message without gap or overlap."""
     tensors, spans = {}, []
     for name, entry in table.items():
@@ -209,7 +218,7 @@ def _views(data: bytearray, start: int, table: Mapping[str, Any]) -> dict[str, T
     return tensors
 
 
-def encode_upload(upload: Upload, header: Mapping[str, Any] | None = None) -> bytes:
+def encode_upload(upload: Upload, header: Mapping[str, Any] | None = None, room: Room = heap) -> bytes:
     """The bytes of one answer."""
     tensors: dict[str, Tensor] = {}
     for name, leaf in upload.items():
@@ -220,7 +229,7 @@ def encode_upload(upload: Upload, header: Mapping[str, Any] | None = None) -> by
         if isinstance(leaf, Mean):
             tensors[name + WEIGHT] = torch.as_tensor(leaf.weight, dtype=torch.float64)
     kinds = {name: leaf.kind for name, leaf in upload.items()}
-    return pack({**(header or {}), "leaves": kinds}, tensors)
+    return pack({**(header or {}), "leaves": kinds}, tensors, room)
 
 
 def decode_upload(data: bytes, most: int = MOST_TABLE) -> tuple[dict[str, Any], Upload]:

@@ -23,6 +23,7 @@ from equipoise.exchange import (
     rejected,
     smaller,
 )
+from equipoise.exchange.codec import heap
 from equipoise.leaves import Upload
 from equipoise.server.journal import Journal
 
@@ -50,7 +51,8 @@ class Exchange(Ask):
         on_rejected: Callable[[str], None] | None = None,
         **conversation: Any,
     ) -> None:
-        super().__init__(**conversation, least=limits.least, compare=limits.compare)
+        room = getattr(engine, "room", heap)
+        super().__init__(**conversation, least=limits.least, compare=limits.compare, room=room)
         self.bytes_up = self.bytes_down = 0
         self.norms = dict(norms or {})
         """by question.leaf: how large answers usually are, as far as earlier rounds have shown"""

@@ -8,19 +8,22 @@ is read.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
-from collections.abc import Collection, Mapping
+import struct
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import Tensor
 
 from equipoise.errors import StorageError
 from equipoise.keeping import DIGEST, append_line, put, sha256
-from equipoise.tree import flat_digest
+from equipoise.tree import DTYPE_NAMES, flat_digest
 
 
 class Store:
@@ -64,12 +67,11 @@ class Store:
     def write(self, site: str, version: str, tensors: dict[str, Tensor], keep: Collection[str] = ()) -> None:
         """Write one version and drop those more than one round old that are not in `keep`."""
         path = self._path(site, version)
-        plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            data = save(plain, {DIGEST: _digest(site, version, plain)})
+            data = _pieces(tensors, {DIGEST: _digest(site, version, tensors)})
             put(path, data, sync=self.durable, writer=self._writer)
-        except (OSError, SafetensorError) as error:
+        except OSError as error:
             raise StorageError(
                 f"private state of site '{site}' cannot be written to {path}: free disk space, then "
                 f"continue the run"
@@ -79,6 +81,25 @@ class Store:
             stem, _, rest = old.name.partition(".safetensors")
             if int(stem.split(".")[0]) < oldest and (rest or stem not in keep):
                 old.unlink(missing_ok=True)
+
+
+def _pieces(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
+    """A safetensors file, a tensor at a time: as a whole, a model would be in memory three times."""
+    table: dict[str, Any] = {"__metadata__": metadata}
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    place = 0
+    for name in order:
+        x = tensors[name]
+        offsets = [place, place + x.nbytes]
+        table[name] = {"dtype": DTYPE_NAMES[x.dtype], "shape": list(x.shape), "data_offsets": offsets}
+        place += x.nbytes
+    head = json.dumps(table, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
+    yield struct.pack("<Q", len(head))
+    yield head
+    for name in order:
+        if tensors[name].numel():
+            yield tensors[name].detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
 
 
 def _digest(site: str, version: str, tensors: Mapping[str, Tensor]) -> str:

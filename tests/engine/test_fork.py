@@ -1,0 +1,112 @@
+"""Copies of a process: with files and signals of their own, ended and reaped; never of one with threads."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+
+from equipoise.engine.fork import can_fork
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="copies are made on Linux only")
+
+
+def alone(script: str, *words: object) -> str:
+    """What a script prints in a process of its own, without threads."""
+    begin = "import os, sys, signal\nfrom equipoise.engine.fork import Copy, can_fork\n"
+    done = subprocess.run(
+        [sys.executable, "-c", begin + textwrap.dedent(script), *map(str, words)],
+        env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_process_with_threads_is_not_copied() -> None:
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    try:
+        assert not can_fork()
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_a_copy_answers_on_its_pipes_lets_go_of_files_and_has_an_end_of_its_own(tmp_path: Path) -> None:
+    script = """
+        import fcntl
+        assert can_fork()
+        locked = open(sys.argv[1], "w")
+        fcntl.flock(locked, fcntl.LOCK_EX)
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        def work():
+            import atexit
+            atexit.register(lambda: os.write(2, b"never"))
+            line = sys.stdin.buffer.raw.readline()
+            os.write(1, line.upper())
+            os.write(1, str(signal.getsignal(signal.SIGTERM) == signal.SIG_DFL).encode())
+            sys.stdin.buffer.raw.readline()
+        copy = Copy(work)
+        assert copy.poll() is None
+        copy.stdin.write(b"hello\\n"); copy.stdin.flush()
+        print(os.read(copy.stdout.fileno(), 100))
+        locked.close()
+        again = open(sys.argv[1], "w")
+        fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the copy does not hold it
+        assert os.getsid(copy.pid) == copy.pid
+        copy.stdin.close()
+        print(copy.wait(30))
+        killed = Copy(lambda: signal.pause())
+        killed.kill()
+        print(killed.wait(30))
+        failed = Copy(lambda: 1 / 0)
+        print(failed.wait(30))
+    """
+    lines = alone(script, tmp_path / "lock").splitlines()
+    assert lines[0].startswith("b'HELLO")
+    assert lines[1:] == ["0", str(-signal.SIGKILL), "1"]
+
+
+RUN = """
+    import json
+    from pathlib import Path
+    from equipoise.engine.fork import Copy
+    from equipoise.running import run
+    seen = []
+    def wrap(engine):
+        seen.append([type(worker._process).__name__ for worker in engine.workers])
+        return engine
+    table = json.loads(sys.argv[1])
+    same = [run(table | {"engine": {"kind": "serial", "device": "cpu"}}, sys.argv[2] + "/serial")]
+    pool = {"engine": {"kind": "pool", "workers": 2, "device": "cpu"}}
+    same.append(run(table | pool, sys.argv[2] + "/pool", wrap=wrap))
+    import threading
+    threading.Thread(target=signal.pause, daemon=True).start()
+    same.append(run(table | pool, sys.argv[2] + "/threads", wrap=wrap))
+    print(json.dumps([seen, [one.state_hash for one in same], [one.metrics for one in same]]))
+"""
+
+
+@pytest.mark.slow
+def test_copied_workers_have_the_same_bits_as_one_process_and_as_workers_started_anew(tmp_path: Path) -> None:
+    table = {
+        "data": {"kind": "phantom", "scale": 0.004, "image_size": 16},
+        "partition": {"kind": "iid", "sites": 3},
+        "method": {"name": "fca"},
+        "train": {"rounds": 2},
+    }
+    seen, states, metrics = json.loads(alone(RUN, json.dumps(table), tmp_path).splitlines()[-1])
+    assert seen == [["Copy", "Copy"], ["Popen", "Popen"]]
+    assert len(set(states)) == 1
+    assert metrics[0] == metrics[1] == metrics[2]
