@@ -504,8 +504,8 @@ def claim(folder: RunFolder, config: Config) -> None:
 @contextmanager
 def settled() -> Iterator[None]:
     """Spare the garbage collector what is there already: a run keeps it to its end, and with 100,000 sites it
-    is millions of objects to look through again and again."""
-    gc.collect()
+    is millions of objects to look through again and again. To collect first would take longer than most short
+    runs."""
     gc.freeze()
     try:
         yield

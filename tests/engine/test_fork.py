@@ -110,3 +110,17 @@ def test_copied_workers_have_the_same_bits_as_one_process_and_as_workers_started
     assert seen == [["Copy", "Copy"], ["Popen", "Popen"]]
     assert len(set(states)) == 1
     assert metrics[0] == metrics[1] == metrics[2]
+
+
+def test_what_the_collector_was_told_to_leave_alone_it_still_does() -> None:
+    script = """
+        import gc
+        def made():
+            copy = Copy(lambda: None)
+            copy.wait()
+            return gc.get_freeze_count() > 0
+        print(made())
+        gc.freeze()
+        print(made())
+    """
+    assert alone(script).split() == ["False", "True"]

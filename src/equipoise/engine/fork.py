@@ -38,12 +38,13 @@ class Copy:
         from_copy, outbox = os.pipe()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        gc.collect()
+        before = gc.get_freeze_count()
         gc.freeze()  # what is there now is left alone by the copy's collector, so its memory stays shared
         self.pid = os.fork()
         if self.pid == 0:
             _live(work, inbox, outbox)
-        gc.unfreeze()
+        if not before:
+            gc.unfreeze()
         os.close(inbox)
         os.close(outbox)
         self.stdin: IO[bytes] = os.fdopen(to_copy, "wb")
