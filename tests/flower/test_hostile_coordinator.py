@@ -182,7 +182,7 @@ def ask(
 def model_of(config: Config) -> dict[str, Any]:
     """The first model of a run."""
     dataset = material(config)
-    return prepare(config, dataset.facts, dataset).first["model"]
+    return prepare(config, dataset.facts, dataset).first()["model"]
 
 
 def test_a_question_to_too_few_sites_is_not_answered(home: Any, tiny: MakeConfig) -> None:

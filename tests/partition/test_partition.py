@@ -92,7 +92,11 @@ KIND = st.sampled_from([Column(), Iid(sites=3), Dirichlet(sites=3, alpha=0.5, mi
 @given(data_sets(), KIND)
 def test_a_seed_of_the_split_tests_every_run_on_the_same_rows(data: Samples, kind: PartitionOptions) -> None:
     split = Split(seed=7)
-    one, other = (place(divide(data, kind, split, seed), len(data))[1] for seed in (0, 1))
+    try:
+        one, other = (place(divide(data, kind, split, seed), len(data))[1] for seed in (0, 1))
+    except PartitionError as error:
+        assert "has no training rows" in str(error)  # a small site may have drawn test rows only
+        reject()
     assert np.array_equal(one, other)
     assert (one == SPLITS.index("test")).any()
     if data.group is not None:
