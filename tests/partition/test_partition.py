@@ -95,7 +95,8 @@ def test_a_seed_of_the_split_tests_every_run_on_the_same_rows(data: Samples, kin
     try:
         one, other = (place(divide(data, kind, split, seed), len(data))[1] for seed in (0, 1))
     except PartitionError as error:
-        assert "has no training rows" in str(error)  # a small site may have drawn test rows only
+        if "has no training rows" not in str(error):  # a small site may have drawn test rows only
+            raise
         reject()
     assert np.array_equal(one, other)
     assert (one == SPLITS.index("test")).any()
