@@ -287,7 +287,7 @@ TABLES: dict[str, Table] = {
         "every single-label method on blood cells with a long tail of 50 : 1 and Dirichlet sites",
         "pbc-longtail",
         ALL_SINGLE,
-        ("train.epochs=2", "train.rounds=30", "evaluate.every=2", *UNSEEN),
+        ("train.epochs=2", "train.rounds=80", "evaluate.every=2", *UNSEEN),
         rates=RATES,
         trial_rounds=8,
         round_seconds=3.0,
@@ -298,7 +298,7 @@ TABLES: dict[str, Table] = {
         {name: ALL_SINGLE[name] for name in (*CORE, "FedIIC, its own views")},
         (
             *("partition.sites=8", "partition.long_tail=50"),
-            *("train.epochs=2", "train.rounds=30", "evaluate.every=2", *UNSEEN),
+            *("train.epochs=2", "train.rounds=80", "evaluate.every=2", *UNSEEN),
         ),
         rates=RATES,
         trial_rounds=8,

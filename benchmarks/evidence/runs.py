@@ -17,6 +17,7 @@ from evidence.lists import Table
 from evidence.records import RUN, TRIAL, Record, mark, read, record_of, validated, write
 
 ROOT = Path(__file__).resolve().parents[2]
+ROUNDS = "train.rounds="
 TRIAL_SEED = 1000
 """of the runs that choose a learning rate; `data.split.seed` gives them the test images of all others"""
 
@@ -65,8 +66,9 @@ class Runs:
         self._all([self.job(row, seed, chosen[row]) for seed in range(seeds) for row in ready])
 
     def trials(self, row: str) -> list[Job]:
-        """The short runs that choose a row's learning rate."""
-        common = (*self.table.rows[row], *self.table.common, f"train.rounds={self.table.trial_rounds}")
+        """The short runs that choose a row's learning rate; they stand when the table gets more rounds."""
+        rest = (text for text in self.table.common if not text.startswith(ROUNDS))
+        common = (*self.table.rows[row], *rest, f"{ROUNDS}{self.table.trial_rounds}")
         return [
             Job(self.name, self.table.recipe, row, common, TRIAL_SEED, rate, TRIAL)
             for rate in self.table.rates
