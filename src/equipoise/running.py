@@ -21,7 +21,6 @@ from equipoise.blueprint import Blueprint, Built, frozen_tensors
 from equipoise.config import Config, departures, digest_in, read, read_folder, resolve
 from equipoise.engine import Engine, Host, Pool, Serial, frames, probe
 from equipoise.engine.members import Members
-from equipoise.engine.memory import free_memory, keep_memory
 from equipoise.engine.ray import Ray
 from equipoise.engine.serve import pipes, serve
 from equipoise.errors import ConfigError, StorageError
@@ -30,6 +29,7 @@ from equipoise.exchange import Bounds, ExchangeOptions, Ledger, seal
 from equipoise.keeping import FIRST, write_atomic
 from equipoise.listing import Listing
 from equipoise.locate import Parts
+from equipoise.memory import free_memory, keep_memory
 from equipoise.nets import ONNX, encoder_sha256
 from equipoise.partition import Census, Facts
 from equipoise.predict import Origin, assemble, class_maps

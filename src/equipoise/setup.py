@@ -17,11 +17,11 @@ from equipoise.blueprint import draw as draw_blueprint
 from equipoise.config import Config, resolve
 from equipoise.data import Progress, Samples, Task, load_samples
 from equipoise.engine import Host
-from equipoise.engine.memory import keep_memory
 from equipoise.errors import ConfigError, MethodError, StorageError
 from equipoise.evaluate import shot_groups
 from equipoise.initial import chosen
 from equipoise.losses import make_objective
+from equipoise.memory import keep_memory
 from equipoise.nets import Cosine, load
 from equipoise.partition import ByName, Facts, Holding, Holdings, count, divide
 from equipoise.server import countable

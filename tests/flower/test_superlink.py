@@ -250,7 +250,9 @@ class Link(Parts):
         assert dict(scope["headers"])[b"content-length"] == b"%d" % len(heard["body"])
         if scope["path"].endswith("/push-messages"):
             pushed = PushMessagesRequest.FromString(heard["body"])
-            numbers = [one.object_id for one in iterate_object_tree(pushed.message_object_trees[0])]
+            numbers = [
+                one.object_id for tree in pushed.message_object_trees for one in iterate_object_tree(tree)
+            ]
             body = PushMessagesResponse(objects_to_push=numbers, session_id="session").SerializeToString()
         elif self.waiting:
             message = self.waiting.pop(0)
@@ -350,6 +352,13 @@ def test_parts_that_come_with_a_message_are_kept_and_the_others_asked_for(refuse
     missing = list(PushMessagesResponse.FromString(response).objects_to_push)
     assert status == 200 and missing == (list(objects) if refuse else list(objects)[:1])
     assert list(link.kept.values()) == ([] if refuse else sent)
+
+
+def test_parts_that_come_without_a_message_are_not_kept() -> None:
+    link = Link()
+    status, response = link.call("/v1/fleet/push-whole", pack([b"", b"a part of nothing"]))
+    assert status == 200 and not PushMessagesResponse.FromString(response).objects_to_push
+    assert not link.kept
 
 
 def test_what_flower_refuses_is_refused_and_what_is_no_parcel_too() -> None:

@@ -246,9 +246,12 @@ def take_in(app: Any, side: str, request: bytes, response: bytes, parts: Sequenc
     asked, answer = (kind() for kind in PUSHED[side])
     asked.ParseFromString(request)
     answer.ParseFromString(response)
+    if not asked.messages_list:
+        return response
     state, missing = app.state.linkstate_factory.state(), dict.fromkeys(answer.objects_to_push)
+    run = asked.messages_list[0].metadata.run_id
     for part in parts:
-        number, run = get_object_id(part), asked.messages_list[0].metadata.run_id
+        number = get_object_id(part)
         if number in missing and state.store_object(run, answer.session_id, number, part):
             del missing[number]
     del answer.objects_to_push[:]

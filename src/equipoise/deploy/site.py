@@ -44,7 +44,6 @@ from equipoise.deploy.masking import bind, make_member, masked, masks_of, step
 from equipoise.deploy.policy import Policy, Refused, read_policy
 from equipoise.engine import Host, probe
 from equipoise.engine.flower.wire import INVITATION, MASKS, RUN, Request, SiteName, StepRequest
-from equipoise.engine.memory import keep_memory
 from equipoise.errors import ConfigError, StorageError, WeightsError
 from equipoise.evaluate.metrics import from_statistics
 from equipoise.evaluate.observer import scalars
@@ -52,6 +51,7 @@ from equipoise.exchange import Ledger, decode_upload
 from equipoise.exchange.secure.member import Member
 from equipoise.keeping import FIRST, append_line, as_hash, read_json, write_json
 from equipoise.locate import Allow, named
+from equipoise.memory import keep_memory
 from equipoise.methods.base import OWN, POOLED
 from equipoise.names import unknown
 from equipoise.opening import read_text

@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import ctypes
 import os
 import sys
 from collections.abc import Awaitable
@@ -32,6 +30,7 @@ from equipoise.deploy import flower, inside, listen
 from equipoise.deploy.access import LATER, Access, App, Event, Receive, Scope, Send, read_secret
 from equipoise.deploy.limits import Limits
 from equipoise.deploy.parcel import pack, unpack
+from equipoise.memory import return_memory
 
 SENDERS = {flower.RUNTIME: flower.FLEET, flower.FLEET: flower.RUNTIME}
 """whose messages are for whom: the coordinator's process comes in at one path, the sites at the other"""
@@ -43,8 +42,6 @@ QUIET = 0.02
 PUSHES = (flower.PUSH, flower.PUSH_WHOLE, flower.PUSH_PART)
 PULLS = (flower.PULL, flower.PULL_WHOLE)
 OK, MALFORMED, TRIPPED = 200, 400, 500
-M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8
-"""glibc's names for what `give_back_memory` sets"""
 SMALL = 4096
 """a site's request for messages has a few bytes; what is longer is none"""
 
@@ -301,22 +298,11 @@ def _length(scope: Scope) -> int:
     return int(length) if length.isdigit() else SMALL + 1
 
 
-def give_back_memory() -> None:
-    """Have the C library return large blocks to the system as soon as they are free, where it can be told to.
-
-    Pieces of models come and go in many threads, each of which would otherwise keep some.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        libc = ctypes.CDLL("libc.so.6")
-        for knob, value in ((M_MMAP_THRESHOLD, 2**20), (M_ARENA_MAX, 2)):
-            libc.mallopt(knob, value)
-
-
 def main() -> None:
     """Start the SuperLink behind `Access`, `LongPoll` and `Parcels`."""
     from starlette.middleware import Middleware
 
-    give_back_memory()
+    return_memory()
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--limits", default="{}")
     ours, others = parser.parse_known_args()

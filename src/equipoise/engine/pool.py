@@ -22,11 +22,11 @@ from equipoise import errors
 from equipoise.engine import frames
 from equipoise.engine.fork import Copy, can_fork
 from equipoise.engine.members import RUN, Members
-from equipoise.engine.memory import free_memory
 from equipoise.engine.shared import Rooms, can_share, mapped
 from equipoise.errors import EquipoiseError, SiteError
 from equipoise.exchange.codec import heap
 from equipoise.exchange.question import Question
+from equipoise.memory import free_memory
 
 SAME = b""
 """sent instead of a broadcast the worker has already"""

@@ -11,11 +11,11 @@ from typing import BinaryIO
 from equipoise.engine import frames
 from equipoise.engine.host import Host
 from equipoise.engine.members import concealed
-from equipoise.engine.memory import free_memory
 from equipoise.engine.shared import Rooms, can_share, mapped
 from equipoise.errors import EquipoiseError
 from equipoise.exchange.guard import ExchangeOptions
 from equipoise.exchange.question import Call
+from equipoise.memory import free_memory
 
 Inbox = queue.SimpleQueue[bytes]
 LARGE = 2**23
@@ -24,7 +24,7 @@ it again took a tenth of a round (small-cnn, 10 sites of 256 images)"""
 
 
 def serve(host: Host | EquipoiseError, limits: ExchangeOptions, inbox: Inbox, outbox: BinaryIO) -> None:
-    """Answer until the input ends; a host that could not be made is told to whoever asks."""
+    """Answer until the input ends; whoever asks learns why a host could not be made."""
     payload: bytes | memoryview = b""
     rooms = Rooms()
     if isinstance(host, Host) and can_share():

@@ -40,7 +40,7 @@ class Rooms:
         return self._message
 
     def place(self, message: bytes | memoryview) -> bytes:
-        """What the other side is told of a message; nothing, where it is not in this room."""
+        """Where the other side finds a message; nothing, where it is not in this room."""
         if self._message is None or message is not self._message:
             return b""
         path = f"/proc/{os.getpid()}/fd/{self._file}"
@@ -55,7 +55,7 @@ class Rooms:
 
 def mapped(place: bytes) -> memoryview:
     """The message at a place."""
-    told = json.loads(place)
-    with open(told["path"], "rb") as file:
+    facts = json.loads(place)
+    with open(facts["path"], "rb") as file:
         whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    return memoryview(whole)[told["start"] :]
+    return memoryview(whole)[facts["start"] :]
