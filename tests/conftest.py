@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -30,11 +31,13 @@ DEALER = pytest.StashKey[tuple[tempfile.TemporaryDirectory[str], subprocess.Pope
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Where tests are dealt out to several processes, these have one nursery."""
+    """Where tests are dealt out to several processes, these have one nursery, and come from it themselves."""
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         folder = tempfile.TemporaryDirectory(prefix="nursery-")
         os.environ[DOOR] = f"{folder.name}/door"
         config.stash[DEALER] = (folder, begin_nursery(os.environ[DOOR]))
+        tester = shlex.join([sys.executable, "-S", "-E", str(NURSERY), "tester", os.environ[DOOR]])
+        config.option.tx = [f"popen//python={tester}"] * len(config.option.tx)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -66,7 +69,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave to the sweep what only repeats."""
+    """Leave to the sweep what only repeats; and begin with what takes long, so that nobody waits for it."""
     wanted = {(test, one) for test, ones in ONLY.items() for one in ones}
     named = {*LATER, *LATER.values()}
     for item in items:
@@ -77,6 +80,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if test in ONLY and (test, parameters.removesuffix("]")) not in wanted:
             item.add_marker(pytest.mark.sweep)
         wanted.discard((test, parameters.removesuffix("]")))
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     if config.args == config.getini("testpaths") and (wanted or named):
         lost = sorted(wanted) + sorted(named)
         raise pytest.UsageError(f"tests/light.py keeps tests that are not there: {lost}")

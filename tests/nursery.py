@@ -1,14 +1,18 @@
-"""Worker processes in no time: one process imports torch once, and workers are forked from it.
+"""Processes in no time: one process imports torch once, and others are forked from it.
 
 A worker of the pool takes seconds to import what it needs, and the suite starts hundreds. `tests/conftest.py`
 lets the engines start `python nursery.py worker SOCKET MODULE` instead of `python -m MODULE`: a process that
 does nothing but hand its pipes to a fork of the nursery, where the same module runs, and wait for it. Tests
-that are about processes use real ones (`@pytest.mark.real_workers`).
+that are about processes use real ones (`@pytest.mark.real_workers`). The processes that run tests side by
+side begin the same way, as `python nursery.py tester SOCKET -u -c CODE` instead of `python -u -c CODE`.
 """
 
 from __future__ import annotations
 
 import array
+import contextlib
+import gc
+import importlib
 import json
 import os
 import select
@@ -18,21 +22,22 @@ import sys
 import time
 
 BOX = 2**20
+HEAVY = (
+    *("scipy.stats", "sklearn.linear_model", "sklearn.metrics", "sklearn.mixture", "pandas"),
+    *("kornia", "monai.networks.nets", "monai.transforms", "onnxruntime", "torch.onnx", "torch._dynamo"),
+    *("PIL.Image", "pydicom", "nibabel", "equipoise.deploy.coordinator", "equipoise.deploy.site"),
+)
+"""what tests import sooner or later, each in every process that runs tests"""
 
 
-def worker(address: str, module: str) -> int:
-    """Be a worker: send our pipes, folder and environment to the nursery, and end as the fork ends."""
+def enter(address: str, **what: str) -> int:
+    """Send our pipes, folder and environment to the nursery, and end as the fork ends."""
     with socket.socket(socket.AF_UNIX) as line:
         _reach(line, address)
-        letter = json.dumps(
-            {"module": module, "folder": os.getcwd(), "environment": dict(os.environ)}
-        ).encode()
+        letter = json.dumps({**what, "folder": os.getcwd(), "environment": dict(os.environ)}).encode()
         line.sendmsg([letter], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))])
         line.shutdown(socket.SHUT_WR)
-        for pipe in (
-            0,
-            1,
-        ):  # held by the fork alone from here on, so that each end sees when the other is gone
+        for pipe in (0, 1):  # held by the fork alone, so that each end sees when the other is gone
             os.close(pipe)
         code = int(line.recv(16) or b"1")
     if code < 0:
@@ -53,13 +58,20 @@ def _reach(line: socket.socket, address: str) -> None:
 
 
 def nursery(address: str) -> None:
-    """Fork a worker for everyone who asks, until our input ends."""
+    """Fork a process for everyone who asks, until our input ends."""
     import equipoise.compare.worker
+    import equipoise.testing
     import equipoise.worker  # noqa: F401
     from equipoise.report.page import _templates
 
+    for module in HEAVY:
+        with contextlib.suppress(ImportError):  # whoever needs it says so
+            importlib.import_module(module)
+
     for name in _templates().list_templates(extensions=["j2"]):
         _templates().get_template(name)  # compiled once for all
+    gc.collect()
+    gc.freeze()
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX) as door:
@@ -78,7 +90,7 @@ def nursery(address: str) -> None:
 
 
 def _attend(line: socket.socket) -> None:
-    """Fork once more; the child is the worker, and we tell how it ended."""
+    """Fork once more; the child does what was asked for, and we tell how it ended."""
     letter, rights, _, _ = line.recvmsg(BOX, socket.CMSG_SPACE(3 * 4))
     while more := line.recv(BOX):
         letter += more
@@ -106,9 +118,14 @@ def _live(letter: dict[str, object], pipes: list[int]) -> None:
         os.environ.clear()
         os.environ.update(letter["environment"])  # type: ignore[arg-type, call-overload]
         os.chdir(str(letter["folder"]))
-        module = str(letter["module"])
-        sys.modules.pop(module, None)
-        runpy.run_module(module, run_name="__main__")
+        if "code" in letter:
+            sys.argv = ["-c"]
+            sys.path[0] = ""
+            exec(str(letter["code"]), sys.modules["__main__"].__dict__)  # noqa: S102
+        else:
+            module = str(letter["module"])
+            sys.modules.pop(module, None)
+            runpy.run_module(module, run_name="__main__")
         code = 0
     except SystemExit as end:
         code = int(end.code or 0)
@@ -122,5 +139,7 @@ def _live(letter: dict[str, object], pipes: list[int]) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "worker":
-        sys.exit(worker(sys.argv[2], sys.argv[3]))
+        sys.exit(enter(sys.argv[2], module=sys.argv[3]))
+    if sys.argv[1] == "tester":
+        sys.exit(enter(sys.argv[2], code=sys.argv[-1]))
     nursery(sys.argv[2])

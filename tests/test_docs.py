@@ -437,7 +437,10 @@ def runs(block: Block) -> bool:
     return not block.reason and (block.language in (*SHELL, "python") or bool(block.title))
 
 
-REPEATING = ("CONTRIBUTING.md", "docs/choosing.md", "docs/compare.md", "docs/results/privacy.md")
+REPEATING = (
+    *("CONTRIBUTING.md", "docs/choosing.md", "docs/compare.md"),
+    *("docs/results/privacy.md", "docs/results/privacy.notes.md"),
+)
 """Their commands are read in `make test` as those of all pages; README.md, docs/python.md and
 docs/own-method.md run the same verbs."""
 

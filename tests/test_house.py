@@ -34,19 +34,21 @@ def calls(tree: ast.AST) -> list[tuple[str, dict[str, ast.expr]]]:
     return [(ast.unparse(node.func), {k.arg or "": k.value for k in node.keywords}) for node in found]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_nothing_is_pickled_or_evaluated(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    packages = imported(tree)
-    assert not packages & PICKLERS
-    assert "multiprocessing" not in packages  # its pipes pickle
-    for name, given in calls(tree):
-        assert name not in {"eval", "exec"}
-        if name == "torch.load":
-            assert ast.unparse(given.get("weights_only", ast.Constant(None))) == "True"
-        if name.endswith("np.load") or name == "numpy.load":
-            assert ast.unparse(given.get("allow_pickle", ast.Constant(False))) == "False"
-        assert name not in {"torch.save", "np.save", "numpy.save"} or path.parent.name == "data"
+def test_nothing_is_pickled_or_evaluated() -> None:
+    assert len(MODULES) > 200
+    for path in MODULES:
+        tree = ast.parse(path.read_text())
+        packages = imported(tree)
+        assert not packages & PICKLERS, path
+        assert "multiprocessing" not in packages, path  # its pipes pickle
+        for name, given in calls(tree):
+            assert name not in {"eval", "exec"}, path
+            if name == "torch.load":
+                assert ast.unparse(given.get("weights_only", ast.Constant(None))) == "True", path
+            if name.endswith("np.load") or name == "numpy.load":
+                assert ast.unparse(given.get("allow_pickle", ast.Constant(False))) == "False", path
+            saves = name in {"torch.save", "np.save", "numpy.save"}
+            assert not saves or path.parent.name == "data", path
 
 
 def test_the_scan_would_see_a_pickle() -> None:

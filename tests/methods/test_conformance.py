@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.light import LEARNING, OWN
+from tests.light import ALIKE, LEARNING, OWN
 
 from equipoise.methods import METHODS
 from equipoise.testing import Bench, method_checks
 
 SLOW = {"pool"}
 """starts worker processes"""
+OF_A_RUN = {"same_seed", "frozen", "ending", "global_rng", "site_order", "private"}
+"""what a method could break only by questions or a server of its own, which those in ALIKE have not"""
 OF_THE_ENGINE = {"pool", "dropout", "other_seed", "overfits"}
 """what a method could break only by what it asks, sends or keeps; and its loss has tests of its own"""
 LEARNERS = ("fedavg", "fca", "fediic", "fedmlp")
@@ -23,6 +25,8 @@ WITH_STATE = (*OWN, "fedavgm", "moon", "creff", "fedbabu", "cbafed", "rscfed")
 def left_to_the_sweep(method: str, rule: str) -> bool:
     if rule in ("other_seed", "overfits"):
         return method not in LEARNERS
+    if rule in OF_A_RUN:
+        return method in ALIKE
     return method not in (WITH_STATE if rule == "resume" else OWN) and rule in {*OF_THE_ENGINE, "resume"}
 
 

@@ -165,11 +165,17 @@ def test_private_state_is_kept_for_both_checkpoints_and_the_round_under_way(
 @pytest.mark.slow
 @pytest.mark.real_probe
 @pytest.mark.parametrize(
-    ("place", "rounds", "writes"), [("fsync", 1, 9), pytest.param("replace", 2, 16, marks=pytest.mark.sweep)]
+    ("place", "rounds", "step", "writes"),
+    [
+        ("fsync", 1, 3, 3),
+        pytest.param("fsync", 1, 1, 9, marks=pytest.mark.sweep),
+        pytest.param("replace", 2, 1, 16, marks=pytest.mark.sweep),
+    ],
 )
 def test_a_full_disk_at_any_write_is_told_and_the_run_goes_on_later(
     place: str,
     rounds: int,
+    step: int,
     writes: int,
     tiny: MakeConfig,
     rows: Rows,
@@ -197,9 +203,9 @@ def test_a_full_disk_at_any_write_is_told_and_the_run_goes_on_later(
 
         return call
 
-    limit, failed = 0, 0
+    limit, failed = 1 - step, 0
     while True:
-        limit, calls = limit + 1, 0
+        limit, calls = limit + step, 0
         folder = tmp_path / str(limit)
         with monkeypatch.context() as patch:
             patch.setattr(os, place, count(limit))
