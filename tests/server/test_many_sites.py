@@ -15,6 +15,7 @@ from equipoise.config import Config
 from equipoise.data.samples import Samples
 from equipoise.keeping import read_lines
 from equipoise.partition import ByName, Census, Dirichlet, Iid, count, divide
+from equipoise.partition.census import NOT_TOLD, Counts
 from equipoise.report import read_run, write_report
 from equipoise.report.crowd import GROUPS, MANY, QUANTILES, groups, held_by_groups, quantiles
 from equipoise.report.page import absences
@@ -137,6 +138,16 @@ def test_what_is_not_told_stays_untold() -> None:
 
 
 # The page ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("most", "bytes"), [(3, 1), (127, 1), (128, 2), (2**15, 4), (2**31, 8)])
+def test_counts_take_as_few_bytes_as_hold_them(most: int, bytes: int) -> None:
+    images = np.array([[most, 0, 1], [2, 0, 0]])
+    counts = np.array([[[most, 0], [0, 0], [NOT_TOLD, NOT_TOLD]], [[1, 1], [0, 0], [0, 0]]])
+    kept = Counts(("north", "south"), images, counts)
+    assert kept.counts.itemsize == kept.images.itemsize == bytes
+    assert kept["north"]["train"].counts == (most, 0) and kept["north"]["test"].counts == (None, None)
+    assert Census(sites=kept).counts().tolist() == [most + 1, 1]
 
 
 def test_a_page_of_many_sites_has_no_row_for_each(crowd: Path) -> None:

@@ -50,7 +50,8 @@ class Counts(ByName[dict[str, Held]]):
         `known` is as `counts`, the images that are labelled, None where all of them are; `withheld` is by
         site and split, of those that have any."""
         super().__init__(names, self._held)
-        self.images, self.counts, self.known, self.withheld = images, counts, known, withheld or {}
+        self.images, self.counts = _narrow(images), _narrow(counts)
+        self.known, self.withheld = None if known is None else _narrow(known), withheld or {}
         self._names = tuple(self.places) if self.withheld else ()
 
     def _held(self, place: int) -> dict[str, Held]:
@@ -259,12 +260,12 @@ def count(samples: Samples, holdings: Sequence[Holding]) -> Census:
     cells = np.repeat(np.arange(images.size), images.reshape(-1))
     if samples.task == "single":
         filled = np.bincount(cells * width + labels, minlength=images.size * width)
-        counts, known = filled.astype(np.int32).reshape(*images.shape, width), None
+        counts, known = filled.reshape(*images.shape, width), None
     else:
 
         def added(marked: np.ndarray) -> np.ndarray:
             columns = [np.bincount(cells, marked[:, i], minlength=images.size) for i in range(width)]
-            return np.stack(columns, axis=1).astype(np.int32).reshape(*images.shape, width)
+            return np.stack(columns, axis=1).astype(np.int64).reshape(*images.shape, width)
 
         missing = np.isnan(labels)
         counts, known = added(labels > 0), added(~missing) if missing.any() else None
@@ -313,6 +314,11 @@ def _withheld(names: Sequence[str], held: Sequence[Sequence[Held]]) -> dict[str,
             if one.withheld:
                 withheld.setdefault(site, {})[split] = list(one.withheld)
     return withheld
+
+
+def _narrow(numbers: np.ndarray) -> np.ndarray:
+    """The same in as few bytes as hold them: there may be 100,000 sites, with a few images each."""
+    return numbers.astype(np.min_scalar_type(NOT_TOLD - int(numbers.max(initial=0))))
 
 
 def _reported(numbers: np.ndarray) -> tuple[int | None, ...]:
