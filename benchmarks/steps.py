@@ -1,0 +1,90 @@
+"""What a training step would gain from torch.compile and from bfloat16, in one run.
+
+    python benchmarks/steps.py [small-cnn resnet18 efficientnet-lite0] [--steps 12]
+
+A step is forward, cross-entropy, backward and Adam on 32 random images, one thread, the network laid out as
+the engine has it. Variants take turns, step by step. Printed: the median of each and its ratio to the step as
+it is, and what compiling took. Neither keeps the bits of a plain step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from engine import CLASSES, SETTINGS
+from equipoise.nets import NetOptions, build
+from equipoise.running import one_thread
+
+BATCH = 32
+PLAIN = "as it is"
+
+
+class Variant:
+    """One way to make a step, with a network of its own."""
+
+    def __init__(self, net: str, size: int, compiled: bool, halved: bool) -> None:
+        built = build(NetOptions(name=net), classes=CLASSES, image_size=size, seed=0, base=Path())
+        built.train()
+        self.forward: Callable[[Tensor], Tensor] = torch.compile(built) if compiled else built
+        self.optimizer = torch.optim.Adam(built.parameters(), 1e-3, fused=True)
+        self.halved = halved
+
+    def step(self, x: Tensor, y: Tensor) -> float:
+        """Seconds."""
+        begin = time.perf_counter()
+        self.optimizer.zero_grad()
+        reduced: AbstractContextManager[object] = (
+            torch.autocast("cpu", torch.bfloat16) if self.halved else nullcontext()
+        )
+        with reduced:
+            loss = nn.functional.cross_entropy(self.forward(x), y)
+        loss.backward()
+        self.optimizer.step()
+        return time.perf_counter() - begin
+
+
+def measure(net: str, steps: int) -> None:
+    size = SETTINGS[net]["size"]
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(BATCH, 3, size, size, generator=draw).contiguous(memory_format=torch.channels_last)
+    y = torch.randint(CLASSES, (BATCH,), generator=draw)
+    variants = {
+        PLAIN: Variant(net, size, compiled=False, halved=False),
+        "torch.compile": Variant(net, size, compiled=True, halved=False),
+        "bfloat16": Variant(net, size, compiled=False, halved=True),
+    }
+    first = {name: variant.step(x, y) for name, variant in variants.items()}
+    times = {name: list[float]() for name in variants}
+    for _ in range(steps):
+        for name, variant in variants.items():
+            times[name].append(variant.step(x, y))
+    plain = statistics.median(times[PLAIN])
+    print(f"\n{net}, {BATCH} images at {size} px")
+    for name, found in times.items():
+        median = statistics.median(found)
+        print(f"  {name:14} {1000 * median:8.1f} ms   {median / plain:.2f}", flush=True)
+    print(f"  compiling took {first['torch.compile']:.0f} s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("nets", nargs="*", default=list(SETTINGS))
+    parser.add_argument("--steps", type=int, default=12)
+    given = parser.parse_args()
+    with one_thread():
+        for net in given.nets:
+            measure(net, given.steps)
+
+
+if __name__ == "__main__":
+    main()
