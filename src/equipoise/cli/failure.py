@@ -19,7 +19,7 @@ from equipoise.text import printable
 if TYPE_CHECKING:
     from types import FrameType
 
-FLOWER = "flwr>=1.41,<1.42"
+FLOWER = "flwr>=1.41,<1.43"
 """what the extra `flower` of pyproject.toml has"""
 
 
