@@ -50,8 +50,8 @@ class Counts(ByName[dict[str, Held]]):
         `known` is as `counts`, the images that are labelled, None where all of them are; `withheld` is by
         site and split, of those that have any."""
         super().__init__(names, self._held)
-        self.images, self.counts = _narrow(images), _narrow(counts)
-        self.known, self.withheld = None if known is None else _narrow(known), withheld or {}
+        self.images, self.counts, self.withheld = images, _narrow(counts), withheld or {}
+        self.known = None if known is None else _narrow(known)
         self._names = tuple(self.places) if self.withheld else ()
 
     def _held(self, place: int) -> dict[str, Held]:
