@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from evidence.claims import CONTRADICTED, NOT_SHOWN, SHOWN, UNTESTABLE, UNTESTED, Finding, findings
+from evidence.figures import Difference
 from evidence.records import ROOT
 
 HEAD = f"""\
@@ -24,7 +25,8 @@ is the mean difference over seeds with its 95 % interval (Student's t, paired by
 **{SHOWN}**: the interval lies above 0. **{NOT_SHOWN}**: it holds 0. **{CONTRADICTED}**: it lies below 0.
 Where the claim is that two rows are level: within one point on both sides, partly outside, wholly outside.
 **{UNTESTED}**: fewer than two seeds of both rows are recorded. **{UNTESTABLE}**: with the images at hand
-nothing decides it; the reason stands below. A † marks rows that have not all converged. G, S and A are
+nothing decides it; the reason stands below. Elsewhere: the same difference in other tables that have both
+rows; it does not count for the verdict. A † marks rows that have not all converged. G, S and A are
 explained in [results](results/README.md); balanced accuracy, unless another figure is named.
 Written by `python benchmarks/claims.py` from the runs in [results/records](results/README.md).
 
@@ -50,18 +52,28 @@ def main() -> None:
 
 
 def lines(found: Iterable[Finding]) -> Iterable[str]:
-    yield "| paper | claim | paper's margin | ours (95 %) | seeds | table | rows that decide it | verdict |"
-    yield "|---|---|---|---|---|---|---|---|"
+    heads = ("paper", "claim", "paper's margin", "ours (95 %)", "seeds", "table", "rows that decide it")
+    yield "| " + " | ".join((*heads, "elsewhere", "verdict")) + " |"
+    yield "|---" * 9 + "|"
     for one in found:
-        table = one.decides.table if one.decides else "–"
-        page = ROOT / "docs" / "results" / f"{table}.md"
-        link = f"[{table}](results/{table}.md)" if page.exists() else table
+        table = linked(one.decides.table) if one.decides else "–"
         ours, seeds = "–", "–"
         if one.ours is not None:
-            ours, seeds = f"{one.ours}{'' if one.converged else ' †'}", str(one.ours.seeds)
+            ours, seeds = marked(one.ours, one.converged), str(one.ours.seeds)
         rows = str(one.decides or "–")
-        cells = (one.paper, one.text, f"{one.margin:+.1f}", ours, seeds, link, rows, one.verdict)
-        yield "| " + " | ".join(cells) + " |"
+        others = [f"{linked(name)}: {marked(*found)}" for name, found in one.elsewhere.items()]
+        cells = (one.paper, one.text, f"{one.margin:+.1f}", ours, seeds, table, rows)
+        yield "| " + " | ".join((*cells, "; ".join(others), one.verdict)) + " |"
+
+
+def linked(table: str) -> str:
+    """The name of a table, with a link where it has been made."""
+    made = (ROOT / "docs" / "results" / f"{table}.md").exists()
+    return f"[{table}](results/{table}.md)" if made else table
+
+
+def marked(found: Difference, converged: bool) -> str:
+    return f"{found}{'' if converged else ' †'}"
 
 
 if __name__ == "__main__":

@@ -497,11 +497,11 @@ def run_files() -> str:
     return "\n".join(lines)
 
 
-def measured(*wanted: str, multi: bool = False) -> str:
+def measured(*wanted: str, multi: bool = False, tuned: bool = True) -> str:
     """Columns of every table that has been made to choose a method by, side by side; `multi`: of those with
-    several labels per image."""
+    several labels per image; `tuned`: of those whose rows chose their learning rates, or of the others."""
     found: dict[str, dict[str, dict[str, str]]] = {}
-    for name in [name for name, one in TABLES.items() if one.chooses]:
+    for name in [name for name, one in TABLES.items() if one.chooses and bool(one.rates) == tuned]:
         path = DOCS / "results" / f"{name}.md"
         cells = first_table(path.read_text()) if path.exists() else {}
         if cells and ("S bACC" not in next(iter(cells.values()))) == multi:
@@ -687,9 +687,11 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
         "privacy": lambda: section(PrivacyOptions, "privacy"),
     },
     "choosing.md": {
-        "measured-global": lambda: measured("G bACC"),
-        "measured-own": lambda: measured("S bACC"),
-        "measured-multi": lambda: measured("G bACC", "G AUC", multi=True),
+        "measured-single": lambda: measured("G bACC", "S bACC", "A bACC", "Δ A", "converged"),
+        "measured-multi": lambda: measured("G bACC", "G AUC", "converged", multi=True),
+        "earlier-global": lambda: measured("G bACC", tuned=False),
+        "earlier-own": lambda: measured("S bACC", tuned=False),
+        "earlier-multi": lambda: measured("G bACC", "G AUC", multi=True, tuned=False),
     },
     "cli.md": {"verbs": verbs},
     "exit-codes.md": {"exit-codes": exit_codes},

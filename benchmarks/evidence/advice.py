@@ -12,10 +12,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from html import escape
 
-from evidence.claims import VIEWS, recorded
+from evidence.claims import SEEDS, VIEWS
 from evidence.figures import Difference, difference, values
 from evidence.lists import BOUNDS, TABLES
 from evidence.records import Record
+from evidence.runs import Runs
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ class Advice:
 def advice(shape: Shape) -> Advice | None:
     """The advice of the first of the shape's tables that has something to compare."""
     for name in shape.tables:
-        rows = {row: recorded(name, row) for row in TABLES[name].rows if ":" not in row}
+        runs = Runs(name, TABLES[name], 1)
+        rows = {row: runs.finished(row, SEEDS) for row in TABLES[name].rows if ":" not in row}
         found = best(name, rows, TABLES[name].compared, VIEWS[shape.view])
         if found is not None:
             return found

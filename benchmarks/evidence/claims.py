@@ -7,13 +7,13 @@ difference over seeds with its 95 % interval.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from evidence.figures import Difference, difference
 from evidence.lists import TABLES
-from evidence.records import ROOT, Record
+from evidence.records import ROOT
 from evidence.runs import Runs
 
 CLAIMS = ROOT / "benchmarks" / "evidence" / "claims.toml"
@@ -43,6 +43,8 @@ class Finding:
     """the claim is that both are as good"""
     remark: str = ""
     """what was tried, or what is lacking"""
+    elsewhere: Mapping[str, tuple[Difference, bool]] = field(default_factory=dict)
+    """the same difference in other tables that have both rows, and whether all their runs have converged"""
 
     @property
     def verdict(self) -> str:
@@ -76,21 +78,33 @@ class Decides:
 
 def findings() -> Iterator[Finding]:
     """Every claim in order."""
+    tables = {name: Runs(name, table, 1) for name, table in TABLES.items() if table.rates}
     for claim in tomllib.loads(CLAIMS.read_text())["claim"]:
         told = claim["paper"], claim["text"], margin(claim["reported"])
         if "lacking" in claim:
             yield Finding(*told, None, remark=claim["lacking"])
             continue
         where = Decides(**claim["ours"], metric=claim.get("metric", "balanced_accuracy"))
-        better, worse = (recorded(where.table, row) for row in (where.better, where.worse))
-        gap = difference(better, worse, VIEWS[where.view], where.metric)
-        settled = all(run["converged"] is True for run in (*better, *worse))
-        yield Finding(*told, where, gap, settled, claim.get("level", False), claim.get("tried", ""))
+        gap, settled = found_in(tables[where.table], where)
+        others = {name: found_in(runs, where) for name, runs in tables.items() if name != where.table}
+        yield Finding(
+            *told,
+            where,
+            gap,
+            settled,
+            claim.get("level", False),
+            claim.get("tried", ""),
+            {name: (found, done) for name, (found, done) in others.items() if found and found.seeds > 1},
+        )
 
 
-def recorded(table: str, row: str) -> list[Record]:
-    """The runs of a row that are recorded."""
-    return Runs(table, TABLES[table], 1).finished(row, SEEDS)
+def found_in(runs: Runs, where: Decides) -> tuple[Difference | None, bool]:
+    """The difference in a table, None where it is not recorded, and whether all runs have converged."""
+    if not {where.better, where.worse} <= set(runs.table.rows):
+        return None, True
+    better, worse = (runs.finished(row, SEEDS) for row in (where.better, where.worse))
+    settled = all(run["converged"] is True for run in (*better, *worse))
+    return difference(better, worse, VIEWS[where.view], where.metric), settled
 
 
 def margin(reported: dict[str, Any]) -> float:

@@ -267,9 +267,34 @@ def test_rows_are_level_when_their_interval_is_within_a_point(low: float, high: 
 def test_verdicts_are_computed_from_records(
     fca: tuple[float, ...], verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Made-up records of two rows with tuned rates; a run with a rate not chosen does not count."""
     monkeypatch.setattr(records, "FOLDER", tmp_path)
-    made, kept = Runs("sites-48", TABLES["sites-48"], 1), {}
+    make_up("sites-48", fca)
+    found = {one.text: one for one in claims.findings()}
+    one = found["FCA is above balanced softmax on average"]
+    assert one.verdict == verdict and not one.elsewhere
+    if len(fca) > 1:
+        theirs = stats.ttest_rel(fca, (0.50, 0.55, 0.53)[: len(fca)]).confidence_interval(0.95)
+        assert one.ours is not None and one.ours.seeds == len(fca)
+        assert np.allclose([one.ours.low, one.ours.high], theirs)
+        assert not one.converged
+    assert found["FedSDC is above FedAvgM"].verdict == "not run yet"
+
+
+def test_another_table_with_both_rows_is_named_and_decides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "FOLDER", tmp_path)
+    make_up("pbc-all", (0.60, 0.65, 0.62))
+    found = {one.text: one for one in claims.findings()}
+    one = found["FCA is above balanced softmax on average"]
+    gap, converged = one.elsewhere["pbc-all"]
+    assert one.verdict == "not run yet" and gap.mean == pytest.approx(0.29 / 3) and not converged
+    assert not found["FCA is above FedRep, the best other row, on average"].elsewhere
+
+
+def make_up(table: str, fca: tuple[float, ...]) -> None:
+    """Records of two rows with tuned rates; a run with a rate not chosen does not count."""
+    made, kept = Runs(table, TABLES[table], 1), {}
     for row, figures in {"FCA": fca, "FedAvg + balanced softmax": (0.50, 0.55, 0.53)}.items():
         for job in made.trials(row):
             score = -abs(job.rate - 2e-3) if job.rate else 0.0
@@ -279,16 +304,7 @@ def test_verdicts_are_computed_from_records(
         for seed, value in enumerate(figures):
             job = made.job(row, seed, 2e-3)
             kept[job.mark] = run(row, seed, value, rate=2e-3, converged=seed != 1)
-    records.write("sites-48", {mark: {**one, "mark": mark} for mark, one in kept.items()})
-    found = {one.text: one for one in claims.findings()}
-    one = found["FCA is above balanced softmax on average"]
-    assert one.verdict == verdict
-    if len(fca) > 1:
-        theirs = stats.ttest_rel(fca, (0.50, 0.55, 0.53)[: len(fca)]).confidence_interval(0.95)
-        assert one.ours is not None and one.ours.seeds == len(fca)
-        assert np.allclose([one.ours.low, one.ours.high], theirs)
-        assert not one.converged
-    assert found["FedSDC is above FedAvgM"].verdict == "not run yet"
+    records.write(table, {mark: {**one, "mark": mark} for mark, one in kept.items()})
 
 
 def rows_of(**figures: tuple[float, ...]) -> dict[str, list[records.Record]]:
