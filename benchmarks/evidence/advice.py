@@ -141,7 +141,7 @@ def reason(found: Advice) -> Iterable[str]:
         yield where
     else:
         yield f"{found.gap} against {found.reference}"
-        yield where if found.clear else f"{where}; not told from it"
+        yield where if found.clear else f"{where}; may be chance"
 
 
 def words(
