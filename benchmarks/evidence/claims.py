@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from evidence.figures import Difference, difference
-from evidence.lists import TABLES
+from evidence.lists import TABLES, Table
 from evidence.records import ROOT
 from evidence.runs import Runs
 
@@ -86,7 +86,8 @@ def findings() -> Iterator[Finding]:
             continue
         where = Decides(**claim["ours"], metric=claim.get("metric", "balanced_accuracy"))
         gap, settled = found_in(tables[where.table], where)
-        others = {name: found_in(runs, where) for name, runs in tables.items() if name != where.table}
+        home = tables[where.table]
+        others = {name: found_in(runs, where) for name, runs in tables.items() if elsewhere(runs, home)}
         yield Finding(
             *told,
             where,
@@ -96,6 +97,18 @@ def findings() -> Iterator[Finding]:
             claim.get("tried", ""),
             {name: (found, done) for name, (found, done) in others.items() if found and found.seeds > 1},
         )
+
+
+def elsewhere(runs: Runs, home: Runs) -> bool:
+    """Whether a table has the same question under other circumstances: not one that divides the same images
+    in another way, since that is what some claims are about."""
+    return runs.name != home.name and (
+        runs.table.recipe != home.table.recipe or divided(runs.table) == divided(home.table)
+    )
+
+
+def divided(table: Table) -> list[str]:
+    return [text for text in table.common if text.startswith("partition.")]
 
 
 def found_in(runs: Runs, where: Decides) -> tuple[Difference | None, bool]:

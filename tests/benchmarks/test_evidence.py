@@ -292,6 +292,18 @@ def test_another_table_with_both_rows_is_named_and_decides_nothing(
     assert not found["FCA is above FedRep, the best other row, on average"].elsewhere
 
 
+@pytest.mark.parametrize(("other", "same"), [("sites-lite0", True), ("pbc-all", True), ("sites-48", False)])
+def test_elsewhere_is_another_table(other: str, same: bool) -> None:
+    found = [Runs(name, TABLES[name], 1) for name in (other, "sites-48")]
+    assert claims.elsewhere(*found) == same
+
+
+def test_another_number_of_missing_labels_is_another_question() -> None:
+    """The claims are about each of them."""
+    found = [Runs(name, TABLES[name], 1) for name in ("fedmlp-1", "fedmlp-7")]
+    assert not claims.elsewhere(*found) and claims.elsewhere(Runs("pbc-all", TABLES["pbc-all"], 1), found[0])
+
+
 def make_up(table: str, fca: tuple[float, ...]) -> None:
     """Records of two rows with tuned rates; a run with a rate not chosen does not count."""
     made, kept = Runs(table, TABLES[table], 1), {}
