@@ -98,12 +98,22 @@ RUN = """
 """
 
 
+OWN = """
+    from equipoise.methods.fca import FCA
+
+    class Louder(FCA):
+        def loss(self, net, batch, loc):
+            return 2 * super().loss(net, batch, loc)
+"""
+
+
 @pytest.mark.slow
 def test_copied_workers_have_the_same_bits_as_one_process_and_as_workers_started_anew(tmp_path: Path) -> None:
+    (own := tmp_path / "own.py").write_text(textwrap.dedent(OWN))
     table = {
         "data": {"kind": "phantom", "scale": 0.004, "image_size": 16},
         "partition": {"kind": "iid", "sites": 3},
-        "method": {"name": "fca"},
+        "method": {"name": f"{own}:Louder"},
         "train": {"rounds": 2},
     }
     seen, states, metrics = json.loads(alone(RUN, json.dumps(table), tmp_path).splitlines()[-1])
