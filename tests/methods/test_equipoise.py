@@ -17,7 +17,9 @@ from equipoise.methods.base import Method
 from equipoise.methods.equipoise import Equipoise
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.parts import closed
+from equipoise.nets import Net
 from equipoise.running import run
+from equipoise.site import Batch, Loc
 from equipoise.testing import same_bits
 
 NAME = "equipoise"
@@ -36,11 +38,12 @@ def place(counts: list[float], task: str = "single", total: list[float] | None =
     return SimpleNamespace(counts=n, total=among, task=task, annotated=labelled)
 
 
-@pytest.mark.parametrize("draws", [0.0, 0.5, 1.0])
-def test_loss_balances_what_the_draws_left(draws: float) -> None:
-    """Site with 9, 4 and no images: shares 9^(1-b) and 4^(1-b), and the class that is not there left out."""
+@pytest.mark.parametrize("draws", [True, False])
+def test_loss_balances_what_the_draws_left(draws: bool) -> None:
+    """A site with 9, 4 and no images: classes weigh 1 and 1 or 9 and 4, and the one that is not there is left
+    out."""
     z, y = drawn(5, 3, seed=1), torch.tensor([0, 1, 0, 0, 1])
-    share = [9 ** (1 - draws), 4 ** (1 - draws)]
+    share = [1, 1] if draws else [9, 4]
     expected = 0.0
     for row, c in zip(z.tolist(), y.tolist(), strict=True):
         top = [share[k] * math.exp(row[k]) for k in (0, 1)]
@@ -49,17 +52,44 @@ def test_loss_balances_what_the_draws_left(draws: float) -> None:
     assert float(found) == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize(("draws", "shares"), [(1.0, [1, 1, 1]), (0.5, [5**0.5, 3**0.5, 1])])
-def test_classes_come_in_their_shares(
-    draws: float, shares: list[float], make_config: Callable[..., Any], visit: Visit
-) -> None:
-    _, loc = visit(make_config({"name": NAME}), "north")
-    method = Equipoise(draws=draws)
-    rows = torch.cat([method.drawn(loc, epoch) for epoch in range(600)])
-    found = torch.bincount(loc.train.labels[rows], minlength=3) / len(rows)
-    assert len(rows) == 600 * loc.samples
-    assert found.tolist() == pytest.approx([share / sum(shares) for share in shares], abs=0.025)
-    assert torch.equal(method.drawn(loc, 3), method.drawn(loc, 3))
+def test_classes_come_equally_often(make_config: Callable[..., Any], visit: Visit) -> None:
+    net, loc = visit(make_config({"name": NAME}, epochs=200), "north")
+    seen: list[Tensor] = []
+
+    class Watched(Equipoise):
+        def loss(self, net: Net, batch: Batch, loc: Loc) -> Tensor:
+            seen.append(batch.y)
+            return 0.0 * net(batch.x).sum()
+
+    Watched().fit(net, loc)
+    labels = torch.cat(seen)
+    assert len(labels) == 200 * loc.samples
+    found = torch.bincount(labels, minlength=3) / len(labels)
+    assert found.tolist() == pytest.approx([1 / 3] * 3, abs=0.03)
+    seen.clear()
+    Watched(draws=False).fit(net, loc)
+    assert torch.equal(torch.bincount(torch.cat(seen), minlength=3), 200 * loc.counts.long())
+
+
+def test_a_blended_image_has_a_share_of_another_and_of_its_label() -> None:
+    """With the draws of the same generator, image by image; all of a batch have one share, 0.4 at most."""
+    x, y = drawn(6, 3, 4, 4, seed=3), torch.tensor([0, 1, 0, 1, 1, 0])
+    weight = drawn(48, 2, seed=4)
+    net, loc = (lambda images: images.flatten(1) @ weight), place([9, 4])
+    shares = []
+    for seed in range(20):
+        draw = torch.Generator().manual_seed(seed)
+        share = 0.4 * float(torch.rand((), generator=draw))
+        order = torch.randperm(6, generator=draw).tolist()
+        expected = 0.0
+        for i, other in enumerate(order):
+            scores = net(((1 - share) * x[i] + share * x[other])[None])[0].log_softmax(0)
+            expected -= float((1 - share) * scores[y[i]] + share * scores[y[other]]) / 6
+        loc.scratch = {"blend": torch.Generator().manual_seed(seed)}
+        found = Equipoise(mix=0.4).loss(net, SimpleNamespace(x=x, y=y), loc)  # type: ignore[arg-type]
+        assert float(found) == pytest.approx(expected, rel=1e-6)
+        shares.append(share)
+    assert min(shares) < 0.05 and max(shares) > 0.35
 
 
 def test_momentum_of_the_coordinator() -> None:
@@ -166,8 +196,9 @@ def test_neutral_is_fedavg_and_every_part_is_felt(make_config: Callable[..., Any
 
     plain = moved(FedAvg())
     assert same_bits(plain, moved(Equipoise(**OFF)))
-    for option in ({"draws": 1.0}, {"draws": 0.5}, {"balance": True}):
+    for option in ({"draws": True}, {"balance": True}, {"mix": 0.4}):
         assert not same_bits(plain, moved(Equipoise(**(OFF | option)))), option
+    assert not same_bits(moved(Equipoise()), moved(Equipoise(mix=0.0)))
     for option in ({"beta": 0.5}, {"closed": 1.0}, {"own": 10.0}, {"limit": True}):
         assert same_bits(plain, moved(Equipoise(**(OFF | option)))), option
 

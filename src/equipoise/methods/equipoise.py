@@ -1,17 +1,16 @@
-"""Equipoise: classes drawn evenly, and a classifier that is computed instead of trained.
+"""Equipoise: classes drawn evenly, images blended, and a classifier that is computed instead of trained.
 
 The project's own method, made of the parts that helped on validation images (docs/results/own-method.md).
 
-1. Draws. A site draws training images so that class c has the share s_c ∝ n_c^(1−b), and balances what is
-   left by balanced softmax among its classes: L = CE(z + log s, y). Several labels per image: the positives
-   and the negatives of each label weigh the same.
-2. Momentum of the coordinator: v ← β v − Δ, w ← w − v; BatchNorm statistics move by Δ.
-3. Closed form. Training teaches the body. The classifier that predicts is linear discriminant analysis of its
-   features, from sums per class over the images of all sites, as if all classes were equally frequent
-   (`parts/closed.py`): no site and no frequent class pulls at it, and it forgets no class. Its logits count
-   κ, those of the trained head 1 − κ.
-4. Own means. At a site its own predictor has class means of the site's own, drawn towards the federation's.
-5. Limit. And it predicts the classes that the site has, no others.
+1. Draws. The classes of a site come equally often, and the loss is among them: CE(z, y), or where images come
+   as they are balanced softmax, CE(z + log n, y). Several labels: positives and negatives weigh alike.
+2. Blended images (`parts/blend.py`): a rare image that is drawn again and again is not learnt by heart.
+3. Momentum of the coordinator: v ← β v − Δ, w ← w − v; BatchNorm statistics move by Δ.
+4. Closed form. Training teaches the body. The classifier that predicts is linear discriminant analysis of its
+   features, from sums per class over the images of all sites (`parts/closed.py`): no site and no frequent
+   class pulls at it, and it forgets no class. Its logits count κ, those of the trained head 1 − κ.
+5. Own means. At a site its own predictor has class means of the site's own, drawn towards the federation's.
+6. Limit. And it predicts the classes that the site has, no others.
 
 The sums are made for every evaluation and after the last round; for a class that one site alone has they show
 the mean feature there. `closed = 0` sends none; with `crt` the re-trained classifier predicts instead.
@@ -22,7 +21,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -33,35 +31,38 @@ from torch import Tensor
 from equipoise.exchange import Ask
 from equipoise.leaves import SAMPLES, Limit, Sum, Upload
 from equipoise.losses import among
-from equipoise.methods.base import Method
-from equipoise.methods.opt import heavy_ball, parameters
+from equipoise.methods.opt import FedAvgM
 from equipoise.methods.parts import closed
+from equipoise.methods.parts.blend import blend
 from equipoise.methods.parts.crt import balanced_loss
 from equipoise.nets import Net
 from equipoise.site import Batch, Loc
-from equipoise.tree import Tree, plus, zeros_like
+from equipoise.tree import Tree
 
 
-class Equipoise(Method):
-    """Classes drawn evenly, and a classifier in closed form from class sums of all sites."""
+class Equipoise(FedAvgM):
+    """Classes drawn evenly, images blended, and a classifier in closed form from class sums of all sites."""
 
     paper: ClassVar[str] = "this project"
     keeps_tuned: ClassVar[bool] = False
     neutral: ClassVar[dict[str, Any] | None] = dict(
-        draws=0.0, balance=False, beta=0.0, closed=0.0, own=None, limit=False
+        draws=False, balance=False, mix=0.0, beta=0.0, closed=0.0, own=None, limit=False
     )
     presets: ClassVar[dict[str, dict[str, Any]]] = {
-        "no-draws": {"draws": 0.0},
+        "no-draws": {"draws": False},
+        "no-blending": {"mix": 0.0},
         "no-momentum": {"beta": 0.0},
         "no-closed-form": {"closed": 0.0},
         "no-own-means": {"own": None},
         "no-limit": {"limit": False},
     }
 
-    draws: float = Field(1.0, ge=0, le=1)
-    """b: how evenly a site draws its classes; 0 = as they come, 1 = all alike"""
+    draws: bool = True
+    """draw the classes of a site equally often; off = images as they come"""
     balance: bool = True
-    """balance in the loss what the draws left; off = the base loss of the config"""
+    """the loss among the site's classes, balanced where draws are not; off = the base loss of the config"""
+    mix: float = Field(0.4, ge=0, le=0.5)
+    """m: the largest share of another image in a blended one; 0 = images as they are"""
     beta: float = Field(0.5, ge=0, lt=1)
     """momentum of the coordinator"""
     closed: float = Field(1.0, ge=0, le=1)
@@ -72,15 +73,6 @@ class Equipoise(Method):
     """images at which a site's own class means count as much as the federation's; none = those alone"""
     limit: bool = True
     """a site's own predictor knows the classes that the site has, and no others"""
-
-    def init(self, net: Net, shared: Mapping[str, Tensor]) -> Tree:
-        server = super().init(net, shared)
-        return server | {"velocity": zeros_like(parameters(net, server["model"]))}
-
-    def round(self, server: Tree, ask: Ask) -> Tree:
-        up = ask(self.train, model=server["model"])
-        velocity, moved = heavy_ball(server["velocity"], up["delta"], self.beta)
-        return {"model": plus(server["model"], moved), "velocity": velocity}
 
     def finish(self, server: Tree, ask: Ask) -> Tree:
         return self.with_classifier(super().finish(server, ask), ask)
@@ -114,25 +106,30 @@ class Equipoise(Method):
             loc.mine = loc.mine | {name: found[name].float() for name in ("sums", "counts")}
         return {name: Sum(value) for name, value in found.items()}
 
-    def fit(self, net: Net, loc: Loc) -> float:
-        even = self.draws > 0 and loc.task == "single"
-        return loc.fit(net, self.loss, order=partial(self.drawn, loc) if even else None)
+    def prepare(self, net: Net, loc: Loc) -> None:
+        loc.scratch["blend"] = loc.generator("blend")
 
-    def drawn(self, loc: Loc, epoch: int) -> Tensor:
-        """As many training rows as there are, drawn with replacement so that classes come in their shares."""
-        chance, draw = loc.counts[loc.train.labels] ** -self.draws, loc.generator("draws", epoch)
-        return torch.multinomial(chance, loc.samples, replacement=True, generator=draw)
+    def fit(self, net: Net, loc: Loc) -> float:
+        even = self.draws and loc.task == "single"
+        return loc.fit(net, self.loss, order=loc.balanced if even else None)
 
     def loss(self, net: Net, batch: Batch, loc: Loc) -> Tensor:
-        logits = net(batch.x)
-        return self.balanced(logits, batch.y, loc) if self.balance else loc.objective(logits, batch.y)
+        if not self.mix:
+            return self.balanced(net(batch.x), batch.y, loc)
+        x, order, share = blend(batch.x, self.mix, loc.scratch["blend"])
+        logits = net(x)
+        own, other = (self.balanced(logits, y, loc) for y in (batch.y, batch.y[order]))
+        return (1 - share) * own + share * other
 
     def balanced(self, logits: Tensor, y: Tensor, loc: Loc) -> Tensor:
-        """The loss of the labels, all classes of the site counting alike."""
+        """The loss of the labels; with `balance` all classes of the site count alike."""
+        if not self.balance:
+            return loc.objective(logits, y)
         if loc.task == "multi":
             return balanced_loss(logits, y, loc)
-        share = torch.where(loc.counts > 0, loc.counts ** (1 - self.draws), 0.0)
-        return F.cross_entropy(among(logits + share.clamp_min(0.5).log().to(logits), loc.counts > 0), y)
+        if not self.draws:
+            logits = logits + loc.counts.clamp_min(0.5).log().to(logits)
+        return F.cross_entropy(among(logits, loc.counts > 0), y)
 
     def predict(self, net: Net, x: Tensor, mine: Tree | None, server: Tree) -> dict[str, Tensor]:
         z = net.features(x)
