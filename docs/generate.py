@@ -499,7 +499,8 @@ def run_files() -> str:
 
 def measured(*wanted: str, multi: bool = False, tuned: bool = True) -> str:
     """Columns of every table that has been made to choose a method by, side by side; `multi`: of those with
-    several labels per image; `tuned`: of those whose rows chose their learning rates, or of the others."""
+    several labels per image; `tuned`: of those whose rows chose their learning rates, or of the others. The
+    first column of a table marks rows that have not converged."""
     found: dict[str, dict[str, dict[str, str]]] = {}
     for name in [name for name, one in TABLES.items() if one.chooses and bool(one.rates) == tuned]:
         path = DOCS / "results" / f"{name}.md"
@@ -517,7 +518,13 @@ def measured(*wanted: str, multi: bool = False, tuned: bool = True) -> str:
     labels = dict.fromkeys(label for cells in found.values() for label in cells)
     columns = [(name, key) for name in found for key in wanted]
     heads = [f"{f'{key}, ' if len(wanted) > 1 else ''}[{name}](results/{name}.md)" for name, key in columns]
-    rows = ((label, *(found[name].get(label, {}).get(key, "") for name, key in columns)) for label in labels)
+
+    def cell(label: str, name: str, key: str) -> str:
+        row = found[name].get(label, {})
+        unsure = key == wanted[0] and "†" in row.get("converged", "")
+        return f"{row.get(key, '')} †" if unsure else row.get(key, "")
+
+    rows = ((label, *(cell(label, name, key) for name, key in columns)) for label in labels)
     return table(("method", *heads), rows)
 
 
@@ -687,8 +694,8 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
         "privacy": lambda: section(PrivacyOptions, "privacy"),
     },
     "choosing.md": {
-        "measured-single": lambda: measured("G bACC", "S bACC", "A bACC", "Δ A", "converged"),
-        "measured-multi": lambda: measured("G bACC", "G AUC", "converged", multi=True),
+        "measured-single": lambda: measured("A bACC", "G bACC", "S bACC", "Δ A"),
+        "measured-multi": lambda: measured("G bACC", multi=True),
         "earlier-global": lambda: measured("G bACC", tuned=False),
         "earlier-own": lambda: measured("S bACC", tuned=False),
         "earlier-multi": lambda: measured("G bACC", "G AUC", multi=True, tuned=False),
