@@ -57,7 +57,7 @@ BOUNDS: Rows = {
 EQUIPOISE: Rows = {
     "Equipoise": ("method.name=equipoise",),
     "Equipoise: no draws": ("method.name=equipoise", "method.preset=no-draws"),
-    "Equipoise: no blending": ("method.name=equipoise", "method.preset=no-blending"),
+    "Equipoise: no mixup": ("method.name=equipoise", "method.preset=no-mixup"),
     "Equipoise: no momentum": ("method.name=equipoise", "method.preset=no-momentum"),
     "Equipoise: no closed form": ("method.name=equipoise", "method.preset=no-closed-form"),
     "Equipoise: no own means": ("method.name=equipoise", "method.preset=no-own-means"),

@@ -71,7 +71,7 @@ def test_classes_come_equally_often(make_config: Callable[..., Any], visit: Visi
     assert torch.equal(torch.bincount(torch.cat(seen), minlength=3), 200 * loc.counts.long())
 
 
-def test_a_blended_image_has_a_share_of_another_and_of_its_label() -> None:
+def test_a_mixed_image_has_a_share_of_another_and_of_its_label() -> None:
     """With the draws of the same generator, image by image; all of a batch have one share, 0.4 at most."""
     x, y = drawn(6, 3, 4, 4, seed=3), torch.tensor([0, 1, 0, 1, 1, 0])
     weight = drawn(48, 2, seed=4)
@@ -86,7 +86,7 @@ def test_a_blended_image_has_a_share_of_another_and_of_its_label() -> None:
             scores = net(((1 - share) * x[i] + share * x[other])[None])[0].log_softmax(0)
             expected -= float((1 - share) * scores[y[i]] + share * scores[y[other]]) / 6
         loc.scratch = {"blend": torch.Generator().manual_seed(seed)}
-        found = Equipoise(mix=0.4).loss(net, SimpleNamespace(x=x, y=y), loc)  # type: ignore[arg-type]
+        found = Equipoise(mixup=0.4).loss(net, SimpleNamespace(x=x, y=y), loc)  # type: ignore[arg-type]
         assert float(found) == pytest.approx(expected, rel=1e-6)
         shares.append(share)
     assert min(shares) < 0.05 and max(shares) > 0.35
@@ -196,9 +196,9 @@ def test_neutral_is_fedavg_and_every_part_is_felt(make_config: Callable[..., Any
 
     plain = moved(FedAvg())
     assert same_bits(plain, moved(Equipoise(**OFF)))
-    for option in ({"draws": True}, {"balance": True}, {"mix": 0.4}):
+    for option in ({"draws": True}, {"balance": True}, {"mixup": 0.4}):
         assert not same_bits(plain, moved(Equipoise(**(OFF | option)))), option
-    assert not same_bits(moved(Equipoise()), moved(Equipoise(mix=0.0)))
+    assert not same_bits(moved(Equipoise()), moved(Equipoise(mixup=0.0)))
     for option in ({"beta": 0.5}, {"closed": 1.0}, {"own": 10.0}, {"limit": True}):
         assert same_bits(plain, moved(Equipoise(**(OFF | option)))), option
 

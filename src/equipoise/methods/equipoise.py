@@ -1,10 +1,10 @@
-"""Equipoise: classes drawn evenly, images blended, and a classifier that is computed instead of trained.
+"""Equipoise: classes drawn evenly, mixup, and a classifier that is computed instead of trained.
 
 The project's own method, made of the parts that helped on validation images (docs/results/own-method.md).
 
 1. Draws. The classes of a site come equally often, and the loss is among them: CE(z, y), or where images come
    as they are balanced softmax, CE(z + log n, y). Several labels: positives and negatives weigh alike.
-2. Blended images (`parts/blend.py`): a rare image that is drawn again and again is not learnt by heart.
+2. Mixup (`parts/mixup.py`): a rare image that is drawn again and again is not learnt by heart.
 3. Momentum of the coordinator: v ← β v − Δ, w ← w − v; BatchNorm statistics move by Δ.
 4. Closed form. Training teaches the body. The classifier that predicts is linear discriminant analysis of its
    features, from sums per class over the images of all sites (`parts/closed.py`): no site and no frequent
@@ -33,24 +33,24 @@ from equipoise.leaves import SAMPLES, Limit, Sum, Upload
 from equipoise.losses import among
 from equipoise.methods.opt import FedAvgM
 from equipoise.methods.parts import closed
-from equipoise.methods.parts.blend import blend
 from equipoise.methods.parts.crt import balanced_loss
+from equipoise.methods.parts.mixup import mixed
 from equipoise.nets import Net
 from equipoise.site import Batch, Loc
 from equipoise.tree import Tree
 
 
 class Equipoise(FedAvgM):
-    """Classes drawn evenly, images blended, and a classifier in closed form from class sums of all sites."""
+    """Classes drawn evenly, mixup, and a classifier in closed form from class sums of all sites."""
 
     paper: ClassVar[str] = "this project"
     keeps_tuned: ClassVar[bool] = False
     neutral: ClassVar[dict[str, Any] | None] = dict(
-        draws=False, balance=False, mix=0.0, beta=0.0, closed=0.0, own=None, limit=False
+        draws=False, balance=False, mixup=0.0, beta=0.0, closed=0.0, own=None, limit=False
     )
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "no-draws": {"draws": False},
-        "no-blending": {"mix": 0.0},
+        "no-mixup": {"mixup": 0.0},
         "no-momentum": {"beta": 0.0},
         "no-closed-form": {"closed": 0.0},
         "no-own-means": {"own": None},
@@ -61,8 +61,8 @@ class Equipoise(FedAvgM):
     """draw the classes of a site equally often; off = images as they come"""
     balance: bool = True
     """the loss among the site's classes, balanced where draws are not; off = the base loss of the config"""
-    mix: float = Field(0.4, ge=0, le=0.5)
-    """m: the largest share of another image in a blended one; 0 = images as they are"""
+    mixup: float = Field(0.4, ge=0, le=0.5)
+    """m: the largest share of another image in an image; 0 = images as they are"""
     beta: float = Field(0.5, ge=0, lt=1)
     """momentum of the coordinator"""
     closed: float = Field(1.0, ge=0, le=1)
@@ -114,9 +114,9 @@ class Equipoise(FedAvgM):
         return loc.fit(net, self.loss, order=loc.balanced if even else None)
 
     def loss(self, net: Net, batch: Batch, loc: Loc) -> Tensor:
-        if not self.mix:
+        if not self.mixup:
             return self.balanced(net(batch.x), batch.y, loc)
-        x, order, share = blend(batch.x, self.mix, loc.scratch["blend"])
+        x, order, share = mixed(batch.x, self.mixup, loc.scratch["blend"])
         logits = net(x)
         own, other = (self.balanced(logits, y, loc) for y in (batch.y, batch.y[order]))
         return (1 - share) * own + share * other
