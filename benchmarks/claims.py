@@ -22,7 +22,9 @@ smaller networks and smaller budgets than the papers'. So a margin of ours is no
 number; its sign and its interval count. The paper's margin is the difference of two rows of its table; ours
 is the mean difference over seeds with its 95 % interval (Student's t, paired by seed), in points.
 
-**{SHOWN}**: the interval lies above 0. **{NOT_SHOWN}**: it holds 0. **{CONTRADICTED}**: it lies below 0.
+**{SHOWN}**: the interval lies above 0. **{CONTRADICTED}**: it lies below 0. **{NOT_SHOWN}**: it holds 0, or
+the same difference on validation images has the other sign: all seeds of a table have the same test images,
+so the interval does not say what others would have given. (Of validation images balanced accuracy is kept.)
 Where the claim is that two rows are level: within one point on both sides, partly outside, wholly outside.
 **{UNTESTED}**: fewer than two seeds of both rows are recorded. **{UNTESTABLE}**: with the images at hand
 nothing decides it; the reason stands below. Elsewhere: the same difference in other tables that have both
@@ -52,17 +54,18 @@ def main() -> None:
 
 
 def lines(found: Iterable[Finding]) -> Iterable[str]:
-    heads = ("paper", "claim", "paper's margin", "ours (95 %)", "seeds", "table", "rows that decide it")
-    yield "| " + " | ".join((*heads, "elsewhere", "verdict")) + " |"
-    yield "|---" * 9 + "|"
+    heads = ("paper", "claim", "paper's margin", "ours (95 %)", "on validation images", "seeds", "table")
+    yield "| " + " | ".join((*heads, "rows that decide it", "elsewhere", "verdict")) + " |"
+    yield "|---" * 10 + "|"
     for one in found:
         table = linked(one.decides.table) if one.decides else "–"
         ours, seeds = "–", "–"
         if one.ours is not None:
             ours, seeds = marked(one.ours, one.converged), str(one.ours.seeds)
+        checked = "–" if one.validation is None else f"{100 * one.validation.mean:+.1f}"
         rows = str(one.decides or "–")
         others = [f"{linked(name)}: {marked(*found)}" for name, found in one.elsewhere.items()]
-        cells = (one.paper, one.text, f"{one.margin:+.1f}", ours, seeds, table, rows)
+        cells = (one.paper, one.text, f"{one.margin:+.1f}", ours, checked, seeds, table, rows)
         yield "| " + " | ".join((*cells, "; ".join(others), one.verdict)) + " |"
 
 

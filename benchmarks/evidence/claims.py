@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from evidence.figures import Difference, difference
+from evidence.figures import Difference, difference, on_validation
 from evidence.lists import TABLES, Table
-from evidence.records import ROOT
+from evidence.records import ROOT, Record
 from evidence.runs import Runs
 
 CLAIMS = ROOT / "benchmarks" / "evidence" / "claims.toml"
@@ -45,6 +45,8 @@ class Finding:
     """what was tried, or what is lacking"""
     elsewhere: Mapping[str, tuple[Difference, bool]] = field(default_factory=dict)
     """the same difference in other tables that have both rows, and whether all their runs have converged"""
+    validation: Difference | None = None
+    """the same difference on the validation images of the same runs"""
 
     @property
     def verdict(self) -> str:
@@ -56,9 +58,15 @@ class Finding:
         if self.level:
             apart = low > LEVEL or high < -LEVEL
             return CONTRADICTED if apart else SHOWN if low >= -LEVEL and high <= LEVEL else NOT_SHOWN
-        if low > 0:
-            return SHOWN
-        return CONTRADICTED if high < 0 else NOT_SHOWN
+        if low <= 0 <= high or not self.confirmed:
+            return NOT_SHOWN
+        return SHOWN if low > 0 else CONTRADICTED
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether other images than those for testing, which are the same for all seeds, say the same."""
+        assert self.ours is not None
+        return self.validation is None or (self.validation.mean > 0) == (self.ours.mean > 0)
 
 
 @dataclass(frozen=True)
@@ -85,8 +93,8 @@ def findings() -> Iterator[Finding]:
             yield Finding(*told, None, remark=claim["lacking"])
             continue
         where = Decides(**claim["ours"], metric=claim.get("metric", "balanced_accuracy"))
-        gap, settled = found_in(tables[where.table], where)
         home = tables[where.table]
+        gap, settled = found_in(home, where)
         others = {name: found_in(runs, where) for name, runs in tables.items() if elsewhere(runs, home)}
         yield Finding(
             *told,
@@ -96,6 +104,7 @@ def findings() -> Iterator[Finding]:
             claim.get("level", False),
             claim.get("tried", ""),
             {name: (found, done) for name, (found, done) in others.items() if found and found.seeds > 1},
+            difference(*rows_of(home, where), VIEWS[where.view], where.metric, on_validation),
         )
 
 
@@ -115,9 +124,14 @@ def found_in(runs: Runs, where: Decides) -> tuple[Difference | None, bool]:
     """The difference in a table, None where it is not recorded, and whether all runs have converged."""
     if not {where.better, where.worse} <= set(runs.table.rows):
         return None, True
-    better, worse = (runs.finished(row, SEEDS) for row in (where.better, where.worse))
+    better, worse = rows_of(runs, where)
     settled = all(run["converged"] is True for run in (*better, *worse))
     return difference(better, worse, VIEWS[where.view], where.metric), settled
+
+
+def rows_of(runs: Runs, where: Decides) -> tuple[list[Record], list[Record]]:
+    """The recorded runs of the two rows."""
+    return runs.finished(where.better, SEEDS), runs.finished(where.worse, SEEDS)
 
 
 def margin(reported: dict[str, Any]) -> float:

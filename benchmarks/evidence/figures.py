@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from scipy import stats
@@ -31,6 +31,14 @@ def value(record: Record, view: str, metric: str) -> float | None:
     return None if found is None else float(found)
 
 
+def on_validation(record: Record, view: str, metric: str) -> float | None:
+    """The figure on validation images at the last evaluation; of balanced accuracy alone it is kept."""
+    _, shared, own, *_ = record["curve"][-1]
+    wanted = {"generalisation": (shared,), "specialisation": (own,), "average": (shared, own)}[view]
+    kept = metric == "balanced_accuracy" and None not in wanted
+    return statistics.mean(wanted) if kept else None
+
+
 def values(records: Sequence[Record], view: str, metric: str) -> list[float]:
     return [one for record in records if (one := value(record, view, metric)) is not None]
 
@@ -44,11 +52,15 @@ def spread(found: Sequence[float]) -> str:
 
 
 def difference(
-    one: Sequence[Record], other: Sequence[Record], view: str, metric: str = "balanced_accuracy"
+    one: Sequence[Record],
+    other: Sequence[Record],
+    view: str,
+    metric: str = "balanced_accuracy",
+    figure: Callable[[Record, str, str], float | None] = value,
 ) -> Difference | None:
     """One row less another, over the seeds that both have; None where there is none."""
-    mine = {record["seed"]: value(record, view, metric) for record in one}
-    theirs = {record["seed"]: value(record, view, metric) for record in other}
+    mine = {record["seed"]: figure(record, view, metric) for record in one}
+    theirs = {record["seed"]: figure(record, view, metric) for record in other}
     pairs = [(mine[seed], theirs[seed]) for seed in mine if seed in theirs]
     gaps = [a - b for a, b in pairs if a is not None and b is not None]
     if not gaps:

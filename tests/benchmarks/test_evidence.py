@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from evidence import advice, claims, page, plan, records  # noqa: E402
-from evidence.figures import Difference, closed, difference, settled  # noqa: E402
+from evidence.figures import Difference, closed, difference, on_validation, settled  # noqa: E402
 from evidence.lists import TABLES, Table  # noqa: E402
 from evidence.runs import Runs  # noqa: E402
 
@@ -33,7 +33,7 @@ TABLE = Table(
 
 def run(row: str, seed: int, value: float, **facts: Any) -> records.Record:
     metrics = {view: {"balanced_accuracy": value} for view in records.VIEWS}
-    usual = {"curve": [[1, 0.1, 0.1, value, 0.1]], "recall": [value, None], "support": [5, 3]}
+    usual = {"curve": [[1, value, value, value, 0.1]], "recall": [value, None], "support": [5, 3]}
     return {
         **{"kind": "run", "row": row, "seed": seed, "rate": 0.1, "metrics": metrics, "converged": True},
         **{"classes": ["a", "b"], "seconds": 60.0, **usual, **facts},
@@ -238,6 +238,32 @@ def told(low: float, high: float, seeds: int = 3, **facts: Any) -> str:
 )
 def test_a_verdict_follows_from_the_interval(low: float, high: float, seeds: int, verdict: str) -> None:
     assert told(low, high, seeds) == verdict
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "validation", "verdict"),
+    [
+        (0.01, 0.03, 0.01, "shown"),
+        (0.01, 0.03, -0.01, "not shown"),
+        (-0.05, -0.03, -0.01, "contradicted"),
+        (-0.05, -0.03, 0.01, "not shown"),
+        (-0.01, 0.03, 0.05, "not shown"),
+    ],
+)
+def test_other_images_must_agree(low: float, high: float, validation: float, verdict: str) -> None:
+    """All seeds have the same test images: what these alone say is not shown."""
+    assert told(low, high, validation=Difference(validation, -1.0, 1.0, 3)) == verdict
+
+
+@pytest.mark.parametrize(
+    ("view", "expected"), [("generalisation", 0.10), ("specialisation", 0.20), ("average", 0.15)]
+)
+def test_the_figure_on_validation_images_is_that_of_the_last_evaluation(view: str, expected: float) -> None:
+    record = {"curve": [[2, 0.5, 0.5, 0.9, 0.9], [4, 0.10, 0.20, 0.9, 0.9]]}
+    assert on_validation(record, view, "balanced_accuracy") == pytest.approx(expected)
+    assert on_validation(record, view, "tail") is None
+    none = {"curve": [[4, 0.10, None, 0.9, 0.9]]}
+    assert (on_validation(none, view, "balanced_accuracy") is None) == (view != "generalisation")
 
 
 @pytest.mark.parametrize(
