@@ -266,6 +266,17 @@ def test_the_figure_on_validation_images_is_that_of_the_last_evaluation(view: st
     assert (on_validation(none, view, "balanced_accuracy") is None) == (view != "generalisation")
 
 
+def test_a_table_whose_seeds_have_the_same_test_images_hears_validation_images() -> None:
+    rows = {row: [run(row, seed, 0.5) for seed in range(2)] for row in ("a", "b")}
+    for record in rows["b"]:
+        record["curve"] = [[1, 0.6, 0.5, 0.5, 0.1]]
+    heads, _, reference, other = page.main_table(rows, "a", page.SINGLE, same=True)
+    assert "| Δ A | Δ A on validation | converged |" in heads
+    assert reference.split("|")[-4:-2] == ["  ", "  "]
+    assert other.split("|")[-3] == " +5.0 "
+    assert "validation" not in next(iter(page.main_table(rows, "a", page.SINGLE)))
+
+
 @pytest.mark.parametrize(
     ("low", "high", "verdict"),
     [
