@@ -360,6 +360,17 @@ def rows_of(**figures: tuple[float, ...]) -> dict[str, list[records.Record]]:
     return {row: [run(row, seed, value) for seed, value in enumerate(of)] for row, of in figures.items()}
 
 
+def test_advice_says_where_other_images_have_another_best_method() -> None:
+    rows = rows_of(a=(0.5, 0.52, 0.51), b=(0.6, 0.63, 0.61))
+    agreed = advice.best("t", rows, "a", "average")
+    assert agreed is not None and agreed.clear and agreed.other is None
+    for record in rows["a"]:
+        record["curve"] = [[1, 0.9, 0.9, 0.5, 0.5]]
+    found = advice.best("t", rows, "a", "average")
+    assert found is not None and (found.row, found.other) == ("b", "a") and not found.clear
+    assert any("on validation images a" in line for line in advice.reason(found))
+
+
 def test_advice_is_the_best_method_of_the_table_with_its_interval() -> None:
     rows = rows_of(a=(0.5, 0.52, 0.51), b=(0.6, 0.63, 0.61), c=(0.9,), Local=(0.8, 0.8, 0.8))
     found = advice.best("t", rows, "a", "average")
