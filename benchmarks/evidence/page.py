@@ -85,7 +85,7 @@ def opening(runs: Runs, seeds: int) -> Iterable[str]:
 def main_table(
     rows: dict[str, list[Record]], reference: str, columns: Sequence[tuple[str, str, str]], same: bool = False
 ) -> Iterable[str]:
-    """The figures of every row; `same`: all seeds have the same test images, so validation images are heard
+    """The figures of every row; `same`: all seeds have the same test images, so validation images are asked
     too."""
     view = "average" if any(view == "average" for view, _, _ in columns) else "generalisation"
     letter = "A" if view == "average" else "G"

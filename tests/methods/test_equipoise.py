@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from equipoise.config import resolve
+from equipoise.errors import MethodError
 from equipoise.leaves import Sum
 from equipoise.methods.base import Method
 from equipoise.methods.equipoise import Equipoise
@@ -209,3 +211,19 @@ def test_a_preset_changes_one_thing() -> None:
         ((key, value),) = preset.items()
         assert usual[key] != value, name
         assert OFF[key] == value, name
+
+
+def test_mixup_and_differential_privacy_do_not_go_together(tmp_path: Path) -> None:
+    """A mixed image is no image that could be clipped by itself; without mixup and draws each is."""
+    table: dict[str, Any] = {
+        "data": {"kind": "phantom", "scale": 0.004, "image_size": 16},
+        "partition": {"kind": "iid", "sites": 3},
+        "net": {"batch_norm": "group"},
+        "train": {"rounds": 1, "batch_size": 8},
+        "privacy": {"epsilon": 8.0, "delta": 1e-5, "clip": 1.0},
+        "engine": {"device": "cpu"},
+    }
+    with pytest.raises(MethodError, match="not the mean of its images' losses"):
+        run(resolve(table | {"method": {"name": NAME, "draws": False}}), tmp_path / "mixed")
+    plain = {"name": NAME, "draws": False, "mixup": 0.0, "closed": 0.0}
+    run(resolve(table | {"method": plain}), tmp_path / "plain")
