@@ -4,8 +4,10 @@
 
 FedAvg with the small CNN: the same sites and images, one local epoch per round, no augmentation, no
 evaluation. Each measurement is a process of its own with a cluster of this machine, in turns; the first round
-of each, in which processes start, is left out. Printed: the median round of each kind, with the fastest and
-the slowest; Ray ÷ pool; ours on Ray ÷ Flower on Ray.
+of each, in which processes start, is left out. Flower's client is the loop of its documentation, in PyTorch's
+ordinary memory layout, as the bare loop of `engine.py` is; `flower-layout` is the same client with what we
+know of layouts (`channels_last` images and weights), to show how much of the difference is that. Printed: the
+median round of each kind, with the fastest and the slowest; Ray ÷ pool; ours on Ray ÷ Flower on Ray.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from equipoise.setup import material
 from equipoise.site.views import NORMS
 
 SIZE = 32
+FLOWER, LAYOUT = "flower", "flower-layout"
 
 
 def ours(given: argparse.Namespace, folder: Path) -> list[float]:
@@ -64,9 +67,10 @@ def flower(given: argparse.Namespace, folder: Path) -> list[float]:
         np.save(folder / f"images-{place}.npy", dataset.samples.images[one])
         np.save(folder / f"labels-{place}.npy", dataset.samples.labels[one])
     net, options, size = config.net, config.train, SIZE
+    layout = torch.channels_last if given.measure == LAYOUT else torch.contiguous_format
 
     def model() -> nn.Module:
-        return build(net, classes=CLASSES, image_size=size, seed=0, base=Path())
+        return build(net, classes=CLASSES, image_size=size, seed=0, base=Path()).to(memory_format=layout)
 
     client, server = ClientApp(), ServerApp()
     ends: list[float] = []
@@ -76,7 +80,8 @@ def flower(given: argparse.Namespace, folder: Path) -> list[float]:
         torch.set_num_threads(1)
         place = int(context.node_config["partition-id"])
         x = torch.from_numpy(np.load(folder / f"images-{place}.npy")).permute(0, 3, 1, 2)
-        x, y = (x.float() / 255 - mean) / std, torch.from_numpy(np.load(folder / f"labels-{place}.npy"))
+        x = ((x.float() / 255 - mean) / std).contiguous(memory_format=layout)
+        y = torch.from_numpy(np.load(folder / f"labels-{place}.npy"))
         local = model()
         load(local, message.content["arrays"].to_torch_state_dict())
         local.train()
@@ -128,13 +133,13 @@ def main() -> None:
     )
     for name, value in (("rounds", 6), ("workers", 2), ("times", 2), ("sites", 10), ("images", 256)):
         parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("--kinds", nargs="+", default=["pool", "ray", "flower"])
+    parser.add_argument("--kinds", nargs="+", default=["pool", "ray", FLOWER, LAYOUT])
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     given = parser.parse_args()
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "FLWR_TELEMETRY_ENABLED": "0"}
     with tempfile.TemporaryDirectory() as folder:
         if given.measure:
-            found = (flower if given.measure == "flower" else ours)(given, Path(folder))
+            found = (flower if given.measure in (FLOWER, LAYOUT) else ours)(given, Path(folder))
             print(json.dumps(found))
             return
     times: dict[str, list[float]] = {kind: [] for kind in given.kinds}
@@ -146,12 +151,11 @@ def main() -> None:
     print(f"small-cnn, {given.sites} sites × {given.images} images, {given.workers} cores: seconds a round")
     middle = {kind: statistics.median(found) for kind, found in times.items()}
     for kind, found in times.items():
-        print(
-            f"  {kind:8} {middle[kind]:7.3f}   ({min(found):.3f} – {max(found):.3f} over {len(found)} rounds)"
-        )
-    for one, other in (("ray", "pool"), ("ray", "flower")):
+        spread = f"({min(found):.3f} – {max(found):.3f} over {len(found)} rounds)"
+        print(f"  {kind:13} {middle[kind]:7.3f}   {spread}")
+    for one, other in (("ray", "pool"), ("ray", FLOWER), ("ray", LAYOUT)):
         if one in middle and other in middle:
-            print(f"  {one} ÷ {other:8} {middle[one] / middle[other]:5.2f}")
+            print(f"  {one} ÷ {other:13} {middle[one] / middle[other]:5.2f}")
 
 
 if __name__ == "__main__":
