@@ -50,7 +50,6 @@ OWN = ("fedavg", "fca", "fediic", "fedmas", "fedmlp", "fedsdc", "fedsdc+", "equi
 
 ONLY: dict[str, tuple[str, ...]] = {
     "audit/test_flips.py::test_a_few_flipped_bits": ("done", "cache", "federation"),
-    "benchmarks/test_evidence.py::test_the_command_takes_any_tables_or_none": ("given1-0-sites-48: ",),
     "cli/test_new.py::test_the_config_runs_from_where_it_was_made": ("single",),
     "cli/test_new.py::test_the_method_keeps_the_rules": ("single",),
     "engine/test_pool.py::test_the_order_of_answers_does_not_matter": ("fca",),

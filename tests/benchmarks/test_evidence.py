@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import runpy
 import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from evidence import advice, claims, page, plan, records  # noqa: E402
+from evidence import runs as jobs  # noqa: E402
 from evidence.figures import Difference, closed, difference, on_validation, settled  # noqa: E402
 from evidence.lists import TABLES, Table  # noqa: E402
 from evidence.runs import Runs  # noqa: E402
@@ -38,6 +41,15 @@ def run(row: str, seed: int, value: float, **facts: Any) -> records.Record:
         **{"kind": "run", "row": row, "seed": seed, "rate": 0.1, "metrics": metrics, "converged": True},
         **{"classes": ["a", "b"], "seconds": 60.0, **usual, **facts},
     }
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _recipes_stay() -> Iterator[None]:
+    """Recipes do not change meanwhile: each is read once, and each run has its fingerprint taken once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jobs, "mark", cache(records.mark))
+        patch.setattr(claims, "number", cache(claims.number))
+        yield
 
 
 @pytest.fixture
@@ -201,10 +213,22 @@ def test_the_plan_counts_what_is_missing_and_how_long_it_takes(runs: Runs) -> No
         (["sites-48", "--plan", "--rows", "FCC"], 2, "unknown row 'FCC': did you mean 'FCA'?"),
     ],
 )
-def test_the_command_takes_any_tables_or_none(given: list[str], code: int, said: str) -> None:
-    command = [sys.executable, str(ROOT / "benchmarks" / "tables.py"), *given]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == code and said in done.stdout + done.stderr
+def test_the_command_takes_any_tables_or_none(
+    given: list[str],
+    code: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["tables.py", *given])
+    ended = 0
+    try:
+        runpy.run_path(str(ROOT / "benchmarks" / "tables.py"), run_name="__main__")
+    except SystemExit as end:
+        assert isinstance(end.code, int)
+        ended = end.code
+    out, err = capsys.readouterr()
+    assert ended == code and said in out + err
 
 
 def test_every_claim_has_the_papers_margin_and_a_row_of_ours() -> None:
