@@ -21,27 +21,40 @@ ORDINARY = {"local", "equipoise"}
 PICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
 
 
-def imported(tree: ast.AST) -> set[str]:
+Nodes = list[ast.AST]
+"""of a module, which is the first of them"""
+
+
+def nodes_of(text: str) -> Nodes:
+    return list(ast.walk(ast.parse(text)))
+
+
+@pytest.fixture(scope="module")
+def parsed() -> dict[Path, Nodes]:
+    """Every module of the package, read once."""
+    return {path: nodes_of(path.read_text()) for path in MODULES}
+
+
+def imported(nodes: Nodes) -> set[str]:
     """The top-level packages a module imports, anywhere in it."""
-    found = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    found |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    found |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
     return {name.partition(".")[0] for name in found} | found
 
 
-def calls(tree: ast.AST) -> list[tuple[str, dict[str, ast.expr]]]:
+def calls(nodes: Nodes) -> list[tuple[str, dict[str, ast.expr]]]:
     """Every call as (its text, keyword arguments)."""
-    found = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    found = (node for node in nodes if isinstance(node, ast.Call))
     return [(ast.unparse(node.func), {k.arg or "": k.value for k in node.keywords}) for node in found]
 
 
-def test_nothing_is_pickled_or_evaluated() -> None:
-    assert len(MODULES) > 200
-    for path in MODULES:
-        tree = ast.parse(path.read_text())
-        packages = imported(tree)
+def test_nothing_is_pickled_or_evaluated(parsed: dict[Path, Nodes]) -> None:
+    assert len(parsed) > 200
+    for path, nodes in parsed.items():
+        packages = imported(nodes)
         assert not packages & PICKLERS, path
         assert "multiprocessing" not in packages, path  # its pipes pickle
-        for name, given in calls(tree):
+        for name, given in calls(nodes):
             assert name not in {"eval", "exec"}, path
             if name == "torch.load":
                 assert ast.unparse(given.get("weights_only", ast.Constant(None))) == "True", path
@@ -52,11 +65,11 @@ def test_nothing_is_pickled_or_evaluated() -> None:
 
 
 def test_the_scan_would_see_a_pickle() -> None:
-    tree = ast.parse(
+    nodes = nodes_of(
         "import os\ndef f():\n    from pickle import loads\n    return torch.load(p, weights_only=False)"
     )
-    assert imported(tree) & PICKLERS
-    assert [ast.unparse(given["weights_only"]) for name, given in calls(tree) if name == "torch.load"] == [
+    assert imported(nodes) & PICKLERS
+    assert [ast.unparse(given["weights_only"]) for name, given in calls(nodes) if name == "torch.load"] == [
         "False"
     ]
 
@@ -74,15 +87,14 @@ OF_METHODS = {"METHODS", "OWN", "POOLED", "Method", "Standard", "fingerprint", "
 
 
 @pytest.mark.parametrize("room", GUARDED)
-def test_a_room_knows_no_method(room: str) -> None:
+def test_a_room_knows_no_method(room: str, parsed: dict[Path, Nodes]) -> None:
     names = set(METHODS) - ORDINARY
     classes = {cls.__name__ for cls in METHODS.values()} - {Method.__name__}
     word = re.compile(rf"\b({'|'.join(map(re.escape, sorted(names)))})\b", re.IGNORECASE)
     found = set()
     for path in (SOURCE / room).rglob("*.py"):
-        text = path.read_text()
-        found |= {(str(path.relative_to(SOURCE)), match[0]) for match in word.finditer(text)}
-        for node in ast.walk(ast.parse(text)):
+        found |= {(str(path.relative_to(SOURCE)), match[0]) for match in word.finditer(path.read_text())}
+        for node in parsed[path]:
             if isinstance(node, ast.Call) and ast.unparse(node.func) in {"isinstance", "issubclass"}:
                 assert not classes & {n.id for n in ast.walk(node.args[1]) if isinstance(n, ast.Name)}
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("equipoise.methods"):
@@ -95,10 +107,10 @@ def test_the_scan_would_see_a_method() -> None:
     assert any("FedAvg" in path.read_text() for path in (SOURCE / "methods").rglob("*.py"))
 
 
-def leaves(tree: ast.AST) -> set[str]:
+def leaves(nodes: Nodes) -> set[str]:
     """The names of leaves in the answers that a method's code writes out."""
     found = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         for key, value in zip(node.keys, node.values, strict=True) if isinstance(node, ast.Dict) else ():
             made = (ast.unparse(part.func) for part in ast.walk(value) if isinstance(part, ast.Call))
             if isinstance(key, ast.Constant) and {"Sum", "Mean", "Each"} & set(made):
@@ -107,15 +119,12 @@ def leaves(tree: ast.AST) -> set[str]:
 
 
 @pytest.mark.parametrize("room", GUARDED)
-def test_a_room_knows_no_leaf(room: str) -> None:
+def test_a_room_knows_no_leaf(room: str, parsed: dict[Path, Nodes]) -> None:
     """Which leaf is what follows from its kind, and from the names and shapes of its tensors."""
-    names = {
-        name for path in (SOURCE / "methods").rglob("*.py") for name in leaves(ast.parse(path.read_text()))
-    }
+    names = {name for path in (SOURCE / "methods").rglob("*.py") for name in leaves(parsed[path])}
     assert {"delta", "deputy", "gradient", "prototypes"} <= names
     for path in (SOURCE / room).rglob("*.py"):
-        nodes = ast.walk(ast.parse(path.read_text()))
-        texts = {node.value for node in nodes if isinstance(node, ast.Constant)}
+        texts = {node.value for node in parsed[path] if isinstance(node, ast.Constant)}
         assert not texts & (names - EVERYDAY), path
 
 
@@ -136,22 +145,22 @@ IMPORTERS = {
 }
 
 
-def dynamic_imports(tree: ast.AST) -> list[str]:
+def dynamic_imports(nodes: Nodes) -> list[str]:
     """Imports of a name that is not written out where it is imported."""
-    found = (
-        node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) in IMPORTERS
-    )
+    found = (node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) in IMPORTERS)
     return [ast.unparse(node) for node in found if not (node.args and isinstance(node.args[0], ast.Constant))]
 
 
-def test_a_name_reaches_an_import_in_one_place_only() -> None:
+def test_a_name_reaches_an_import_in_one_place_only(parsed: dict[Path, Nodes]) -> None:
     """There whoever must permit it is asked first."""
-    assert [path.name for path in MODULES if dynamic_imports(ast.parse(path.read_text()))] == ["locate.py"]
-    assert dynamic_imports(ast.parse("importlib.import_module(name)")) == ["importlib.import_module(name)"]
+    assert [path.name for path, nodes in parsed.items() if dynamic_imports(nodes)] == ["locate.py"]
+    assert dynamic_imports(nodes_of("importlib.import_module(name)")) == ["importlib.import_module(name)"]
 
 
-def patterns(tree: ast.Module) -> list[str]:
+def patterns(nodes: Nodes) -> list[str]:
     """The regular expressions that options are held against; pydantic looks for them anywhere in a text."""
+    tree = nodes[0]
+    assert isinstance(tree, ast.Module)
     fixed = {
         target.id: node.value
         for node in tree.body
@@ -168,13 +177,15 @@ def patterns(tree: ast.Module) -> list[str]:
         return str(node.value) if isinstance(node, ast.Constant) else ""
 
     return [
-        text(given["pattern"]) for name, given in calls(tree) if name.endswith("Field") and "pattern" in given
+        text(given["pattern"])
+        for name, given in calls(nodes)
+        if name.endswith("Field") and "pattern" in given
     ]
 
 
-def test_every_pattern_is_of_the_whole_text() -> None:
-    found = [one for path in MODULES for one in patterns(ast.parse(path.read_text()))]
+def test_every_pattern_is_of_the_whole_text(parsed: dict[Path, Nodes]) -> None:
+    found = [one for nodes in parsed.values() for one in patterns(nodes)]
     assert len(found) >= 6
     for one in found:
         assert one.startswith("^") and one.endswith("$"), one
-    assert patterns(ast.parse("R = 'a+'\nx: str = Field(pattern=R)")) == ["a+"]
+    assert patterns(nodes_of("R = 'a+'\nx: str = Field(pattern=R)")) == ["a+"]
