@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from equipoise.blueprint import Blueprint, Built
     from equipoise.config import Config
     from equipoise.exchange import Ledger
+    from equipoise.running import Result
 
 NURSERY, DOOR = Path(__file__).with_name("nursery.py"), "EQUIPOISE_TEST_NURSERY"
 DEALER = pytest.StashKey[tuple[tempfile.TemporaryDirectory[str], subprocess.Popen[bytes]]]()
@@ -124,6 +125,29 @@ def _nursery(_cache: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         end_nursery(process)
 
 
+@pytest.fixture(scope="session")
+def forked(_nursery: Callable[[str], list[str]]) -> Callable[..., list[str]]:
+    """forked(code, *words) → the command of a process that runs a script as `python -c code *words` does, but
+    has imported Equipoise already; and it starts workers as tests do. To kill it, kill the process that the
+    script says it is."""
+    from equipoise.engine import frames
+
+    start = frames.command
+
+    def command(code: str, *words: object) -> list[str]:
+        *python, _, address, _ = worker = start("")
+        lines = (
+            f"import sys\nsys.argv[1:] = {[str(word) for word in words]!r}",
+            "from equipoise.engine import frames",
+            f"frames.command = lambda module: {worker[:-1]!r} + [module]",
+            code,
+            "sys.stdout.flush()",
+        )
+        return [*python, "tester", address, "\n".join(lines)]
+
+    return command
+
+
 @pytest.fixture(autouse=True)
 def _real_workers(
     request: pytest.FixtureRequest,
@@ -206,6 +230,28 @@ def tiny() -> MakeConfig:
         for name, changes in sections.items():
             table[name] = {**table.get(name, {}), **changes}
         return resolve(table, base)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Config], Result]:
+    """once(config) → the result of a run in one process; asked again, also by another process that runs
+    tests, the same one. Its folder is there to be read, or copied."""
+    import fcntl
+
+    from equipoise.running import run
+
+    base, known = tmp_path_factory.getbasetemp(), dict[str, "Result"]()
+    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "once"
+    root.mkdir(exist_ok=True)
+
+    def make(config: Config) -> Result:
+        if config.digest not in known:
+            with (root / f"{config.digest}.lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                known[config.digest] = run(config, root / config.digest)
+        return known[config.digest]
 
     return make
 

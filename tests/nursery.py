@@ -96,14 +96,27 @@ def _attend(line: socket.socket) -> None:
         letter += more
     pipes = array.array("i")
     pipes.frombytes(rights[0][2][: 3 * pipes.itemsize])
+    asked = json.loads(letter)
     child = os.fork()
     if child == 0:
-        _live(json.loads(letter), list(pipes))
+        _live(asked, list(pipes))
     for pipe in pipes:
         os.close(pipe)
+    if "module" in asked and sys.platform == "linux":
+        _watch(child, line)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    line.sendall(str(status).encode())
+    with contextlib.suppress(BrokenPipeError):
+        line.sendall(str(status).encode())
     os._exit(0)
+
+
+def _watch(child: int, line: socket.socket) -> None:
+    """Until the worker has ended; where the process that stands for it is killed, so is the worker."""
+    ended, seen = os.pidfd_open(child), select.poll()
+    seen.register(ended, select.POLLIN)
+    seen.register(line, 0)  # nothing but that the other end is gone
+    if ended not in dict(seen.poll()):
+        os.kill(child, signal.SIGKILL)
 
 
 def _live(letter: dict[str, object], pipes: list[int]) -> None:

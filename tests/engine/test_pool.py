@@ -263,10 +263,9 @@ def test_the_order_of_answers_does_not_matter(
 
 
 @pytest.mark.slow
-@pytest.mark.real_workers
 def test_killed_workers_change_nothing_and_none_is_left(tiny: MakeConfig, rows: Rows, tmp_path: Path) -> None:
-    """As `tests/methods/test_conformance.py` has it for every method, with workers started as a user's run
-    starts them, some of which are killed."""
+    """As `tests/methods/test_conformance.py` has it for every method, with workers some of which are killed.
+    (As a user's run starts them, they are in `test_fork.py`.)"""
     serial = run(tiny("fca"), tmp_path / "serial")
     killers: list[Killer] = []
     engines: list[Engine] = []
@@ -307,12 +306,12 @@ class Sleeper(Method):
 """
 
 PARENT = """
-import sys
+import os, sys
 from pathlib import Path
 from equipoise.running import run
 
 def wrap(engine):
-    print(*[worker._process.pid for worker in engine.workers], flush=True)
+    print(os.getpid(), *[worker._process.pid for worker in engine.workers], flush=True)
     return engine
 
 run(Path(sys.argv[1]), sys.argv[2], wrap=wrap)
@@ -320,7 +319,9 @@ run(Path(sys.argv[1]), sys.argv[2], wrap=wrap)
 
 
 @pytest.mark.slow
-def test_workers_end_when_the_run_is_killed_even_in_the_middle_of_an_answer(tmp_path: Path) -> None:
+def test_workers_end_when_the_run_is_killed_even_in_the_middle_of_an_answer(
+    forked: Callable[..., list[str]], tmp_path: Path
+) -> None:
     (tmp_path / "sleeper.py").write_text(SLEEPER)
     (tmp_path / "config.toml").write_text(
         f'base = "{tmp_path}"\n[data]\nkind = "phantom"\nscale = 0.004\nimage_size = 16\n[partition]\nkind '
@@ -328,18 +329,19 @@ def test_workers_end_when_the_run_is_killed_even_in_the_middle_of_an_answer(tmp_
         '[method]\nname = "sleeper.py:Sleeper"\n[engine]\nkind = "pool"\nworkers = 2\ndevice = "cpu"\n'
     )
     parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, str(tmp_path / "config.toml"), str(tmp_path / "run")],
+        forked(PARENT, tmp_path / "config.toml", tmp_path / "run"),
         stdout=subprocess.PIPE,
         text=True,
     )
     try:
         assert parent.stdout is not None
-        ids = [int(pid) for pid in parent.stdout.readline().split()]
+        parent_id, *ids = (int(pid) for pid in parent.stdout.readline().split())
         assert len(ids) == 2
         wait(lambda: len(list(tmp_path.glob("busy-*"))) == 2, 90)
+        os.kill(parent_id, signal.SIGKILL)
+        assert parent.wait() == -signal.SIGKILL
     finally:
         parent.kill()
-        parent.wait()
         parent.stdout.close()
     wait(lambda: not any(alive(pid) for pid in ids), 10)
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,13 +20,14 @@ from equipoise.config import Config
 from equipoise.running import run
 
 MakeConfig = Callable[..., Config]
+Forked = Callable[..., list[str]]
 Rows = Callable[[Path], list[dict[str, Any]]]
 
-# Says when imports are done, so that moments can be drawn over the run itself.
+# Says who it is when imports are done, so that moments can be drawn over the run itself.
 CHILD = """
-import sys
+import os, sys
 from equipoise.running import run
-print("ready", flush=True)
+print(os.getpid(), flush=True)
 run(sys.argv[1], sys.argv[2])
 """
 
@@ -68,8 +69,10 @@ def write(config: Config, path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_killed_at_random_moments_and_resumed(tiny: MakeConfig, rows: Rows, tmp_path: Path) -> None:
-    config = tiny("fca", train={"rounds": 8})
+def test_killed_at_random_moments_and_resumed(
+    tiny: MakeConfig, rows: Rows, forked: Forked, tmp_path: Path
+) -> None:
+    config = tiny("fca", train={"rounds": 6})
     begin = time.monotonic()
     straight = run(config, tmp_path / "straight")
     duration = time.monotonic() - begin
@@ -77,14 +80,12 @@ def test_killed_at_random_moments_and_resumed(tiny: MakeConfig, rows: Rows, tmp_
     reached: list[int] = []
     for _ in range(2):
         # Each kill hits the same run further on, until it is done.
-        child = subprocess.Popen(
-            [sys.executable, "-c", CHILD, str(path), str(tmp_path / "killed")], stdout=subprocess.PIPE
-        )
+        child = subprocess.Popen(forked(CHILD, path, tmp_path / "killed"), stdout=subprocess.PIPE)
         assert child.stdout is not None
-        assert child.stdout.readline() == b"ready\n"
+        pid = int(child.stdout.readline())
         time.sleep(draw.uniform(0, duration / 2))
-        child.kill()
-        child.wait()
+        os.kill(pid, signal.SIGKILL)
+        assert child.wait() == -signal.SIGKILL
         child.stdout.close()
         head = tmp_path / "killed" / "checkpoints" / "HEAD.json"
         reached.append(json.loads(head.read_text())["round"] if head.exists() else -1)
@@ -95,14 +96,10 @@ def test_killed_at_random_moments_and_resumed(tiny: MakeConfig, rows: Rows, tmp_
 
 
 @pytest.mark.slow
-def test_nothing_is_unpickled_while_a_run_is_made_resumed_and_read(tiny: MakeConfig, tmp_path: Path) -> None:
+def test_nothing_is_unpickled_while_a_run_is_made_resumed_and_read(
+    tiny: MakeConfig, forked: Forked, tmp_path: Path
+) -> None:
     path = write(tiny("fca"), tmp_path / "config.toml")
-    done = subprocess.run(
-        [sys.executable, "-c", AUDIT, str(path), str(tmp_path / "run")],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    done = subprocess.run(forked(AUDIT, path, tmp_path / "run"), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[0] == "0", done.stdout
