@@ -183,22 +183,20 @@ def test_whole_numbers_are_summed_exactly() -> None:
 
 
 def test_the_largest_allowed_values_of_many_sites_do_not_overflow() -> None:
-    sites = FEW_SITES + 1
-    for sign in (1.0, -1.0):
-        reduction = Reduction(sites=sites)
-        for i in range(sites):
-            reduction.add(
-                str(i),
-                {
-                    "x": Sum(torch.tensor([sign * LARGEST], dtype=torch.float64)),
-                    "n": Sum(torch.tensor([largest_whole(sites)])),
-                    "m": Mean(torch.tensor([sign * LARGEST * 2, -0.75 / SCALE], dtype=torch.float64), 0.5),
-                },
-            )
-        answers = reduction.result(())
-        assert answers["x"].tolist() == [sign * LARGEST * sites]
-        assert answers["n"].tolist() == [largest_whole(sites) * sites]
-        assert answers["m"].tolist() == [sign * LARGEST * 2, -0.75 / SCALE]
+    sites, edges = FEW_SITES + 1, [LARGEST, -LARGEST]
+    means = [2 * LARGEST, -2 * LARGEST, -0.75 / SCALE]
+    told = {
+        "x": Sum(torch.tensor(edges, dtype=torch.float64)),
+        "n": Sum(torch.tensor([largest_whole(sites)])),
+        "m": Mean(torch.tensor(means, dtype=torch.float64), 0.5),
+    }
+    reduction = Reduction(sites=sites)
+    for i in range(sites):
+        reduction.add(str(i), told)
+    answers = reduction.result(())
+    assert answers["x"].tolist() == [edge * sites for edge in edges]
+    assert answers["n"].tolist() == [largest_whole(sites) * sites]
+    assert answers["m"].tolist() == means
 
 
 EDGES = (1, 2, 1023, 1024, FEW_SITES, FEW_SITES + 1, 2**13, 2**13 + 1, 2**16, 2**16 + 1, MOST_SITES)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import tomli_w
 from flwr.app import Context, Message, RecordDict
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, no_object_id_recompute
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -21,6 +21,7 @@ from equipoise.deploy.card import COUNTS
 from equipoise.deploy.coordinator import coordinate, federated, plan
 from equipoise.deploy.policy import approved
 from equipoise.deploy.site import OURS
+from equipoise.methods import METHODS
 from equipoise.running import Result, prepare
 from equipoise.setup import material
 
@@ -38,12 +39,14 @@ def _identity() -> Iterator[None]:
 
 def carried(message: Message) -> tuple[Message, list[bytes]]:
     """A message after the wire, and the bytes that crossed it."""
-    message.metadata.__dict__["_message_id"] = message.object_id
-    objects = {number: one.deflate() for number, one in get_all_nested_objects(message).items()}
+    with no_object_id_recompute():  # nothing in it changes meanwhile
+        number = message.object_id
+        message.metadata.__dict__["_message_id"] = number
+        objects = {inner: one.deflate() for inner, one in get_all_nested_objects(message).items()}
     crossed = list(objects.values())
-    copy = inflate_object_from_contents(message.object_id, objects)
+    copy = inflate_object_from_contents(number, objects)
     assert isinstance(copy, Message)
-    copy.metadata.__dict__["_message_id"] = message.object_id
+    copy.metadata.__dict__["_message_id"] = number
     return copy, crossed
 
 
@@ -116,8 +119,8 @@ def write_site(folder: Path, name: str, config: Config, policy: dict[str, Any]) 
 
 @pytest.fixture(scope="module")
 def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Town]]:
-    """town(config, policy={…}) → sites and a coordinator, not yet begun. Sums over one site will do, unless
-    it says otherwise."""
+    """town(config, policy={…}) → sites and a coordinator, not yet begun. Sums over one site will do, and the
+    config's method alone is approved, unless it says otherwise."""
     made: list[Town] = []
     root = tmp_path_factory.mktemp("towns")
 
@@ -138,7 +141,7 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Tow
             "min_sites": 1,
             "batch_size": 1,
             "each": sorted(each),
-            "methods": approved(),
+            "methods": approved({config.method_name} & set(METHODS)),
         }
         sites = {
             name: write_site(place / name, name, config, usual | (policy or {}).get(name, {}))

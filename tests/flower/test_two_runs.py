@@ -119,7 +119,8 @@ def test_a_site_is_in_the_runs_that_it_approves(
     monkeypatch.setattr(site, "take_part", take_part)
     monkeypatch.setattr(site, "READY", ready)
     configs = {method: tiny(method) for method in ("fca", "fedavg")}
-    policy = {"site-02": {"methods": approved(["fedavg"])}}
+    policy = {f"site-0{i}": {"methods": approved(configs)} for i in range(2)}
+    policy["site-02"] = {"methods": approved(["fedavg"])}
     alone = {method: town(config, policy).go().state_hash for method, config in configs.items()}
     made = town(configs["fca"], policy)
     taken.clear()
