@@ -139,12 +139,23 @@ def test_every_table_of_results_is_said_to_be_something() -> None:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("mkdocs", reason="the documentation extra is not installed")
     made = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(made)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return made
+
+
+@pytest.mark.slow
+def test_the_site_asks_nothing_of_the_network(site: Path) -> None:
+    made = {path.relative_to(site).as_posix() for path in site.rglob("*.html")}
+    assert {"index.html", "choosing.html", "results/ham10000-sites.html"} <= made
+    for page in made - {"404.html"}:
+        text = (site / page).read_text()
+        assert not re.search(r'<(?:script|link|img|iframe)[^>]+(?:src|href)="?(?:https?:)?//', text), (
+            f"{page} fetches something"
+        )
+        assert '.py"' not in text and "](" not in re.sub(r"<(pre|code).*?</\1>", "", text, flags=re.DOTALL)
 
 
 @pytest.mark.slow
