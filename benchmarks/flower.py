@@ -243,7 +243,8 @@ class Absence:
 
 
 def soak(sites: int, rounds: int, every: int) -> int:
-    """Sites that leave and return while a run goes on; only they are missing, and only then."""
+    """Sites that leave and return while a run goes on; only they are missing, and only then. With `every` 0
+    nobody leaves: what is left is whether memory stays level."""
     config = federated(tiny("fedavg", sites, rounds, every=rounds)).with_engine(deadline=12.0, patience=900.0)
     away, seen, sizes = list[Absence](), list[float](), dict[int, dict[int, tuple[str, float]]]()
     with tempfile.TemporaryDirectory() as place:
@@ -268,9 +269,9 @@ def soak(sites: int, rounds: int, every: int) -> int:
                 rows.look()
                 for number in range(before, len(rows.done)):
                     seen.append(time.monotonic())
-                    if number % max(1, rounds // 5) == 0:
+                    if number % max(1, rounds // 10) == 0:
                         sizes[number] = {pid: (part, memory(pid)) for pid, part in members(made).items()}
-                    if number % every == 0 and number < rounds:
+                    if every and number % every == 0 and number < rounds:
                         if away:  # who left last comes back
                             counts[away[-1].site] = online(away[-1].site)
                             made.join(away[-1].site)
@@ -396,7 +397,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="methods; all if none")
     parser.add_argument("--sites", type=int, help="2, for a soak 20")
     parser.add_argument("--rounds", type=int, help="5, for a soak 50")
-    parser.add_argument("--every", type=int, default=5, help="soak: rounds after which one leaves")
+    parser.add_argument("--every", type=int, default=5, help="soak: rounds after which one leaves; 0: nobody does")
     parser.add_argument("--mb", type=float, default=100.0, help="large: megabytes of the model")
     parser.add_argument("--times", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)

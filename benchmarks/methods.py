@@ -5,10 +5,11 @@ interleaved.
 
 Serial engine, the same plain view for all (augmentation is not what is compared), one local epoch, the same
 optimiser; noise images, or made-up ones where a method needs several labels per image (half of the labels are
-then missing at each site). A method that changes after a warm-up is timed after it. The last column subtracts
-the forward pass by which Fed-MAS measures the received model; its frozen network's features are computed
-once, as the view is always the same. `--write` keeps the figures in docs/results/costs.json, with what each
-method needs and what leaves a site, for the table in docs/methods.md.
+then missing at each site). A method that changes after a warm-up is timed after it. For a few methods the
+last column is what their passes alone take: training steps and forward passes of bare PyTorch with the same
+network, layout and batches, as a ratio of FedAvg's steps. (Fed-MAS's frozen network is no part of it: its
+features are computed once, as the view is always the same.) `--write` keeps the figures in
+docs/results/costs.json, with what each method needs and what leaves a site, for the table in docs/methods.md.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ LATE: dict[str, dict[str, Any]] = {
     **{name: {"warmup": 0} for name in ("fedmlp", "fedirm", "cbafed", "fednoro", "prr-imb")},
 }
 """Options under which the first rounds are like the later ones."""
+PASSES = {"fediic": (2, 1), "fedmas": (1, 1), "fedmlp": (1, 3)}
+"""views in a training step, and forward passes over all images beside it: class losses; the received model's
+distances; features before training, the received model's predictions in every step, features after it"""
 
 
 class Nobody:
@@ -80,16 +84,23 @@ class Stepper:
         self.federation.engine.close()
         self.federation.journal.close()
 
-    def passes(self) -> float:
-        """What Fed-MAS's forward pass over the training images takes in one round."""
-        net = self.host.net.eval()
-        assert net.projector is not None
+    def bare(self, views: int, passes: int) -> float:
+        """Seconds that the steps and passes of one round take by themselves."""
+        net, options = self.host.net, self.host.options
+        shape = (options.batch_size, *self.host.blueprint.input.shape)
+        x = torch.zeros(shape).repeat(views, 1, 1, 1).contiguous(memory_format=torch.channels_last)
+        optimizer = torch.optim.SGD(net.parameters(), options.lr)
+        steps = sum(-(-len(site.splits["train"]) // options.batch_size) for site in self.host.sites.values())
         start = time.perf_counter()
-        with torch.no_grad():
-            for site in self.host.sites.values():
-                rows = site.splits["train"]
-                x = rows.take(torch.arange(len(rows)), [self.host.views["eval"]], [torch.Generator()]).x
-                net.projector(net.body(x))
+        for _ in range(steps):
+            net.train()
+            optimizer.zero_grad()
+            net(x).square().mean().backward()
+            optimizer.step()
+            net.eval()
+            with torch.no_grad():
+                for _ in range(passes):
+                    net(x[: options.batch_size])
         return time.perf_counter() - start
 
 
@@ -165,12 +176,10 @@ def main() -> None:
                 "time": round(statistics.median(own / reference for reference, own in times), 2),
                 "bytes": round(pair[1].bytes / pair[0].bytes, 2),
             }
-            if arm == "fedmas":
-                passes = statistics.median(pair[1].passes() for _ in range(3))
-                found["without"] = round(
-                    statistics.median((own - passes) / reference for reference, own in times), 2
-                )
-            extra = f"   {found['without']:5.2f} × without its measuring pass" if "without" in found else ""
+            if arm in PASSES:
+                plain = [pair[0].bare(*PASSES[arm]) / pair[0].bare(1, 0) for _ in range(given.rounds)]
+                found["passes"] = round(statistics.median(plain), 2)
+            extra = f"   {found['passes']:5.2f} × for its passes alone" if "passes" in found else ""
             print(
                 f"  {arm:12} {found['time']:5.2f} × time   {found['bytes']:5.2f} × bytes{extra}", flush=True
             )

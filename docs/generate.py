@@ -222,7 +222,7 @@ def costs() -> str:
             continue
         cost = found[name]
         time = f"{cost['time']:.2f}" + (
-            f" ({cost['without']:.2f} without its measuring pass)" if "without" in cost else ""
+            f" ({cost['passes']:.2f} its passes alone)" if "passes" in cost else ""
         )
         rows.append(
             (
