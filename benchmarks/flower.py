@@ -397,7 +397,9 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="methods; all if none")
     parser.add_argument("--sites", type=int, help="2, for a soak 20")
     parser.add_argument("--rounds", type=int, help="5, for a soak 50")
-    parser.add_argument("--every", type=int, default=5, help="soak: rounds after which one leaves; 0: nobody does")
+    parser.add_argument(
+        "--every", type=int, default=5, help="soak: rounds after which one leaves; 0: nobody does"
+    )
     parser.add_argument("--mb", type=float, default=100.0, help="large: megabytes of the model")
     parser.add_argument("--times", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
