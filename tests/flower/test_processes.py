@@ -1,4 +1,5 @@
-"""Real processes: a server, sites, TLS, keys. Few and tiny, since each process takes seconds to start.
+"""Real processes: a server, sites, TLS, keys. Few and tiny, since each process takes seconds to start; the
+one run of every `make test` is in `test_server_port.py`.
 
 Each ends with no process left behind. `benchmarks/flower.py` has more of the same: all methods, ten kills,
 twenty sites.
@@ -7,7 +8,6 @@ twenty sites.
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
 import secrets
@@ -66,11 +66,13 @@ def ours(mark: str) -> set[int]:
     return found
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+@contextmanager
+def nothing_left() -> Iterator[None]:
+    """What is started within has ended at the end."""
     mark = secrets.token_hex(8)
-    monkeypatch.setenv(MARK, mark)
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(MARK, mark)
+        yield
     for _ in range(600):  # what was told to end may take a moment
         if not ours(mark):
             return
@@ -78,36 +80,14 @@ def _nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     raise AssertionError(f"processes left behind: {ours(mark)}")
 
 
+@pytest.fixture(autouse=True)
+def _nothing_left() -> Iterator[None]:
+    with nothing_left():
+        yield
+
+
 def events(folder: Path, event: str) -> list[dict[str, Any]]:
     return [line for line in read_journal(folder / "journal.jsonl")[0] if line["event"] == event]
-
-
-@pytest.mark.parametrize("methods", [("fca",), pytest.param(("fedsdc", "fediic"), marks=pytest.mark.sweep)])
-def test_methods_give_the_bits_of_the_simulation(
-    methods: tuple[str, ...], tiny: MakeConfig, rows: Rows, tmp_path: Path
-) -> None:
-    """Private state; in the sweep several questions a round, and leaves that are read site by site."""
-    small: dict[str, Any] = {
-        "partition": {"sites": 2},
-        "evaluate": {"every": 2},
-        "exchange": {"min_sites": 2},
-    }
-    plays = {method: federated(tiny(method, **small)).with_engine(**PATIENT) for method in methods}
-    each = sorted({leaf for config in plays.values() for leaf in allowed(config)})
-    with stage(plays[methods[0]], tmp_path / "town", {"each": each, "methods": approved(), **OPEN}) as made:
-        made.open()
-        made.join_all()
-        for method, config in plays.items():
-            found = made.perform(config, tmp_path / method)
-            assert found["state_hash"] == run(config, tmp_path / f"{method}-here").state_hash
-            assert rows(tmp_path / method) == rows(tmp_path / f"{method}-here")
-        plain = http.client.HTTPConnection("127.0.0.1", made.port, timeout=300)
-        plain.request("GET", "/v1/fleet/")
-        with pytest.raises(
-            (http.client.HTTPException, OSError)
-        ):  # nothing is said in plain text, on loopback or elsewhere
-            plain.getresponse()
-        assert len(standing(made.coordinator)["runs"]) == len(plays)
 
 
 @pytest.mark.hospitals

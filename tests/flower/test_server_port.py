@@ -1,34 +1,46 @@
-"""The coordinator's one port, in a real SuperLink process: who may control runs, what a stranger can do."""
+"""The coordinator's one port, in a real SuperLink process: who may control runs, what a stranger can do; and
+last a run over it."""
 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import re
 import socket
 import ssl
 import stat
-import subprocess
+import threading
+import tomllib
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+import tomli_w
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.proto.control_pb2 import ListRunsRequest, StartRunRequest
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
+from tests.flower.test_processes import OPEN, PATIENT, nothing_left
 
-from equipoise.deploy import link, processes
-from equipoise.deploy.keys import new_keys
+from equipoise.config import Config
+from equipoise.deploy import join, link, processes
+from equipoise.deploy.coordinator import federated
 from equipoise.deploy.limits import Limits
+from equipoise.deploy.policy import approved
+from equipoise.deploy.rehearse import Stage, allowed, stage
 from equipoise.deploy.standing import standing
 from equipoise.run_folder import private_folder
+from equipoise.running import run
 
 pytestmark = pytest.mark.slow
 MUCH = 50 * 2**20
@@ -38,13 +50,20 @@ OLD = ("superlink.db", "superlink.db-wal")
 
 @dataclass
 class Server:
-    folder: Path
-    port: int
-    process: subprocess.Popen[bytes]
+    made: Stage
+
+    @property
+    def folder(self) -> Path:
+        return self.made.coordinator
+
+    @property
+    def port(self) -> int:
+        return self.made.port
 
     @property
     def memory(self) -> int:
-        found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{self.process.pid}/status").read_text())
+        assert self.made.server is not None
+        found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{self.made.server.pid}/status").read_text())
         assert found is not None
         return int(found[1]) * 1024
 
@@ -54,19 +73,33 @@ class Server:
         return trust.wrap_socket(line, server_hostname="127.0.0.1")
 
 
+Play = Callable[[str], Config]
+
+
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def play(tiny: Callable[..., Config]) -> Play:
+    """A tiny run of two sites, by its method."""
+    small: dict[str, Any] = {
+        "partition": {"sites": 2},
+        "evaluate": {"every": 2},
+        "exchange": {"min_sites": 2},
+    }
+    return lambda method: federated(tiny(method, **small)).with_engine(**PATIENT)
+
+
+@pytest.fixture(scope="module")
+def server(play: Play, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server that was started by somebody whose umask hides nothing."""
-    folder, port, before = tmp_path_factory.mktemp("port") / "federation", processes.free_port(), os.umask(0)
-    try:
-        new_keys(folder, ["127.0.0.1"], ["north"])
-        for name in OLD:
-            (private_folder(folder / "flower") / name).write_text("answers of sites")
-        process = link.start(folder, "127.0.0.1", port, Limits(header_seconds=5.0))
-    finally:
-        os.umask(before)
-    yield Server(folder, port, process)
-    processes.stop(process)
+    folder, before = tmp_path_factory.mktemp("port") / "federation", os.umask(0)
+    with nothing_left(), stage(play("fca"), folder, {"methods": approved(), **OPEN}) as made:
+        try:
+            for name in OLD:
+                (private_folder(made.coordinator / "flower") / name).write_text("answers of sites")
+            limits = Limits(header_seconds=5.0)
+            made.server = link.start(made.coordinator, "127.0.0.1", made.port, limits)
+        finally:
+            os.umask(before)
+        yield Server(made)
 
 
 class Claims:
@@ -100,8 +133,8 @@ def test_a_local_stranger_is_given_no_task_of_the_server(server: Server) -> None
 
 
 def test_who_has_the_secret_file_does(server: Server) -> None:
-    north = {"status": "registered", "since": ""}
-    assert standing(server.folder) == {"sites": {"north": north}, "runs": []}
+    new = {"status": "registered", "since": ""}
+    assert standing(server.folder) == {"sites": {"site-00": new, "site-01": new}, "runs": []}
 
 
 def signed() -> str:
@@ -132,7 +165,7 @@ def test_nobody_else_can_read_what_the_server_writes(server: Server) -> None:
     flower = server.folder / "flower"
     inner = [path for path in found if path.is_dir() or path.suffix == ".log" or flower in path.parents]
     names = {path.name for path in inner}
-    assert {"federation", "keys", "sites", "flower", "server.log", "secret", "books.db"} <= names
+    assert {"coordinator", "keys", "sites", "flower", "server.log", "secret", "books.db"} <= names
     for path in inner:
         assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
 
@@ -147,3 +180,58 @@ def test_half_a_request_is_not_waited_for(server: Server) -> None:
         line.sendall(b"POST /v1/fleet/push-object HTTP/1.1\r\nho")
         with contextlib.suppress(ConnectionError):
             assert line.recv(1) == b""
+
+
+def test_nothing_is_said_in_plain_text(server: Server) -> None:
+    """On loopback or elsewhere."""
+    plain = http.client.HTTPConnection("127.0.0.1", server.port, timeout=300)
+    plain.request("GET", "/v1/fleet/")
+    with pytest.raises((http.client.HTTPException, OSError)):
+        plain.getresponse()
+
+
+@contextmanager
+def joined(made: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Two sites: one is a process of its own, one a thread of ours, which has imported all it needs."""
+    done, answer = threading.Event(), join.answer
+
+    def until_done(*given: Any) -> bool:
+        if done.is_set():
+            raise KeyboardInterrupt
+        return answer(*given)
+
+    monkeypatch.setattr(join, "answer", until_done)
+    monkeypatch.setattr("equipoise.deploy.join.signal.signal", lambda *given: None)  # not for a thread to set
+    made.join("site-00")
+    with ThreadPoolExecutor(1) as pool:
+        here = pool.submit(join.join, made.site("site-01"))
+        try:
+            yield
+        finally:
+            done.set()
+            processes.stop(made.sites.pop("site-00"))
+            here.result()
+
+
+@pytest.mark.parametrize("methods", [("fca",), pytest.param(("fedsdc", "fediic"), marks=pytest.mark.sweep)])
+def test_methods_give_the_bits_of_the_simulation(
+    methods: tuple[str, ...],
+    server: Server,
+    play: Play,
+    rows: Callable[[Path], list[dict[str, Any]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Private state; in the sweep several questions a round, and leaves that are read site by site."""
+    plays = {method: play(method) for method in methods}
+    each = sorted({leaf for config in plays.values() for leaf in allowed(config)})
+    for folder in (server.made.folder / "sites").iterdir():
+        rules = tomllib.loads((folder / "policy.toml").read_text())
+        (folder / "policy.toml").write_text(tomli_w.dumps(rules | {"each": each}))
+    before = len(standing(server.folder)["runs"])
+    with nothing_left(), joined(server.made, monkeypatch):
+        for method, config in plays.items():
+            found = server.made.perform(config, tmp_path / method)
+            assert found["state_hash"] == run(config, tmp_path / f"{method}-here").state_hash
+            assert rows(tmp_path / method) == rows(tmp_path / f"{method}-here")
+    assert len(standing(server.folder)["runs"]) == before + len(plays)
