@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -301,6 +300,14 @@ def test_an_arm_that_ends_as_another_is_named() -> None:
 # The command ------------------------------------------------------------------------------------------------
 
 
+COMMAND = """
+import os
+from equipoise.cli import main
+print(os.getpid(), flush=True)
+main(sys.argv[1:])
+"""
+
+
 def children(pid: int) -> list[int]:
     """Every thread has children of its own."""
     return [
@@ -326,8 +333,10 @@ def until(condition: Callable[[], bool], seconds: float = 300) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc to find the worker processes")
-def test_killed_and_started_again_it_ends_with_the_same_tables(table: Table, tmp_path: Path) -> None:
-    table["train"]["rounds"] = 6
+def test_killed_and_started_again_it_ends_with_the_same_tables(
+    table: Table, forked: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    table["train"] |= {"rounds": 5, "batch_size": 32}
     file, out, straight = tmp_path / "tiny.toml", tmp_path / "killed", tmp_path / "straight"
     file.write_text(tomli_w.dumps(table))
     plan = make_plan(table, ["fedavg", "fca"], seeds=(0, 1))
@@ -345,13 +354,14 @@ def test_killed_and_started_again_it_ends_with_the_same_tables(table: Table, tmp
         str(out),
         "--quiet",
     ]
-    killed = subprocess.Popen(
-        [sys.executable, "-m", "equipoise", *words], cwd=tmp_path, start_new_session=True
-    )
-    until(lambda: sum(len(path.read_bytes().splitlines()) for path in out.glob("*/*/metrics.jsonl")) >= 14)
-    workers = children(killed.pid)
-    os.killpg(killed.pid, signal.SIGKILL)
-    killed.wait()
+    killed = subprocess.Popen(forked(COMMAND, *words), cwd=tmp_path, stdout=subprocess.PIPE)
+    assert killed.stdout is not None
+    pid = int(killed.stdout.readline())
+    until(lambda: sum(len(path.read_bytes().splitlines()) for path in out.glob("*/*/metrics.jsonl")) >= 11)
+    workers = children(pid)
+    os.killpg(pid, signal.SIGKILL)
+    assert killed.wait() == -signal.SIGKILL
+    killed.stdout.close()
     until(lambda: all(map(gone, workers)))
     assert len(workers) == 2 and not (out / "comparison.json").exists()
     done = [path.parent for path in out.glob("*/*/result.json")]

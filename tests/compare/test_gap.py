@@ -65,7 +65,10 @@ def test_ends_have_the_same_objective_where_they_can(table: Table) -> None:
         assert one["pooled"] == f"centralised train.objective={objective}"
 
 
+@pytest.mark.slow
+@pytest.mark.real_workers
 def test_a_comparison_with_both_ends_shows_the_gap(table: Table, tmp_path: Path) -> None:
+    """In a process that is started as a user's comparison starts it."""
     plan = make_plan(table, ["local", "fedavg", "centralised"])
     facts = compare(plan, tmp_path, processes=1)
     assert not facts["failures"]

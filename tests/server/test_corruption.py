@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from equipoise.setup import cache_folder
 from equipoise.use import export, load
 
 MakeConfig = Callable[..., Config]
+Once = Callable[[Config], Result]
+Half = Callable[[Config, Path], Path]
 
 
 class Stop(Exception):
@@ -36,11 +39,20 @@ def stop_after(round: int) -> Callable[[str, dict[str, Any]], None]:
     return watch
 
 
-def half(config: Config, folder: Path) -> Path:
-    """A run of which one round is done and committed."""
-    with pytest.raises(Stop):
-        run(config, folder, watch=stop_after(1))
-    return folder
+@pytest.fixture(scope="module")
+def half(tmp_path_factory: pytest.TempPathFactory) -> Half:
+    """half(config, folder): there, a run of which one round is done and committed."""
+    root, known = tmp_path_factory.mktemp("halves"), set[str]()
+
+    def make(config: Config, folder: Path) -> Path:
+        name = sha256(repr(config.table()).encode()).hexdigest()
+        if name not in known:
+            with pytest.raises(Stop):
+                run(config, root / name, watch=stop_after(1))
+            known.add(name)
+        return Path(shutil.copytree(root / name, folder, dirs_exist_ok=True))
+
+    return make
 
 
 def flip(path: Path, place: int = -1) -> None:
@@ -56,7 +68,7 @@ def flip(path: Path, place: int = -1) -> None:
 
 @pytest.mark.parametrize("engine", [{"kind": "serial"}, {"kind": "pool", "workers": 2}])
 def test_a_changed_private_file_stops_a_resume(
-    engine: dict[str, Any], tiny: MakeConfig, tmp_path: Path
+    engine: dict[str, Any], tiny: MakeConfig, half: Half, tmp_path: Path
 ) -> None:
     folder = half(tiny("fca", engine=engine), tmp_path)
     flip(folder / "sites" / "site-01" / "0.0.safetensors")
@@ -68,7 +80,7 @@ def test_a_changed_private_file_stops_a_resume(
 
 @pytest.mark.parametrize("other", ["site-00/0.0", "site-01/1.0"])
 def test_the_private_file_of_another_site_or_round_stops_a_resume(
-    other: str, tiny: MakeConfig, tmp_path: Path
+    other: str, tiny: MakeConfig, half: Half, tmp_path: Path
 ) -> None:
     folder = half(tiny("fca"), tmp_path)
     path = folder / "sites" / "site-01" / "0.0.safetensors"
@@ -77,12 +89,13 @@ def test_the_private_file_of_another_site_or_round_stops_a_resume(
         resume(folder)
 
 
-def test_a_changed_private_file_is_not_used_to_predict(tiny: MakeConfig, tmp_path: Path) -> None:
-    run(tiny("fca"), tmp_path)
-    flip(tmp_path / "sites" / "site-01" / "1.0.safetensors")
-    load(tmp_path, "site-00")
-    with pytest.raises(StorageError, match=r"private state '1\.0' of site 'site-01'"):
-        load(tmp_path, "site-01")
+def test_a_changed_private_file_is_not_used_to_predict(copy: Path) -> None:
+    (rounds,) = json.loads((copy / "result.json").read_text())["selected_rounds"]
+    version = f"{rounds - 1}.0"
+    flip(copy / "sites" / "site-01" / f"{version}.safetensors")
+    load(copy, "site-00")
+    with pytest.raises(StorageError, match=f"private state '{version}' of site 'site-01'"):
+        load(copy, "site-01")
 
 
 # The config -------------------------------------------------------------------------------------------------
@@ -91,7 +104,9 @@ def test_a_changed_private_file_is_not_used_to_predict(tiny: MakeConfig, tmp_pat
 @pytest.mark.parametrize(
     ("old", "new"), [("lr = 0.001", "lr = 0.002"), ("seed = 0", "seed = 1"), ("rounds = 2", "rounds = 3")]
 )
-def test_an_edited_config_stops_a_resume(old: str, new: str, tiny: MakeConfig, tmp_path: Path) -> None:
+def test_an_edited_config_stops_a_resume(
+    old: str, new: str, tiny: MakeConfig, half: Half, once: Once, tmp_path: Path
+) -> None:
     folder = half(tiny("fedavg", train={"lr": 0.001, "seed": 0}), tmp_path)
     path = folder / "config.toml"
     text = path.read_text()
@@ -102,10 +117,12 @@ def test_an_edited_config_stops_a_resume(old: str, new: str, tiny: MakeConfig, t
     ):
         resume(folder)
     path.write_text(text)
-    assert resume(folder).state_hash == run(tiny("fedavg"), tmp_path / "straight").state_hash
+    assert resume(folder).state_hash == once(tiny("fedavg")).state_hash
 
 
-def test_a_config_with_a_digest_of_its_own_stops_a_resume_too(tiny: MakeConfig, tmp_path: Path) -> None:
+def test_a_config_with_a_digest_of_its_own_stops_a_resume_too(
+    tiny: MakeConfig, half: Half, tmp_path: Path
+) -> None:
     """As when the file of another run is put in its place."""
     folder = half(tiny("fedavg"), tmp_path / "one")
     other = half(tiny("fedavg", train={"lr": 0.1}), tmp_path / "other")
@@ -116,18 +133,18 @@ def test_a_config_with_a_digest_of_its_own_stops_a_resume_too(tiny: MakeConfig, 
         resume(folder)
 
 
-def test_another_engine_may_go_on(tiny: MakeConfig, tmp_path: Path) -> None:
+def test_another_engine_may_go_on(tiny: MakeConfig, half: Half, once: Once, tmp_path: Path) -> None:
     config = tiny("fedavg")
     folder = half(config, tmp_path / "run")
     pooled = run(config.with_engine(kind="pool", workers=2), folder)
-    assert pooled.state_hash == run(config, tmp_path / "straight").state_hash
+    assert pooled.state_hash == once(config).state_hash
 
 
 # The data ---------------------------------------------------------------------------------------------------
 
 
 def images(folder: Path, seed: int) -> Path:
-    """Twenty images of two classes as an npz file."""
+    """Sixty images of two classes as an npz file."""
     draw = np.random.default_rng(seed)
     parts: dict[str, Any] = {}
     for part, count in (("train", 40), ("val", 10), ("test", 10)):
@@ -142,13 +159,13 @@ def on_images(path: Path, **sections: Any) -> Config:
     table = {
         "data": {"kind": "npz", "path": str(path), "image_size": 16, "classes": ["a", "b"]},
         "partition": {"kind": "iid", "sites": 2},
-        "train": {"rounds": 2, "batch_size": 8},
+        "train": {"rounds": 2, "batch_size": 32},
         "engine": {"device": "cpu"},
     }
     return resolve(table | sections)
 
 
-def test_replaced_data_stop_a_resume(tmp_path: Path) -> None:
+def test_replaced_data_stop_a_resume(half: Half, tmp_path: Path) -> None:
     path = images(tmp_path / "data", 0)
     folder = half(on_images(path), tmp_path / "run")
     before = {
@@ -160,14 +177,9 @@ def test_replaced_data_stop_a_resume(tmp_path: Path) -> None:
     assert before == {name: (folder / name).read_bytes() for name in before}
     images(tmp_path / "data", 0)
     assert resume(folder).state_hash == run(on_images(path), tmp_path / "straight").state_hash
-
-
-def test_a_finished_run_is_not_shown_with_other_data(tmp_path: Path) -> None:
-    path = images(tmp_path / "data", 0)
-    run(on_images(path), tmp_path / "run")
     images(tmp_path / "data", 1)
     with pytest.raises(StorageError, match="the data are not those the run was begun with"):
-        resume(tmp_path / "run")
+        resume(folder)  # nor is a finished run shown with other data
 
 
 def test_data_replaced_before_a_worker_reads_them_stop_the_run(tmp_path: Path) -> None:
@@ -189,7 +201,7 @@ def test_a_damaged_cache_is_made_anew_and_journalled(
     tiny: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EQUIPOISE_CACHE", str(tmp_path / "cache"))
-    config = tiny("fedavg")
+    config = tiny("fedavg", train={"rounds": 1})
     straight = run(config, tmp_path / "straight")
     (raw,) = cache_folder().glob("*.raw")
     flip(raw, 1000)
@@ -221,11 +233,19 @@ LOSSES: dict[str, Callable[[list[bytes]], list[bytes]]] = {
 }
 
 
-@pytest.mark.parametrize("how", LOSSES)
-def test_lost_rows_of_metrics_stop_a_resume(how: str, tiny: MakeConfig, tmp_path: Path) -> None:
-    config = tiny("fedavg", train={"rounds": 4}, evaluate={"select": "best_validation"})
+@pytest.fixture(scope="module")
+def three_of_four(tiny: MakeConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run with three of four rounds."""
+    folder = tmp_path_factory.mktemp("three")
+    config = tiny("fedavg", train={"rounds": 4, "batch_size": 64}, evaluate={"select": "best_validation"})
     with pytest.raises(Stop):
-        run(config, tmp_path, watch=stop_after(3))
+        run(config, folder, watch=stop_after(3))
+    return folder
+
+
+@pytest.mark.parametrize("how", LOSSES)
+def test_lost_rows_of_metrics_stop_a_resume(how: str, three_of_four: Path, tmp_path: Path) -> None:
+    shutil.copytree(three_of_four, tmp_path, dirs_exist_ok=True)
     path = tmp_path / "metrics.jsonl"
     lines = lines_of(path)[:3]  # the fourth is of a round that was not committed, and comes again
     assert LOSSES[how](lines) != lines
@@ -322,7 +342,7 @@ def test_a_journal_that_was_cut_or_written_anew_is_noticed(
 
 @pytest.mark.parametrize("change", [rewritten, lambda lines: lines[:1], lambda lines: []])
 def test_a_run_does_not_go_on_with_another_journal(
-    change: Callable[[list[bytes]], list[bytes]], tiny: MakeConfig, tmp_path: Path
+    change: Callable[[list[bytes]], list[bytes]], tiny: MakeConfig, half: Half, tmp_path: Path
 ) -> None:
     folder = half(tiny("fedavg"), tmp_path)
     path = folder / "journal.jsonl"

@@ -72,7 +72,7 @@ def write(config: Config, path: Path) -> Path:
 def test_killed_at_random_moments_and_resumed(
     tiny: MakeConfig, rows: Rows, forked: Forked, tmp_path: Path
 ) -> None:
-    config = tiny("fca", train={"rounds": 6})
+    config = tiny("fca", train={"rounds": 6, "batch_size": 32}, evaluate={"every": 2})
     begin = time.monotonic()
     straight = run(config, tmp_path / "straight")
     duration = time.monotonic() - begin

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ from equipoise.engine import Engine, Question
 from equipoise.errors import ConfigError, StorageError
 from equipoise.exchange import ExchangeOptions, Ledger
 from equipoise.methods import Method
-from equipoise.running import resume, run
+from equipoise.running import Result, resume, run
 from equipoise.server import Checkpoints, Federation, Journal, countable, loop
 
 MakeConfig = Callable[..., Config]
+Once = Callable[[Config], Result]
 Rows = Callable[[Path], list[dict[str, Any]]]
 Change = Callable[[bytes], bytes | None]
 Private = Callable[[Path], dict[str, str]]
@@ -61,10 +63,16 @@ class Falls:
     ],
 )
 def test_stopping_at_every_round_changes_nothing(
-    method: str, participation: float, tiny: MakeConfig, rows: Rows, private: Private, tmp_path: Path
+    method: str,
+    participation: float,
+    tiny: MakeConfig,
+    once: Once,
+    rows: Rows,
+    private: Private,
+    tmp_path: Path,
 ) -> None:
-    config = tiny(method, train={"rounds": 3, "participation": participation})
-    straight = run(config, tmp_path / "straight")
+    config = tiny(method, train={"rounds": 3, "batch_size": 32, "participation": participation})
+    straight = once(config)
     seen = 0
 
     def watch(event: str, facts: dict[str, Any]) -> None:
@@ -79,8 +87,8 @@ def test_stopping_at_every_round_changes_nothing(
             run(config, tmp_path / "stopped", watch=watch)
     stopped = resume(tmp_path / "stopped")
     assert stopped.state_hash == straight.state_hash
-    assert rows(tmp_path / "stopped") == rows(tmp_path / "straight")
-    assert private(tmp_path / "stopped") == private(tmp_path / "straight")
+    assert rows(tmp_path / "stopped") == rows(straight.folder)
+    assert private(tmp_path / "stopped") == private(straight.folder)
     assert stopped.metrics.keys() == straight.metrics.keys()
     assert resume(tmp_path / "stopped").state_hash == straight.state_hash
 
@@ -89,20 +97,20 @@ def test_stopping_at_every_round_changes_nothing(
     ("question", "round"), [("train", 0), ("train", 1), ("evaluate", 0), ("evaluate", 2)]
 )
 def test_stopping_in_the_middle_of_a_question_changes_nothing(
-    question: str, round: int, tiny: MakeConfig, rows: Rows, private: Private, tmp_path: Path
+    question: str, round: int, tiny: MakeConfig, once: Once, rows: Rows, private: Private, tmp_path: Path
 ) -> None:
-    config = tiny("fca", train={"rounds": 3})
-    straight = run(config, tmp_path / "straight")
+    config = tiny("fca", train={"rounds": 3, "batch_size": 32})
+    straight = once(config)
     with pytest.raises(Stop):
         run(config, tmp_path / "stopped", wrap=lambda engine: Falls(engine, question, round))
     assert resume(tmp_path / "stopped").state_hash == straight.state_hash
-    assert rows(tmp_path / "stopped") == rows(tmp_path / "straight")
-    assert private(tmp_path / "stopped") == private(tmp_path / "straight")
+    assert rows(tmp_path / "stopped") == rows(straight.folder)
+    assert private(tmp_path / "stopped") == private(straight.folder)
 
 
-def test_a_finished_run_is_not_trained_again(tiny: MakeConfig, tmp_path: Path) -> None:
+def test_a_finished_run_is_not_trained_again(tiny: MakeConfig, once: Once) -> None:
     config = tiny("fedavg")
-    first = run(config, tmp_path)
+    first = once(config)
     asked: list[str] = []
 
     class Never:
@@ -116,15 +124,15 @@ def test_a_finished_run_is_not_trained_again(tiny: MakeConfig, tmp_path: Path) -
         def close(self) -> None:
             self.engine.close()
 
-    assert run(config, tmp_path, wrap=Never).state_hash == first.state_hash
+    assert run(config, first.folder, wrap=Never).state_hash == first.state_hash
     assert asked == []
 
 
-def test_another_config_is_refused_and_another_engine_is_not(tiny: MakeConfig, tmp_path: Path) -> None:
-    run(tiny("fedavg"), tmp_path)
+def test_another_config_is_refused_and_another_engine_is_not(tiny: MakeConfig, once: Once) -> None:
+    folder = once(tiny("fedavg")).folder
     with pytest.raises(StorageError, match=r"holds a run with another config: choose another --out"):
-        run(tiny("fedavg", train={"seed": 1}), tmp_path)
-    run(tiny("fedavg", engine={"workers": 3}), tmp_path)
+        run(tiny("fedavg", train={"seed": 1}), folder)
+    run(tiny("fedavg", engine={"workers": 3}), folder)
 
 
 def test_what_is_no_run_folder_cannot_be_resumed(tmp_path: Path) -> None:
@@ -132,8 +140,10 @@ def test_what_is_no_run_folder_cannot_be_resumed(tmp_path: Path) -> None:
         resume(tmp_path)
 
 
-def test_a_damaged_checkpoint_stops_a_resume_with_a_sentence(tiny: MakeConfig, tmp_path: Path) -> None:
-    run(tiny("fedavg"), tmp_path)
+def test_a_damaged_checkpoint_stops_a_resume_with_a_sentence(
+    tiny: MakeConfig, once: Once, tmp_path: Path
+) -> None:
+    shutil.copytree(once(tiny("fedavg")).folder, tmp_path, dirs_exist_ok=True)
     path = tmp_path / "checkpoints" / "round-000002.safetensors"
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(StorageError, match="is missing or damaged: restore it, or start the run anew"):
@@ -152,7 +162,7 @@ def test_lost_private_state_stops_a_resume_with_a_sentence(tiny: MakeConfig, tmp
 def test_private_state_is_kept_for_both_checkpoints_and_the_round_under_way(
     tiny: MakeConfig, tmp_path: Path
 ) -> None:
-    run(tiny("fca", train={"rounds": 5}), tmp_path)
+    run(tiny("fca", train={"rounds": 5, "batch_size": 64}, evaluate={"every": 5}), tmp_path)
     for site in ("site-00", "site-01", "site-02"):
         folder = tmp_path / "sites" / site
         assert sorted(path.stem for path in folder.glob("*.safetensors")) == ["2.0", "3.0", "4.0"]
@@ -185,7 +195,7 @@ def test_a_full_disk_at_any_write_is_told_and_the_run_goes_on_later(
 ) -> None:
     config = tiny(
         "fca",
-        train={"rounds": rounds},
+        train={"rounds": rounds, "batch_size": 64},
         partition={"sites": 2},
         exchange={"min_sites": 2},
         evaluate={"every": rounds},
