@@ -18,8 +18,7 @@ LIGHT: dict[str, dict[str, Any]] = {
     "creff": {"features": 10, "match_steps": 50, "head_epochs": 100, "draws": 2},
     "prr-imb": {"warmup": 1},
 }
-"""The heavy parts of a method are made light where its arithmetic stays the same; the numbers in
-`golden/methods.json` are of these."""
+"""The heavy parts of a method are made light where its arithmetic stays the same."""
 
 LEARNING: dict[str, dict[str, Any]] = LIGHT | {
     "cbafed": {"warmup": 0, "every": 1},
@@ -28,7 +27,8 @@ LEARNING: dict[str, dict[str, Any]] = LIGHT | {
     "moon": {"size": 16},
     "isfl": {"sigma": 0.5},
 }
-"""Under these a few rounds are enough to learn 64 images by heart; the published ones need more."""
+"""Under these a few rounds are enough to learn 64 images by heart; the published ones need more. The numbers
+in `golden/methods.json` are of these."""
 
 LIGHTEST: dict[str, dict[str, Any]] = LIGHT | {
     "fediic": {"spread_steps": 20},

@@ -1,14 +1,18 @@
-"""Every method keeps every rule; what the rules are stands in `equipoise.testing`."""
+"""Every method keeps every rule, and its numbers are those on file; what the rules are stands in
+`equipoise.testing`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
+from unittest import mock
 
 import pytest
+from tests.golden.numbers import compare
 from tests.light import ALIKE, LEARNING, OWN
 
 from equipoise.methods import METHODS
-from equipoise.testing import Bench, method_checks
+from equipoise.testing import Bench, method_checks, suite
 
 SLOW = {"pool"}
 """starts worker processes"""
@@ -18,8 +22,13 @@ OF_THE_ENGINE = {"pool", "dropout", "other_seed", "overfits"}
 """what a method could break only by what it asks, sends or keeps; and its loss has tests of its own"""
 LEARNERS = ("fedavg", "fca", "fediic", "fedmlp")
 """with these alone: another seed, and learning by heart; golden numbers show that others learn as before"""
-WITH_STATE = (*OWN, "fedavgm", "moon", "creff", "fedbabu", "cbafed", "rscfed")
+WITH_STATE = (
+    *("fca", "fediic", "fedmas", "fedmlp", "fedsdc+", "equipoise"),
+    *("fedavgm", "moon", "creff", "fedbabu", "cbafed", "rscfed"),
+)
 """each keeps something else from round to round: what a resumed run must have again"""
+IN_A_POOL = ("fediic", "fedmas", "fedmlp", "fedsdc+", "equipoise")
+"""with two workers; fca has four of them below, and fedavg and fedsdc send nothing that these do not"""
 
 
 def left_to_the_sweep(method: str, rule: str) -> bool:
@@ -27,12 +36,18 @@ def left_to_the_sweep(method: str, rule: str) -> bool:
         return method not in LEARNERS
     if rule in OF_A_RUN:
         return method in ALIKE
-    return method not in (WITH_STATE if rule == "resume" else OWN) and rule in {*OF_THE_ENGINE, "resume"}
+    wanted = {"resume": WITH_STATE, "pool": IN_A_POOL}.get(rule, OWN)
+    return method not in wanted and rule in {*OF_THE_ENGINE, "resume"}
 
 
 def cases() -> Iterator[object]:
+    """All of one method side by side: they look at one run of it, and so do the numbers on file."""
     for method in METHODS:
-        for name, check in method_checks(method, LEARNING.get(method)):
+        bench = Bench(method, LEARNING.get(method))
+        with mock.patch.object(suite, "Bench", lambda *_, bench=bench: bench):
+            checks = method_checks(method)
+        yield pytest.param(partial(compare, method, bench), id=f"{method}-numbers")
+        for name, check in checks:
             marks = [pytest.mark.slow] if name in SLOW else []
             if left_to_the_sweep(method, name):
                 marks.append(pytest.mark.sweep)
