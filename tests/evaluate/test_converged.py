@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from equipoise.compare import make_plan
+from equipoise.compare import Plan, make_plan
 from equipoise.compare.summary import conclude, converged_text, table_of
 from equipoise.config import Config
 from equipoise.evaluate import converged
 from equipoise.report import words
 from equipoise.report.folder import read_run
 from equipoise.report.table import latex
-from equipoise.running import run
+from equipoise.running import Result, run
 
 MakeConfig = Callable[..., Config]
 
@@ -65,41 +65,50 @@ def test_an_ending_does_not_count() -> None:
     assert converged([*found, ending]) is True
 
 
-def test_a_run_and_its_page_say_whether_it_has_converged(tiny: MakeConfig, tmp_path: Path) -> None:
-    still = run(tiny(train={"rounds": 8, "lr": 0.0}), tmp_path / "still")  # nothing is learnt, nothing moves
-    assert still.converged is True
-    assert json.loads((still.folder / "result.json").read_text())["converged"] is True
-    again = run(tiny(train={"rounds": 8, "lr": 0.0}), tmp_path / "still")
-    assert again.converged is True
-    answers = dict(words.in_short(read_run(still.folder)))
-    assert answers["Trained long enough?"].startswith("As far as the validation images tell")
-    short = run(tiny(), tmp_path / "short")
-    assert short.converged is None
-    assert dict(words.in_short(read_run(short.folder)))["Trained long enough?"].startswith("Not known")
-
-
-def test_a_table_marks_the_rows_that_have_not_converged(tmp_path: Path) -> None:
-    known = {"yes": [True, True], "some": [True, False], "unknown": [None, None], "half": [True, None]}
-    told = {label: converged_text([{"converged": one} for one in values]) for label, values in known.items()}
-    assert told == {"yes": "2 of 2", "some": "1 of 2 †", "unknown": "–", "half": "1 of 2 †"}
-    assert converged_text([{}]) == "–"  # of a run that an older version wrote
+@pytest.fixture(scope="module")
+def still(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path, Result]:
+    """A comparison of one run in which nothing is learnt and nothing moves, and its folder."""
     table = {
         "data": {"kind": "phantom", "scale": 0.004, "image_size": 16},
         "partition": {"kind": "iid", "sites": 3},
         "train": {"rounds": 8, "batch_size": 8, "lr": 0.0},
         "engine": {"device": "cpu"},
     }
-    plan = make_plan(table, ["fedavg"])
+    plan, folder = make_plan(table, ["fedavg"]), tmp_path_factory.mktemp("still")
     (job,) = plan.jobs
-    run(job.config, tmp_path / job.name)
-    facts = conclude(plan, tmp_path)
-    text = (tmp_path / "table.md").read_text()
+    return plan, folder, run(job.config, folder / job.name)
+
+
+def test_a_run_and_its_page_say_whether_it_has_converged(
+    still: tuple[Plan, Path, Result], tiny: MakeConfig, tmp_path: Path
+) -> None:
+    plan, _, ended = still
+    assert ended.converged is True
+    assert json.loads((ended.folder / "result.json").read_text())["converged"] is True
+    again = run(plan.jobs[0].config, ended.folder)
+    assert again.converged is True
+    answers = dict(words.in_short(read_run(ended.folder)))
+    assert answers["Trained long enough?"].startswith("As far as the validation images tell")
+    short = run(tiny(), tmp_path / "short")
+    assert short.converged is None
+    assert dict(words.in_short(read_run(short.folder)))["Trained long enough?"].startswith("Not known")
+
+
+def test_a_table_marks_the_rows_that_have_not_converged(still: tuple[Plan, Path, Result]) -> None:
+    known = {"yes": [True, True], "some": [True, False], "unknown": [None, None], "half": [True, None]}
+    told = {label: converged_text([{"converged": one} for one in values]) for label, values in known.items()}
+    assert told == {"yes": "2 of 2", "some": "1 of 2 †", "unknown": "–", "half": "1 of 2 †"}
+    assert converged_text([{}]) == "–"  # of a run that an older version wrote
+    plan, folder, _ = still
+    (job,) = plan.jobs
+    facts = conclude(plan, folder)
+    text = (folder / "table.md").read_text()
     assert "| converged | runs |" in text and "| 1 of 1 | 1 |" in text
     assert "within one\npoint of the quarter before" in text and "†" in text
     facts["arms"]["fedavg"]["runs"][0]["converged"] = False
     assert table_of(facts).rows[0].remarks[-2] == "0 of 1 †"
     assert r"0 of 1 $\dagger$" in latex(table_of(facts))
-    ended = read_run(tmp_path / job.name)
+    ended = read_run(folder / job.name)
     answers = dict(words.compared(facts, [("fedavg", [ended])]))
     assert answers["Trained long enough?"].endswith("every run had converged.")
     moving = replace(ended, result=ended.result | {"converged": False})

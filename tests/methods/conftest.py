@@ -56,6 +56,7 @@ def make_config(tmp_path_factory: pytest.TempPathFactory) -> MakeConfig:
         tables = {
             "net": {"name": "small-cnn"},
             "engine": {"device": "cpu"},
+            "evaluate": {"every": 99},  # at the end
             "train": options | train,
             "method": dict(method),
         }

@@ -88,7 +88,7 @@ def test_the_noise_is_as_wide_as_said() -> None:
 
 def test_images_are_drawn_alike_and_by_chance() -> None:
     """Every image is in a step with the same chance; a step may be empty."""
-    loc, net, sizes, drawn = private(40, batch_size=2, epochs=60), linear(), [0], torch.zeros(40)
+    loc, net, sizes, drawn = private(40, batch_size=2, epochs=30), linear(), [0], torch.zeros(40)
 
     def counting(net: Any, batch: Batch, loc: Loc) -> Tensor:
         if batch.x.shape[0] == 1 and torch.is_grad_enabled():
@@ -96,9 +96,9 @@ def test_images_are_drawn_alike_and_by_chance() -> None:
             sizes[-1] += 1
         return loss(net, batch, loc)
 
-    for _ in private_steps(loc, net, counting, dict(net.named_parameters()), range(60), None):
+    for _ in private_steps(loc, net, counting, dict(net.named_parameters()), range(30), None):
         sizes.append(0)
-    steps = 60 * 20
+    steps = 30 * 20
     assert len(sizes) == steps + 1 and min(sizes[:-1]) == 0
     assert float(drawn.sum()) == pytest.approx(2 * steps, rel=0.05)
     assert np.abs(drawn.numpy() / steps - 0.05).max() < 0.025
