@@ -39,6 +39,11 @@ TINY: dict[str, dict[str, Any]] = {
     "train": {"rounds": 2, "batch_size": 8},
     "engine": {"device": "cpu"},
 }
+TINIEST = TINY | {
+    "data": {"kind": "phantom", "scale": 0.001, "image_size": 8},
+    "partition": {"kind": "iid", "sites": 1},
+}
+"""where nobody looks at the figures"""
 
 
 # Names ------------------------------------------------------------------------------------------------------
@@ -52,12 +57,27 @@ def test_completion_offers_the_public_names_and_no_others() -> None:
         _ = equipoise.trian
 
 
-def test_importing_is_quick_and_every_name_is_found_afresh() -> None:
-    """In a process of its own, where nothing has been imported before; a name may be a package too."""
+def test_importing_is_quick() -> None:
+    """In a process of its own, where nothing has been imported before."""
     code = f"""
 import sys, equipoise
 assert "torch" not in sys.modules and "equipoise.api" not in sys.modules
 assert dir(equipoise) == sorted({sorted(PUBLIC)} + ["__version__"])
+print("good")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "good\n", done.stderr
+
+
+@pytest.mark.parametrize("new", [False, pytest.param(True, marks=pytest.mark.sweep)])
+def test_every_name_is_found_afresh(forked: Callable[..., list[str]], new: bool) -> None:
+    """In a new process, or one that has forgotten all of the package; a name may be a package too."""
+    code = f"""
+import sys
+for name in [name for name in sys.modules if name.partition(".")[0] == "equipoise"]:
+    del sys.modules[name]
+import equipoise
+assert "equipoise.api" not in sys.modules
 import inspect
 for name in {sorted(PUBLIC)}:
     thing = getattr(equipoise, name)
@@ -68,7 +88,8 @@ assert "seeds" in inspect.signature(compare).parameters and len(methods()) > 30
 assert equipoise.compare.make_plan is make_plan and equipoise.methods.METHODS["fca"]
 print("good")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    command = [sys.executable, "-c", code] if new else forked(code)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.stdout == "good\n", done.stderr
 
 
@@ -133,14 +154,16 @@ def test_a_config_is_a_path_a_table_or_a_config(
 ) -> None:
     path = tmp_path / "a.toml"
     path.write_text(tomli_w.dumps(TINY))
+    assert equipoise.run(path).state_hash == result.state_hash
     for config in (path, str(path), resolve(TINY)):
-        assert equipoise.run(config).state_hash == result.state_hash
+        # a folder that is finished is read, and refused where the config is another
+        assert equipoise.run(config, result.folder).state_hash == result.state_hash
         assert equipoise.inspect(config).facts["images"] == 124
     assert equipoise.resume(result.folder).state_hash == result.state_hash
 
 
 def test_early_stopping_is_train_stop(tmp_path: Path) -> None:
-    table = TINY | {"train": {"rounds": 8, "lr": 0.0, "batch_size": 8}}
+    table = TINIEST | {"train": {"rounds": 8, "lr": 0.0, "batch_size": 8}}
     found = equipoise.run(table, early_stopping=2)
     assert found.stopped_early is not None and found.stopped_early["round"] == 3
     same = equipoise.run(resolve(table), early_stopping={"patience": 2, "least": 0.01})
@@ -361,11 +384,11 @@ def test_progress_is_one_line_on_a_terminal_and_nothing_elsewhere(
 ) -> None:
     for terminal, progress in ((False, None), (True, False)):
         monkeypatch.setattr(sys, "stderr", screen := Screen(terminal))
-        equipoise.run(TINY, progress=progress)
+        equipoise.run(TINIEST, progress=progress)
         assert screen.getvalue() == ""
     for terminal, progress in ((True, None), (False, True)):
         monkeypatch.setattr(sys, "stderr", screen := Screen(terminal))
-        equipoise.run(TINY, progress=progress)
+        equipoise.run(TINIEST, progress=progress)
         assert len(screen.lines()) == 1
         assert screen.lines()[0].startswith("round 2/2 · balanced accuracy ")
         assert "round 1/2 · " in screen.getvalue()
@@ -392,7 +415,7 @@ def test_progress_in_a_notebook_is_found_without_ipython(
 def test_a_watch_of_ones_own_hears_everything_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", Screen(True))
     heard: list[str] = []
-    equipoise.run(TINY, watch=lambda event, facts: heard.append(event), progress=True)
+    equipoise.run(TINIEST, watch=lambda event, facts: heard.append(event), progress=True)
     assert heard.count("round") == 2 and "begin" in heard and "answer" in heard
 
 

@@ -12,7 +12,7 @@ from equipoise.cli import main
 
 TINY = """
 [data]
-scale = 0.01
+scale = 0.004
 image_size = 16
 [train]
 rounds = 2

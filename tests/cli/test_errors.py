@@ -118,12 +118,19 @@ def keyboard() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.fixture(scope="module")
+def straight() -> dict[str, Any]:
+    """What a run that nobody interrupts prints; the first test that asks fills it in."""
+    return {}
+
+
 @pytest.mark.usefixtures("keyboard")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_run_goes_on_to_the_same_result(
-    cli, tiny, monkeypatch, number: signal.Signals, code: int
+    cli, tiny, monkeypatch, straight: dict[str, Any], number: signal.Signals, code: int
 ) -> None:
-    straight = json.loads(cli("run", tiny, "--out", "straight", "--json").out)
+    if not straight:
+        straight |= json.loads(cli("run", tiny, "--out", "straight", "--json").out)
     with monkeypatch.context() as patch:
         patch.setattr(equipoise.running, "run", stopping(number))
         done = cli("run", tiny, "--out", "stopped", "--quiet")
@@ -136,27 +143,28 @@ def test_an_interrupted_run_goes_on_to_the_same_result(
 
 
 @pytest.mark.slow
-def test_a_real_process_ends_cleanly_with_its_workers(tiny) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "equipoise.cli",
-        "run",
-        str(tiny),
-        "train.rounds=500",
-        "engine.kind=pool",
-        "engine.workers=1",
-        "--out",
-        "out",
-    ]
+@pytest.mark.parametrize("new", [False, pytest.param(True, marks=pytest.mark.sweep)])
+def test_a_real_process_ends_cleanly_with_its_workers(
+    tiny: Path, forked: Callable[..., list[str]], new: bool
+) -> None:
+    """New, or forked from one that has imported all it needs."""
+    code = "import os\nfrom equipoise.cli import main\nprint(os.getpid(), flush=True)\nmain(sys.argv[1:])"
+    words = ["run", str(tiny), "train.rounds=500", "engine.kind=pool", "engine.workers=1", "--out", "out"]
+    command = [sys.executable, "-m", "equipoise.cli", *words] if new else forked(code, *words)
     environment = os.environ | {"PYTHONPATH": str(Path(equipoise.__file__).parents[1])}
     with subprocess.Popen(
-        command, env=environment, cwd=tiny.parent, stderr=subprocess.PIPE, text=True
+        command,
+        env=environment,
+        cwd=tiny.parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
-        assert process.stderr is not None
+        assert process.stdout is not None and process.stderr is not None
+        itself = process.pid if new else int(process.stdout.readline())
         lines = iter(process.stderr.readline, "")
         assert any(line.startswith("round 1/") for line in lines)
-        process.send_signal(signal.SIGTERM)
+        os.kill(itself, signal.SIGTERM)
         rest = process.stderr.read()
     assert process.returncode == 143
     assert rest.endswith("interrupted; `equipoise resume out` continues\n")

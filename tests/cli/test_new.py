@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -74,11 +75,18 @@ def test_a_folder_with_odd_letters(cli) -> None:
         pytest.param("test", "17 passed", marks=pytest.mark.sweep),
     ],
 )
-def test_the_test_it_writes_passes(cli, tmp_path: Path, some: str, outcome: str) -> None:
-    """Fifteen rules apply, and the formula is seen in two rounds."""
+def test_the_test_it_writes_passes(
+    cli, tmp_path: Path, forked: Callable[..., list[str]], some: str, outcome: str
+) -> None:
+    """Fifteen rules apply, and the formula is seen in two rounds. All of them in a new process, some in one
+    that has imported the package already."""
     assert cli("new-method", "fed_tail").code == 0
-    command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "-k", some]
-    done = subprocess.run([*command, "test_fed_tail.py"], cwd=tmp_path, capture_output=True, text=True)
+    words = ["-q", "-W", "error", "-p", "no:cacheprovider", "-k", some, "test_fed_tail.py"]
+    new = [sys.executable, "-m", "pytest", *words]
+    imported = "ignore:Module already imported so cannot be rewritten:pytest.PytestAssertRewriteWarning"
+    code = f"import pytest\nsys.exit(pytest.main([*sys.argv[1:], '-W', {imported!r}]))"
+    command = new if some == "test" else forked(code, *words)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     assert outcome in done.stdout
 

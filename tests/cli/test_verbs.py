@@ -287,7 +287,11 @@ def test_data_check_sends_a_config_to_check(cli, messy) -> None:
 
 @pytest.fixture
 def small_demo(monkeypatch: pytest.MonkeyPatch) -> None:
-    budget: dict[str, Any] = {"data": {"scale": 0.01, "image_size": 16}, "train": {"rounds": 1}}
+    budget: dict[str, Any] = {
+        "data": {"scale": 0.004, "image_size": 16},
+        "partition": {"kind": "iid", "sites": 2},
+        "train": {"rounds": 1},
+    }
     monkeypatch.setattr(demo, "BUDGET", budget)
 
 
@@ -308,8 +312,8 @@ def test_demo_compares_five_methods_and_says_how_sure_it_is(cli) -> None:
     assert all(set(row) == {"method"} | figures for row in again["rows"])
     lead, rows = again["lead"], {row["method"]: row["generalisation"] for row in again["rows"]}
     assert lead["difference"] == pytest.approx(rows["Equipoise"] - rows["FedAvg"])
-    assert lead["interval"][0] <= lead["difference"] <= lead["interval"][1] and lead["images"] == 58
-    assert "when the 58 test images are drawn anew" in " ".join(done.out.split())
+    assert lead["interval"][0] <= lead["difference"] <= lead["interval"][1] and lead["images"] == 39
+    assert "when the 39 test images are drawn anew" in " ".join(done.out.split())
 
 
 @pytest.mark.usefixtures("small_demo")

@@ -22,7 +22,7 @@ from equipoise.setup import material
 from equipoise.use import load
 
 TABLE: dict[str, Any] = {
-    "data": {"kind": "phantom", "scale": 0.006, "image_size": 16},
+    "data": {"kind": "phantom", "scale": 0.004, "image_size": 16},
     "method": {"name": "fedmas", "target": "small-cnn"},
     "train": {"rounds": 1, "batch_size": 16},
     "engine": {"kind": "serial", "device": "cpu"},
@@ -115,7 +115,8 @@ def test_the_map_is_kept_and_needs_no_data_then(folder: Path, tmp_path: Path) ->
 
 
 def test_no_map_where_the_model_stays_at_the_sites(tmp_path: Path) -> None:
-    done = run({**TABLE, "method": {"name": "local"}}, tmp_path)
+    sites = {"kind": "iid", "sites": 2}
+    done = run({**TABLE, "method": {"name": "local"}, "partition": sites}, tmp_path)
     assert features_of(done.folder) is None
 
 

@@ -24,7 +24,7 @@ from equipoise.report.figures import ARMS, Figure, comparison_figures, run_figur
 from equipoise.report.folder import Run, read_run
 from equipoise.report.sites import notes
 
-DATA = {"kind": "phantom", "scale": 0.006, "image_size": 16}
+DATA = {"kind": "phantom", "scale": 0.004, "image_size": 16}
 SITES = {"kind": "iid", "sites": 3}
 ENGINE = {"kind": "serial", "device": "cpu"}
 TRAIN = {"rounds": 2, "batch_size": 16, "lr": 0.003}
