@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -133,12 +133,20 @@ print(found.digest, int(found.images.sum()))
 """
 
 
-def child(folder: Path, log: Path, kill_at: int = -1) -> subprocess.Popen[str]:
-    arguments = [sys.executable, "-c", CHILD, str(folder), str(log), str(kill_at), str(COUNT)]
-    return subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+Child = Callable[..., subprocess.Popen[str]]
 
 
-def test_a_killed_build_loses_at_most_a_chunk(tmp_path: Path) -> None:
+@pytest.fixture
+def child(forked: Callable[..., list[str]]) -> Child:
+    """child(cache, log, kill_at=…) → a process that builds it."""
+
+    def start(folder: Path, log: Path, kill_at: int = -1) -> subprocess.Popen[str]:
+        return subprocess.Popen(forked(CHILD, folder, log, kill_at, COUNT), stdout=subprocess.PIPE, text=True)
+
+    return start
+
+
+def test_a_killed_build_loses_at_most_a_chunk(child: Child, tmp_path: Path) -> None:
     killed = child(tmp_path / "cache", tmp_path / "log", kill_at=3 * CHUNK)
     killed.communicate(timeout=60)
     assert killed.returncode == -signal.SIGKILL
@@ -147,7 +155,7 @@ def test_a_killed_build_loses_at_most_a_chunk(tmp_path: Path) -> None:
     assert rest.asked[0] == (3 * CHUNK, 4 * CHUNK)
 
 
-def test_two_processes_build_it_once(tmp_path: Path) -> None:
+def test_two_processes_build_it_once(child: Child, tmp_path: Path) -> None:
     children = [child(tmp_path / "cache", tmp_path / "log") for _ in range(2)]
     answers = {one.communicate(timeout=60)[0] for one in children}
     assert [one.returncode for one in children] == [0, 0]
@@ -179,7 +187,7 @@ def test_a_damaged_cache_is_built_again(tmp_path: Path, damage: str) -> None:
 
 
 @pytest.mark.parametrize("damage", ["a flipped bit", "zeros", "a flipped bit of the header"])
-def test_changed_pixels_are_noticed_and_made_again(tmp_path: Path, damage: str) -> None:
+def test_changed_pixels_are_noticed_and_made_again(child: Child, tmp_path: Path, damage: str) -> None:
     """Of the same size and date, in a process that has not read them yet."""
     straight_digest = build(tmp_path).digest
     raw, header = only(tmp_path, ".raw"), only(tmp_path, ".json")

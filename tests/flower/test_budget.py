@@ -106,7 +106,8 @@ def test_a_policy_with_a_budget_wants_private_runs(tiny: MakeConfig) -> None:
 
 def test_a_site_whose_budget_is_spent_trains_no_more(tiny: MakeConfig, town: Any) -> None:
     """Also after a restart; the others go on, and noise is nobody's to repeat."""
-    config = tiny(net=NET, privacy={"noise": 1.0}, train={"rounds": 2, "batch_size": 8})
+    train = {"rounds": 2, "batch_size": 8}
+    config = tiny(net=NET, privacy={"noise": 1.0}, train=train, evaluate={"every": 2})
     # Its 25 images make 4 steps a round: the second round is one too many.
     there = town(config, {SITE: {"privacy": {"epsilon": 7.0}}})
     asked: list[Any] = []

@@ -21,7 +21,7 @@ from equipoise.engine.flower.fleet import BLOCK, Tickets
 from equipoise.engine.flower.wire import unwrap
 from equipoise.errors import StorageError
 from equipoise.keeping import read_json, read_lines
-from equipoise.running import run
+from equipoise.running import Result
 from equipoise.server import Checkpoints
 from equipoise.server.journal import line_hash
 from equipoise.verify import verify
@@ -46,15 +46,15 @@ def stop_in(round: int) -> Callable[[str, dict[str, Any]], None]:
 
 
 def test_a_coordinator_whose_clock_was_set_back_goes_on(
-    tiny: MakeConfig, town: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: MakeConfig, town: Any, once: Callable[[Config], Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny("fca")
     there = town(config)
+    expected = once(replace(config, evaluate=there.config.evaluate))
     with pytest.raises(Stop):
         coordinate(there.wire, there.run, stop_in(2))
     real = time.time_ns
     monkeypatch.setattr(time, "time_ns", lambda: real() - 10 * MINUTE)
-    expected = run(replace(config, evaluate=there.config.evaluate), tmp_path)
     assert there.go().state_hash == expected.state_hash
     assert not [line for line in read_lines(there.run / "journal.jsonl")[0] if line["event"] == "refused"]
 

@@ -46,7 +46,7 @@ def private(tiny: MakeConfig, secure: bool, sites: int = 3, **exchange: Any) -> 
         net={"name": "small-cnn", "batch_norm": "group"},
         privacy={"noise": 1.0},
         partition={"kind": "iid", "sites": sites},
-        evaluate={"exact": False, "per_site": False},
+        evaluate={"exact": False, "per_site": False, "every": 2},
         exchange={"secure": secure, **exchange},
     )
 

@@ -13,11 +13,12 @@ from tests.light import ALIKE, LIGHTEST
 
 from equipoise.config import Config
 from equipoise.methods import METHODS
-from equipoise.running import Result, prepare, run
+from equipoise.running import Result, prepare
 from equipoise.server.journal import read as read_journal
 from equipoise.setup import material
 
 MakeConfig = Callable[..., Config]
+Once = Callable[[Config], Result]
 Rows = Callable[[Path], list[dict[str, Any]]]
 
 
@@ -43,7 +44,7 @@ def mark(name: str) -> Any:
     return pytest.mark.slow if name in ALSO else pytest.mark.sweep
 
 
-def test_those_left_to_the_sweep_exchange_what_another_does(tiny: MakeConfig, tmp_path: Path) -> None:
+def test_those_left_to_the_sweep_exchange_what_another_does(tiny: MakeConfig) -> None:
     def exchanged(name: str) -> set[tuple[Any, ...]]:
         config = tiny_for(tiny, name)
         dataset = material(config)
@@ -59,17 +60,17 @@ def test_those_left_to_the_sweep_exchange_what_another_does(tiny: MakeConfig, tm
     [pytest.param(name, marks=mark(name)) for name, cls in METHODS.items() if cls.standard != "pooled"],
 )
 def test_a_method_over_flower_is_the_simulation(
-    name: str, tiny: MakeConfig, rows: Rows, town: Any, tmp_path: Path
+    name: str, tiny: MakeConfig, rows: Rows, town: Any, once: Once
 ) -> None:
-    same_as_simulated(tiny_for(tiny, name), rows, town, tmp_path)
+    same_as_simulated(tiny_for(tiny, name), rows, town, once)
 
 
 @pytest.mark.parametrize(
     ("name", "options", "sections"),
     [
-        ("fedsdc+", {}, {"train": {"participation": 0.67}}),
+        ("fedsdc+", {}, {"train": {"participation": 0.67}, "evaluate": {"every": 2}}),
         ("fedbabu", {"tune_epochs": 1}, {"evaluate": {"select": "mean_last_5", "own": "received"}}),
-        ("fedavg", {}, {"net": {"freeze": "block2", "views_kept": 2}}),
+        ("fedavg", {}, {"net": {"freeze": "block2", "views_kept": 2}, "evaluate": {"every": 2}}),
     ],
     ids=["a question to everyone", "an ending of every reported round", "frozen stages"],
 )
@@ -80,10 +81,10 @@ def test_questions_beyond_a_round_are_the_simulation(
     tiny: MakeConfig,
     rows: Rows,
     town: Any,
-    tmp_path: Path,
+    once: Once,
 ) -> None:
     config = replace(tiny(name, **sections), method=METHODS[name](**options))
-    found = same_as_simulated(config, rows, town, tmp_path)
+    found = same_as_simulated(config, rows, town, once)
     assert found.ending_of == ([1, 2] if name == "fedbabu" else [])
     assert not [
         line
@@ -92,11 +93,11 @@ def test_questions_beyond_a_round_are_the_simulation(
     ]
 
 
-def test_the_coordinator_ends_a_run_early(tiny: MakeConfig, rows: Rows, town: Any, tmp_path: Path) -> None:
+def test_the_coordinator_ends_a_run_early(tiny: MakeConfig, rows: Rows, town: Any, once: Once) -> None:
     """Nothing is learnt, so the third round is the second without an improvement."""
     train = {"rounds": 9, "lr": 0.0, "stop": {"patience": 2}}
     config = replace(tiny("fedbabu", train=train), method=METHODS["fedbabu"](tune_epochs=1))
-    found = same_as_simulated(config, rows, town, tmp_path)
+    found = same_as_simulated(config, rows, town, once)
     assert found.ending_of == [3] and found.stopped_early is not None
     ended = [
         line for line in read_journal(found.folder / "journal.jsonl")[0] if line["event"] == "stopped early"
@@ -104,13 +105,13 @@ def test_the_coordinator_ends_a_run_early(tiny: MakeConfig, rows: Rows, town: An
     assert [line["round"] for line in ended] == [3]
 
 
-def same_as_simulated(config: Config, rows: Rows, town: Any, tmp_path: Path) -> Result:
+def same_as_simulated(config: Config, rows: Rows, town: Any, once: Once) -> Result:
     there = town(config)
     found = there.go()
     simulated = replace(config, evaluate=there.config.evaluate)
-    expected = run(simulated, tmp_path / "here")
+    expected = once(simulated)
     assert found.state_hash == expected.state_hash
-    assert rows(there.run) == rows(tmp_path / "here")
-    listed = [doctored.table(folder / "ledger.json")["leaves"] for folder in (there.run, tmp_path / "here")]
+    assert rows(there.run) == rows(expected.folder)
+    listed = [doctored.table(folder / "ledger.json")["leaves"] for folder in (there.run, expected.folder)]
     assert [row for row in listed[0] if row["question"] != "join"] == listed[1]
     return found

@@ -3,11 +3,8 @@ and resumed, across Flower's messages and between real processes; and a model th
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,18 +48,18 @@ def focal(logits, labels, counts, gamma=2.0):
 '''
 
 
-@pytest.fixture
-def config(tiny: Callable[..., Config], tmp_path: Path) -> Config:
-    file = tmp_path / "mine.py"
+@pytest.fixture(scope="module")
+def config(tiny: Callable[..., Config], tmp_path_factory: pytest.TempPathFactory) -> Config:
+    file = tmp_path_factory.mktemp("own") / "mine.py"
     file.write_text(MINE)
     train = {"views": [f"{file}:noisy"], "objective": {"name": f"{file}:focal", "gamma": 1.5}, "rounds": 3}
     return tiny("fedavg", net={"name": f"{file}:Tiny", "width": 7, "batch_norm": "local"}, train=train)
 
 
-@pytest.fixture
-def plain(config: Config, tmp_path: Path) -> Result:
+@pytest.fixture(scope="module")
+def plain(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Result:
     """The run in one process."""
-    return run(config, tmp_path / "plain")
+    return run(config, tmp_path_factory.mktemp("own") / "plain")
 
 
 def approval(config: Config) -> dict[str, dict[str, str]]:
@@ -73,16 +70,26 @@ def test_workers_give_the_same_bits(config: Config, plain: Result, tmp_path: Pat
     assert run(config.with_engine(kind="pool"), tmp_path / "pool").state_hash == plain.state_hash
 
 
-def test_a_killed_run_is_resumed_to_the_same_bits(config: Config, plain: Result, tmp_path: Path) -> None:
+# Gone in the second round.
+CHILD = """
+import os, signal, sys
+from equipoise.running import run
+
+def watch(event, facts):
+    if event == "round" and facts["round"] == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+run(sys.argv[1], sys.argv[2], watch=watch)
+"""
+
+
+def test_a_killed_run_is_resumed_to_the_same_bits(
+    config: Config, plain: Result, forked: Callable[..., list[str]], tmp_path: Path
+) -> None:
     file, folder = tmp_path / "run.toml", tmp_path / "killed"
     file.write_text(tomli_w.dumps(config.table()))
-    command = [sys.executable, "-m", "equipoise", "run", str(file), "--out", str(folder), "--quiet"]
-    child = subprocess.Popen(command, start_new_session=True)
-    first = folder / "checkpoints" / "round-000001.safetensors"
-    while not first.exists() and child.poll() is None:
-        time.sleep(0.01)
-    os.killpg(child.pid, signal.SIGKILL)
-    assert child.wait() == -signal.SIGKILL
+    assert subprocess.run(forked(CHILD, file, folder), check=False).returncode == -signal.SIGKILL
+    assert (folder / "checkpoints" / "round-000001.safetensors").exists()
     assert not (folder / "result.json").exists()
     assert resume(folder).state_hash == plain.state_hash
 

@@ -13,10 +13,11 @@ from equipoise.deploy import apps
 from equipoise.deploy.policy import Policy
 from equipoise.errors import ConfigError
 from equipoise.exchange.ledger import COMPARED
-from equipoise.running import run
+from equipoise.running import Result, run
 from equipoise.server.journal import read as read_journal
 
 MakeConfig = Callable[..., Config]
+Once = Callable[[Config], Result]
 SITES = tuple(f"site-0{i}" for i in range(5))
 
 
@@ -28,15 +29,17 @@ def five(tiny: MakeConfig, rule: str, **sections: dict[str, Any]) -> Config:
 
 @pytest.mark.parametrize("rule", ["median", pytest.param("trimmed", marks=pytest.mark.slow), "krum"])
 def test_a_robust_sum_over_flower_is_the_simulation(
-    rule: str, tiny: MakeConfig, town: Any, tmp_path: Path
+    rule: str, tiny: MakeConfig, town: Any, once: Once
 ) -> None:
     config = five(tiny, rule, evaluate={"every": 2, "exact": False})
     there = town(config, {site: {"reduce": ["mean", rule]} for site in SITES})
-    assert there.go().state_hash == run(config, tmp_path / "simulation").state_hash
+    assert there.go().state_hash == once(config).state_hash
 
 
 def test_a_site_that_does_not_allow_it_stays_out(tiny: MakeConfig, town: Any) -> None:
-    there = town(five(tiny, "median"), {site: {"reduce": ["median"]} for site in SITES[:4]})
+    there = town(
+        five(tiny, "median", train={"rounds": 1}), {site: {"reduce": ["median"]} for site in SITES[:4]}
+    )
     there.go()
     (line,) = [line for line in read_journal(there.run / "journal.jsonl")[0] if line["event"] == "refused"]
     assert line["site"] == SITES[4] and line["reason"] == (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,13 @@ from equipoise.engine.flower.wire import unwrap
 from equipoise.errors import ConfigError, SiteError
 from equipoise.exchange import decode_upload
 from equipoise.exchange.secure.masks import MASKED
-from equipoise.running import run
+from equipoise.running import Result
 from equipoise.server.journal import read as read_journal
 
 MakeConfig = Callable[..., Config]
 MakeTown = Callable[..., Town]
+PlainHash = Callable[..., str]
+SELDOM = {"exact": False, "every": 2}
 
 
 def with_keys(town: Town) -> Town:
@@ -47,13 +49,18 @@ def masked(tiny: MakeConfig, method: str = "fedavg", sites: int = 3, **sections:
         method,
         partition={"kind": "iid", "sites": sites},
         exchange=exchange,
-        evaluate={"exact": False},
-        **sections,
+        **{"evaluate": SELDOM} | sections,
     )
 
 
-def plain_hash(tiny: MakeConfig, method: str = "fedavg", sites: int = 3) -> str:
-    return run(tiny(method, partition={"kind": "iid", "sites": sites}, evaluate={"exact": False})).state_hash
+@pytest.fixture(scope="module")
+def plain_hash(tiny: MakeConfig, once: Callable[[Config], Result]) -> PlainHash:
+    """What a simulation without masks comes to."""
+
+    def make(method: str = "fedavg", sites: int = 3) -> str:
+        return once(tiny(method, partition={"kind": "iid", "sites": sites}, evaluate=SELDOM)).state_hash
+
+    return make
 
 
 def journal(town: Town, *events: str) -> list[dict[str, Any]]:
@@ -63,9 +70,11 @@ def journal(town: Town, *events: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "method", ["fediic", *(pytest.param(m, marks=pytest.mark.sweep) for m in ("fedavg", "climb"))]
 )
-def test_a_masked_run_ends_as_a_plain_one(method: str, tiny: MakeConfig, town: MakeTown) -> None:
+def test_a_masked_run_ends_as_a_plain_one(
+    method: str, tiny: MakeConfig, town: MakeTown, plain_hash: PlainHash
+) -> None:
     made = with_keys(town(masked(tiny, method)))
-    assert made.go().state_hash == plain_hash(tiny, method)
+    assert made.go().state_hash == plain_hash(method)
     assert not journal(made, "refused", "failed", "rejected", "missing")
 
 
@@ -86,7 +95,16 @@ def test_small_cells_are_withheld_before_an_answer_is_masked(
     assert any(line.get("rule") == "small_cell" for line in answered)
 
 
-def test_only_masked_words_cross_the_wire(tiny: MakeConfig, town: MakeTown) -> None:
+@dataclass
+class Told:
+    """A masked run that is done: its town, and the answers to `train`."""
+
+    town: Town
+    answers: list[bytes]
+
+
+@pytest.fixture(scope="module")
+def told(tiny: MakeConfig, town: MakeTown) -> Told:
     seen = list[bytes]()
 
     def watch(asked: Message, reply: Message) -> Message:
@@ -94,11 +112,15 @@ def test_only_masked_words_cross_the_wire(tiny: MakeConfig, town: MakeTown) -> N
             seen.append(unwrap(reply.content)[1]["answer"])
         return reply
 
-    made = with_keys(town(masked(tiny)))
+    made = with_keys(town(masked(tiny, evaluate={"exact": False})))
     made.wire.change = watch
     made.go()
-    assert len(seen) == 6
-    for data in seen:
+    return Told(made, seen)
+
+
+def test_only_masked_words_cross_the_wire(told: Told) -> None:
+    assert len(told.answers) == 6
+    for data in told.answers:
         upload = decode_upload(data)[1]
         assert set(upload) == {MASKED}
         value = upload[MASKED].value
@@ -107,10 +129,8 @@ def test_only_masked_words_cross_the_wire(tiny: MakeConfig, town: MakeTown) -> N
         assert abs(float(words.mean())) < 0.05 and abs(float(words.std()) - 3**-0.5) < 0.02
 
 
-def test_a_question_costs_one_message_more(tiny: MakeConfig, town: MakeTown) -> None:
-    made = with_keys(town(masked(tiny)))
-    made.go()
-    kinds = [kind for kind, _ in made.wire.down]
+def test_a_question_costs_one_message_more(told: Told) -> None:
+    kinds = [kind for kind, _ in told.town.wire.down]
     questions = sum(kind in ("train.train", "query.evaluate") for kind in kinds)
     letters = kinds.count("query.masks")
     assert questions == 2 * 2 * 3
@@ -120,7 +140,9 @@ def test_a_question_costs_one_message_more(tiny: MakeConfig, town: MakeTown) -> 
 @pytest.mark.parametrize(
     "moment", ["between", *(pytest.param(m, marks=pytest.mark.sweep) for m in ("before", "within"))]
 )
-def test_a_site_may_drop_out_at_any_moment(moment: str, tiny: MakeConfig, town: MakeTown) -> None:
+def test_a_site_may_drop_out_at_any_moment(
+    moment: str, tiny: MakeConfig, town: MakeTown, plain_hash: PlainHash
+) -> None:
     """Of four sites one is lost in the second round: before its masked answer, between that and unmasking,
     or its part in unmasking alone."""
     made = with_keys(town(masked(tiny, sites=4), deadline=0.3, retries=0))
@@ -144,7 +166,7 @@ def test_a_site_may_drop_out_at_any_moment(moment: str, tiny: MakeConfig, town: 
     answered = result.history[-1]["sites"]
     assert len(answered) == (3 if moment == "before" else 4)
     if moment != "before":
-        assert result.state_hash == plain_hash(tiny, sites=4)
+        assert result.state_hash == plain_hash(sites=4)
 
 
 def test_too_many_lost_and_nothing_is_known(tiny: MakeConfig, town: MakeTown) -> None:
@@ -160,7 +182,9 @@ def test_too_many_lost_and_nothing_is_known(tiny: MakeConfig, town: MakeTown) ->
         made.go()
 
 
-def test_a_run_that_is_resumed_unmasks_the_same_sums(tiny: MakeConfig, town: MakeTown) -> None:
+def test_a_run_that_is_resumed_unmasks_the_same_sums(
+    tiny: MakeConfig, town: MakeTown, plain_hash: PlainHash
+) -> None:
     """The coordinator dies after round 1 was unmasked and before it was kept; the sites still answer."""
     made = with_keys(town(masked(tiny)))
 
@@ -178,7 +202,7 @@ def test_a_run_that_is_resumed_unmasks_the_same_sums(tiny: MakeConfig, town: Mak
         made.go()
     made.wire.change = lambda asked, reply: reply
     made.wire.pending.clear()
-    assert made.go().state_hash == plain_hash(tiny)
+    assert made.go().state_hash == plain_hash()
 
 
 def test_a_site_that_requires_masks_refuses_a_plain_run(tiny: MakeConfig, town: MakeTown) -> None:
@@ -191,7 +215,7 @@ def test_a_site_that_requires_masks_refuses_a_plain_run(tiny: MakeConfig, town: 
 
 
 def test_a_site_without_a_roster_takes_part_in_no_masked_run(tiny: MakeConfig, town: MakeTown) -> None:
-    made = with_keys(town(masked(tiny, sites=4), deadline=0.3, retries=0))
+    made = with_keys(town(masked(tiny, sites=4, train={"rounds": 1}), deadline=0.3, retries=0))
     poor = sorted(made.sites)[0]
     (made.sites[poor] / "keys" / "roster.json").unlink()
     result = made.go()
@@ -222,19 +246,18 @@ def test_a_roster_grows_with_the_federation(tmp_path: Path) -> None:
 
 
 def test_a_site_that_requires_masks_takes_part_where_only_means_are_told(
-    tiny: MakeConfig, town: MakeTown
+    tiny: MakeConfig, town: MakeTown, plain_hash: PlainHash
 ) -> None:
     """Nothing is read for one site: own predictors by their mean. With results site by site it refuses."""
     policy = {f"site-0{i}": {"secure": "required", "each": []} for i in range(3)}
-    told = {"exact": False, "per_site": False}
-    config = tiny(exchange={"secure": True}, evaluate=told)
+    config = tiny(exchange={"secure": True}, evaluate=SELDOM | {"per_site": False})
     made = with_keys(town(config, policy))
     result = made.go()
-    assert result.state_hash == plain_hash(tiny)
+    assert result.state_hash == plain_hash()
     assert not journal(made, "refused", "rejected", "missing")
     assert result.metrics["test"]["sites"] == {}
     assert result.metrics["test"]["specialisation"]["balanced_accuracy"] is not None
-    made = with_keys(town(masked(tiny), policy))
+    made = with_keys(town(masked(tiny, train={"rounds": 1}), policy))
     with pytest.raises(SiteError, match="evaluate"):
         made.go()
     assert {"policy rule 'secure'" in line["reason"] for line in journal(made, "refused")} == {True}

@@ -21,10 +21,12 @@ from equipoise.deploy.site import Watched
 from equipoise.engine.flower.wire import unwrap
 from equipoise.exchange import decode_upload
 from equipoise.report import write_report
+from equipoise.running import Result
 from equipoise.server.journal import read as read_journal
 from equipoise.setup import make_host, material
 
 MakeConfig = Callable[..., Config]
+Once = Callable[[Config], Result]
 NAMES = ("site-00", "site-01", "site-02")
 FIVE = {name: {"small_cell": 5} for name in NAMES}
 
@@ -160,7 +162,7 @@ def test_a_rule_that_becomes_stricter_refuses_what_was_agreed_to_be_tested(
 
     def stricter(asked: Any, reply: Any) -> Any:
         if asked.metadata.message_type == "train.train":
-            policy = {"small_cell": 5, "min_sites": 1, "batch_size": 1, "methods": approved()}
+            policy = {"small_cell": 5, "min_sites": 1, "batch_size": 1, "methods": approved(["fedavg"])}
             (there.sites["site-01"] / "policy.toml").write_text(tomli_w.dumps(policy))
         return reply
 
@@ -179,7 +181,7 @@ def test_it_is_resumed_with_what_it_told_when_it_joined(rare: MakeConfig, town: 
     def looser(asked: Any, reply: Any) -> Any:
         if asked.metadata.message_type == "train.train":
             for folder in there.sites.values():
-                policy = {"small_cell": 0, "min_sites": 1, "batch_size": 1, "methods": approved()}
+                policy = {"small_cell": 0, "min_sites": 1, "batch_size": 1, "methods": approved(["fedavg"])}
                 (folder / "policy.toml").write_text(tomli_w.dumps(policy))
         return reply
 
@@ -191,13 +193,12 @@ def test_it_is_resumed_with_what_it_told_when_it_joined(rare: MakeConfig, town: 
 
 @pytest.mark.parametrize("task", ["single", "multi"])
 def test_sites_that_can_tell_nothing_of_a_test_still_train(
-    task: str, tiny: MakeConfig, town: Any, tmp_path: Path
+    task: str, tiny: MakeConfig, town: Any, once: Once
 ) -> None:
-    there = town(
-        tiny(data={"task": task}, train={"rounds": 1}), {name: {"small_cell": 1000} for name in NAMES}
-    )
+    config = tiny(data={"task": task}, train={"rounds": 1})
+    there = town(config, {name: {"small_cell": 1000} for name in NAMES})
     found = there.go()
-    assert found.state_hash == town(tiny(data={"task": task}, train={"rounds": 1})).go().state_hash
+    assert found.state_hash == once(config).state_hash
     assert found.metrics["test"]["generalisation"]["balanced_accuracy"] is None
     assert "leave them out of the test" in write_report(there.run).read_text()
     assert (there.run / "model-card.md").exists()
