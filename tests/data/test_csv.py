@@ -343,9 +343,23 @@ def test_options_that_contradict_each_other(options: dict[str, Any]) -> None:
         CsvData(**({"path": "labels.csv", "label": "label"} | options))
 
 
-def test_real_dermoscopy(shared_data: Path, tmp_path: Path) -> None:
+def some(table: Path, every: int, folder: Path) -> str:
+    """A table with every so many-th row of another."""
+    header, *lines = table.read_text().splitlines(keepends=True)
+    (folder / "some.csv").write_text("".join([header, *lines[::every]]))
+    return str(folder / "some.csv")
+
+
+DERMOSCOPY = {
+    1: {"rosendahl": 1356, "vidir_modern": 2059, "vidir_molemax": 2364, "vienna_dias": 260},
+    20: {"rosendahl": 67, "vidir_modern": 105, "vidir_molemax": 117, "vienna_dias": 13},
+}
+
+
+@pytest.mark.parametrize("every", [20, pytest.param(1, marks=pytest.mark.sweep)])
+def test_real_dermoscopy(every: int, shared_data: Path, tmp_path: Path) -> None:
     options = CsvData(
-        path="ham10000/labels.csv",
+        path=some(shared_data / "ham10000/labels.csv", every, tmp_path),
         images="ham10000/images.zip",
         label="label",
         site="site",
@@ -354,18 +368,22 @@ def test_real_dermoscopy(shared_data: Path, tmp_path: Path) -> None:
     )
     samples = options.load(cache=tmp_path, base=shared_data)
     assert samples.classes == ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
-    assert samples.images.shape == (6039, 16, 16, 3)
+    assert samples.images.shape == (sum(DERMOSCOPY[every].values()), 16, 16, 3)
     assert 20 < samples.images.mean() < 235
     sites = dict(zip(*np.unique(np.asarray(samples.site), return_counts=True), strict=True))
-    assert sites == {"rosendahl": 1356, "vidir_modern": 2059, "vidir_molemax": 2364, "vienna_dias": 260}
+    assert sites == DERMOSCOPY[every]
 
 
-def test_real_chest_x_rays_say_the_same_in_both_ways_of_labelling(shared_data: Path, tmp_path: Path) -> None:
-    common: dict[str, Any] = {"path": "nih_cxr14_part1/labels.csv", "images": "nih_cxr14_part1/images.zip"}
+@pytest.mark.parametrize(("every", "count"), [(10, 298), pytest.param(1, 2975, marks=pytest.mark.sweep)])
+def test_real_chest_x_rays_say_the_same_in_both_ways_of_labelling(
+    every: int, count: int, shared_data: Path, tmp_path: Path
+) -> None:
+    table = some(shared_data / "nih_cxr14_part1/labels.csv", every, tmp_path)
+    common: dict[str, Any] = {"path": table, "images": "nih_cxr14_part1/images.zip"}
     common |= {"channels": 1, "image_size": 8, "group": "patient"}
     words = CsvData(**common, label="labels", label_separator="|").load(cache=tmp_path, base=shared_data)
     columns = CsvData(**common, labels=words.classes).load(cache=tmp_path, base=shared_data)
     assert len(words.classes) == 14
-    assert words.images.shape == (2975, 8, 8, 1)
+    assert words.images.shape == (count, 8, 8, 1)
     np.testing.assert_array_equal(words.labels, columns.labels)
     assert len(list(tmp_path.glob("*.raw"))) == 1
