@@ -8,13 +8,16 @@ out to others does without.
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,9 +93,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
+    """And PyTorch's loggers, of which there are dozens, pass on what they are told: otherwise pytest visits
+    each of them six times in every test."""
     import torch
 
     torch.set_num_threads(1)
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.partition(".")[0] == "torch" and isinstance(logger, logging.Logger):
+            logger.propagate = True
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -148,17 +156,6 @@ def forked(_nursery: Callable[[str], list[str]]) -> Callable[..., list[str]]:
     return command
 
 
-@pytest.fixture(autouse=True)
-def _real_workers(
-    request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
-    _nursery: Callable[[str], list[str]],
-) -> None:
-    """But not in tests that are about processes."""
-    if request.node.get_closest_marker("real_workers"):
-        monkeypatch.setattr("equipoise.engine.frames.command", _nursery)
-
-
 @pytest.fixture(autouse=True, scope="session")
 def _ledgers() -> Iterator[Callable[..., Ledger]]:
     """What a run will exchange is found out once for all runs of the same method, net and settings."""
@@ -189,12 +186,18 @@ def _ledgers() -> Iterator[Callable[..., Ledger]]:
 
 
 @pytest.fixture(autouse=True)
-def _real_probe(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, _ledgers: Callable[..., Ledger]
+def _real(
+    request: pytest.FixtureRequest,
+    _nursery: Callable[[str], list[str]],
+    _ledgers: Callable[..., Ledger],
 ) -> None:
-    """But not in tests that are about that."""
+    """But not in tests that are about processes, or about what is exchanged."""
+    if request.node.get_closest_marker("real_workers"):
+        patch = request.getfixturevalue("monkeypatch")
+        patch.setattr("equipoise.engine.frames.command", _nursery)
     if request.node.get_closest_marker("real_probe"):
-        monkeypatch.setattr("equipoise.running.probe", _ledgers)
+        patch = request.getfixturevalue("monkeypatch")
+        patch.setattr("equipoise.running.probe", _ledgers)
 
 
 @pytest.fixture(scope="session")
@@ -235,22 +238,40 @@ def tiny() -> MakeConfig:
 
 
 @pytest.fixture(scope="session")
-def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Config], Result]:
-    """once(config) → the result of a run in one process; asked again, also by another process that runs
-    tests, the same one. Its folder is there to be read, or copied."""
+def common(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], AbstractContextManager[Path]]:
+    """with common(name) as path: … → a path that is the same in all processes that run tests, for one of them
+    at a time."""
     import fcntl
 
+    base = tmp_path_factory.getbasetemp()
+    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "common"
+    root.mkdir(exist_ok=True)
+
+    @contextmanager
+    def path(name: str) -> Iterator[Path]:
+        with (root / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield root / name
+
+    return path
+
+
+@pytest.fixture(scope="session")
+def once(
+    common: Callable[[str], AbstractContextManager[Path]], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[Config], Result]:
+    """once(config) → the result of a run in one process; asked again, also by another process that runs
+    tests, the same one. Its folder is there to be read, or copied."""
     from equipoise.running import run
 
-    base, known = tmp_path_factory.getbasetemp(), dict[str, "Result"]()
-    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "once"
-    root.mkdir(exist_ok=True)
+    mine, known = tmp_path_factory.mktemp("once"), dict[str, "Result"]()
 
     def make(config: Config) -> Result:
         if config.digest not in known:
-            with (root / f"{config.digest}.lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                known[config.digest] = run(config, root / config.digest)
+            with common(config.digest) as folder:
+                if (folder / "result.json").exists():  # another's: a finished run writes when it is shown
+                    folder = Path(shutil.copytree(folder, mine / config.digest))
+                known[config.digest] = run(config, folder)
         return known[config.digest]
 
     return make

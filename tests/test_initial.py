@@ -155,11 +155,11 @@ def test_another_network_is_refused_with_its_first_tensor(
 
 
 def test_a_model_without_what_is_wanted_is_refused(tiny: MakeConfig, source: Result, tmp_path: Path) -> None:
-    apart = run(tiny("fedrep"), tmp_path / "apart")
+    apart = run(tiny("fedrep", train={"rounds": 1}), tmp_path / "apart")
     with pytest.raises(WeightsError, match=r'shares no head with this one: set train\.init_parts = "body"'):
         run(tiny(train={"init": str(apart.folder)}), tmp_path / "whole")
     run(tiny(train={"rounds": 1, "init": str(apart.folder), "init_parts": "body"}), tmp_path / "body")
-    alone = run(tiny("local"), tmp_path / "alone")
+    alone = run(tiny("local", train={"rounds": 1}), tmp_path / "alone")
     with pytest.raises(WeightsError, match=r"'body\.conv1\.weight' is not in it"):
         run(tiny(train={"init": str(alone.folder), "init_parts": "body"}), tmp_path / "none")
 

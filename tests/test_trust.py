@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -29,6 +30,19 @@ MINE = (
 )
 
 
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("trust") / "place"
+
+
+@pytest.fixture
+def tmp_path(place: Path) -> Path:
+    """Empty, and the same for every test: what is remembered of a file is remembered with its path."""
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir()
+    return place
+
+
 @pytest.fixture(autouse=True)
 def _new_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody who has run nothing yet."""
@@ -42,12 +56,27 @@ def somebody_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(trust, "here", set())
 
 
+@pytest.fixture(scope="module")
+def after(place: Path) -> tuple[Path, set[Any]]:
+    """What `made` leaves: a copy of the place, and the code that was run here."""
+    return place.with_name("after"), set()
+
+
 @pytest.fixture
-def made(tiny: MakeConfig, tmp_path: Path) -> Path:
+def made(
+    tiny: MakeConfig, tmp_path: Path, after: tuple[Path, set[Any]], monkeypatch: pytest.MonkeyPatch
+) -> Path:
     """The folder of a finished run with a method of one's own, which leaves a mark whenever it is run."""
-    (tmp_path / "mine.py").write_text(MINE.format(mark=str(tmp_path / "ran")))
-    run(tiny("mine.py:Mine", base=tmp_path, train={"rounds": 1}), tmp_path / "run")
-    (tmp_path / "ran").unlink()
+    kept, here = after
+    if not kept.exists():
+        (tmp_path / "mine.py").write_text(MINE.format(mark=str(tmp_path / "ran")))
+        run(tiny("mine.py:Mine", base=tmp_path, train={"rounds": 1}), tmp_path / "run")
+        (tmp_path / "ran").unlink()
+        here |= trust.here
+        shutil.copytree(tmp_path, kept)
+    else:
+        shutil.copytree(kept, tmp_path, dirs_exist_ok=True)
+        monkeypatch.setattr(trust, "here", set(here))
     return tmp_path / "run"
 
 

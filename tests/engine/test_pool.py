@@ -22,10 +22,11 @@ from equipoise.config import Config
 from equipoise.engine import Engine, Pool, Question
 from equipoise.errors import MethodError, SiteError
 from equipoise.exchange.codec import pack
-from equipoise.running import run
+from equipoise.running import Result, run
 from equipoise.tree import digest, unflatten
 
 MakeConfig = Callable[..., Config]
+Once = Callable[[Config], Result]
 Rows = Callable[[Path], list[dict[str, Any]]]
 
 # Speaks the frames of `engine.frames`, imports nothing heavy; answers with what it was told. `setup` is a
@@ -251,22 +252,24 @@ def private(folder: Path) -> dict[str, str]:
     ["fedavg", "fca", *(pytest.param(name, marks=pytest.mark.sweep) for name in ("fedprox", "local"))],
 )
 def test_the_order_of_answers_does_not_matter(
-    method: str, tiny: MakeConfig, rows: Rows, tmp_path: Path
+    method: str, tiny: MakeConfig, once: Once, rows: Rows, tmp_path: Path
 ) -> None:
-    straight = run(tiny(method), tmp_path / "straight")
+    straight = once(tiny(method))
     for order in (Reversed, Shuffled):
         folder = tmp_path / order.__name__
         other = run(tiny(method), folder, wrap=order)
         assert other.state_hash == straight.state_hash
-        assert rows(folder) == rows(tmp_path / "straight")
-        assert private(folder) == private(tmp_path / "straight")
+        assert rows(folder) == rows(straight.folder)
+        assert private(folder) == private(straight.folder)
 
 
 @pytest.mark.slow
-def test_killed_workers_change_nothing_and_none_is_left(tiny: MakeConfig, rows: Rows, tmp_path: Path) -> None:
+def test_killed_workers_change_nothing_and_none_is_left(
+    tiny: MakeConfig, once: Once, rows: Rows, tmp_path: Path
+) -> None:
     """As `tests/methods/test_conformance.py` has it for every method, with workers some of which are killed.
     (As a user's run starts them, they are in `test_fork.py`.)"""
-    serial = run(tiny("fca"), tmp_path / "serial")
+    serial = once(tiny("fca"))
     killers: list[Killer] = []
     engines: list[Engine] = []
     ids: set[int] = set()
@@ -286,8 +289,8 @@ def test_killed_workers_change_nothing_and_none_is_left(tiny: MakeConfig, rows: 
     assert len(ids) >= 4
     assert not any(alive(pid) for pid in ids)
     assert pooled.state_hash == serial.state_hash
-    assert rows(tmp_path / "pool") == rows(tmp_path / "serial")
-    assert private(tmp_path / "pool") == private(tmp_path / "serial")
+    assert rows(tmp_path / "pool") == rows(serial.folder)
+    assert private(tmp_path / "pool") == private(serial.folder)
     assert private(tmp_path / "pool")
 
 

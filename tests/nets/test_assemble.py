@@ -114,8 +114,18 @@ def test_every_architecture_is_named_in_the_description():
     assert [name for name in NETS if name not in text] == []
 
 
-def test_importing_is_light():
+IMPORT = """
+import sys
+reached = []
+sys.addaudithook(lambda event, given: reached.append(event) if event in EVENTS else None)
+import equipoise.nets
+print(sorted(HEAVY & set(sys.modules)), reached)
+"""
+
+
+def test_importing_is_light_and_reaches_for_no_network():
     heavy = {"monai", "torchvision", "timm", "kornia", "sklearn"}
-    code = f"import sys, equipoise.nets; print(sorted({heavy!r} & set(sys.modules)))"
+    events = {"socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto"}
+    code = IMPORT.replace("HEAVY", repr(heavy)).replace("EVENTS", repr(events))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert done.stdout.strip() == "[] []"

@@ -311,7 +311,9 @@ def test_a_checkpoint_of_moco_loads(tmp_path, zipped):
         "fc.2.weight": (128, 2048),
         "fc.2.bias": (128,),
     }
-    content = {f"module.encoder_q.{key}": tensor for key, tensor in drawn(body | head).items()}
+    draw = generator(0, "moco")
+    drawn_ones = {key: torch.rand(shape, generator=draw) for key, shape in (body | head).items()}
+    content = {f"module.encoder_q.{key}": tensor for key, tensor in drawn_ones.items()}
     content |= {f"module.encoder_q.{key}": torch.tensor(7) for key in ("bn1.num_batches_tracked",)}
     path = tmp_path / "moco_v2_800ep_pretrain.pth.tar"
     checkpoint = {"epoch": 800, "arch": "resnet50", "state_dict": OrderedDict(content)}
@@ -361,15 +363,16 @@ def test_a_checkpoint_of_moco_loads(tmp_path, zipped):
 )
 def test_published_names_find_their_place(tmp_path, name, shapes, published, ours):
     draw = generator(0, name)
-    content: dict[str, Tensor] = {key: torch.rand(shape, generator=draw) for key, shape in shapes.items()}
+    stem = NETS[name].stem
+    (first,) = (key for key, shape in shapes.items() if NETS[name].rename(key) == stem)
+    content: dict[str, Tensor] = {key: torch.zeros(shape) for key, shape in shapes.items()}
+    content |= {key: torch.rand(shapes[key], generator=draw) for key in (published, first)}
     path = tmp_path / "w.safetensors"
     save_file(content, path)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     # A grey net, so that the stem is seen to be found and summed too.
     net = make(name, base=tmp_path, weights="w.safetensors", sha256=digest, channels=1)
     assert torch.equal(state(net.body)[ours], content[published])
-    stem = NETS[name].stem
-    (first,) = (key for key, shape in shapes.items() if NETS[name].rename(key) == stem)
     torch.testing.assert_close(state(net.body)[stem][:, 0], content[first].sum(dim=1))
 
 

@@ -234,6 +234,7 @@ def test_pace_does_not_depend_on_what_else_runs(monkeypatch: pytest.MonkeyPatch,
         return slower * next(computing) / 100
 
     monkeypatch.setattr(costs.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(costs, "STEPS", 4)
     monkeypatch.setattr(costs.time, "perf_counter", lambda: next(wall))
     monkeypatch.setenv("EQUIPOISE_CACHE", str(tmp_path / "cache"))
     costs.yardstick.cache_clear()

@@ -108,9 +108,10 @@ def test_stopping_in_the_middle_of_a_question_changes_nothing(
     assert private(tmp_path / "stopped") == private(straight.folder)
 
 
-def test_a_finished_run_is_not_trained_again(tiny: MakeConfig, once: Once) -> None:
+def test_a_finished_run_is_not_trained_again(tiny: MakeConfig, once: Once, tmp_path: Path) -> None:
     config = tiny("fedavg")
     first = once(config)
+    shutil.copytree(first.folder, tmp_path, dirs_exist_ok=True)
     asked: list[str] = []
 
     class Never:
@@ -124,12 +125,14 @@ def test_a_finished_run_is_not_trained_again(tiny: MakeConfig, once: Once) -> No
         def close(self) -> None:
             self.engine.close()
 
-    assert run(config, first.folder, wrap=Never).state_hash == first.state_hash
+    assert run(config, tmp_path, wrap=Never).state_hash == first.state_hash
     assert asked == []
 
 
-def test_another_config_is_refused_and_another_engine_is_not(tiny: MakeConfig, once: Once) -> None:
-    folder = once(tiny("fedavg")).folder
+def test_another_config_is_refused_and_another_engine_is_not(
+    tiny: MakeConfig, once: Once, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(once(tiny("fedavg")).folder, tmp_path / "run"))
     with pytest.raises(StorageError, match=r"holds a run with another config: choose another --out"):
         run(tiny("fedavg", train={"seed": 1}), folder)
     run(tiny("fedavg", engine={"workers": 3}), folder)

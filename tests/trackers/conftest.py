@@ -1,26 +1,45 @@
-"""An empty database of MLflow, made once: its tables take seconds."""
+"""An empty database of MLflow, made once: its tables take seconds. And runs with one step a site."""
 
 from __future__ import annotations
 
 import shutil
+import sqlite3
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from equipoise.config import Config
+from equipoise.trackers.base import Run
+from equipoise.trackers.mlflow import MLflow
+
 
 @pytest.fixture(scope="session")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from mlflow.store.db.utils import _initialize_tables
-    from sqlalchemy import create_engine
+def tiny(tiny: Callable[..., Config]) -> Callable[..., Config]:
+    def make(*given: Any, train: dict[str, Any] | None = None, **sections: Any) -> Config:
+        return tiny(*given, train={"batch_size": 64, **(train or {})}, **sections)
 
-    path = tmp_path_factory.mktemp("store") / "mlflow.db"
-    engine = create_engine(f"sqlite:///{path}")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        _initialize_tables(engine)
-    engine.dispose()
+    return make
+
+
+@pytest.fixture(scope="session")
+def empty_store(common: Callable[[str], AbstractContextManager[Path]]) -> Path:
+    """As our own tracker makes it where there is none, without the run it has then."""
+    with common("store") as folder:
+        path = folder / "mlflow" / "mlflow.db"
+        if folder.exists():
+            return path
+        folder.mkdir()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            MLflow().begin(Run("run", folder, {}, (), {}, ()))
+        with closing(sqlite3.connect(path)) as base, base:
+            for table in ("params", "tags", "latest_metrics", "metrics", "runs", "experiment_tags"):
+                base.execute(f"DELETE FROM {table}")
+            base.execute("DELETE FROM experiments WHERE name = 'equipoise'")
     return path
 
 

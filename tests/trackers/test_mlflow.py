@@ -36,8 +36,9 @@ def steps(client: Any, run_id: str, name: str) -> list[tuple[int, float]]:
 
 
 def test_an_interrupted_run_is_one_run_with_every_round_once(
-    tiny: Callable[..., Config], tmp_path: Path
+    tiny: Callable[..., Config], tmp_path: Path, with_store: Callable[[Path], Path]
 ) -> None:
+    with_store(tmp_path)
     config = tiny(evaluate={"trackers": ["mlflow"]}, train={"rounds": 3})
     done, rows = twice(config, tmp_path)
     client, runs = kept(local(tmp_path))
@@ -64,7 +65,7 @@ def test_config_tags_and_result_are_there(
     client, (one,) = kept(local(tmp_path))
     assert client.get_experiment(one.info.experiment_id).name == "skin"
     assert one.info.run_name == f"{tmp_path.parent.name}/{tmp_path.name}"
-    assert one.data.params["train.batch_size"] == "8"
+    assert one.data.params["train.batch_size"] == "64"
     assert one.data.params["method.name"] == "fedavg"
     assert not [name for name in one.data.params if "trackers" in name or name == "base"]
     assert one.data.tags["equipoise.method"] == "fedavg"

@@ -32,7 +32,7 @@ TESTING = ("CI", "GITHUB_ACTIONS", "PYTEST", "MLFLOW", "WANDB", "DO_NOT_TRACK", 
 def test_nothing_is_reached(
     tiny: Callable[..., Config], tmp_path: Path, with_store: Callable[[Path], Path]
 ) -> None:
-    table = tiny(evaluate={"trackers": ["tensorboard", "mlflow", "wandb"]}).table()
+    table = tiny(train={"rounds": 1}, evaluate={"trackers": ["tensorboard", "mlflow", "wandb"]}).table()
     (tmp_path / "run.toml").write_text(tomli_w.dumps(table))
     callers: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as server:

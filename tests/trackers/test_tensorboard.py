@@ -41,7 +41,7 @@ def test_config_tags_and_result_are_texts(tiny: Callable[..., Config], tmp_path:
         name: seen.Tensors(f"{name}/text_summary")[0].tensor_proto.string_val[0].decode()
         for name in ("config", "tags", "result")
     }
-    assert '"batch_size": 8' in texts["config"]
+    assert '"batch_size": 64' in texts["config"]
     assert '"method": "fedavg"' in texts["tags"]
     assert done.state_hash in texts["result"]
 

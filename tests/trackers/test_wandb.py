@@ -43,7 +43,7 @@ def test_config_tags_and_result_are_there(tiny: Callable[..., Config], tmp_path:
     assert begun.project == "skin"
     assert begun.tags[0] == "fedavg"
     config = {item.key: json.loads(item.value_json) for item in begun.config.update}
-    assert config["train"]["batch_size"] == 8
+    assert config["train"]["batch_size"] == 64
     assert config["equipoise"]["method"] == "fedavg"
     assert len(config["equipoise"]["code"]) == 64
     assert "trackers" not in config["evaluate"] and "base" not in config
