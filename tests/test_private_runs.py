@@ -25,6 +25,8 @@ from equipoise.site import accounting
 
 MakeConfig = Callable[..., Config]
 NET = {"name": "small-cnn", "batch_norm": "group"}
+FEW_IMAGES = {"scale": 0.002}
+"""every image has a gradient of its own"""
 
 
 @pytest.fixture
@@ -37,7 +39,7 @@ def private(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> MakeConfig:
     monkeypatch.setattr(accounting, "_epsilon", cheap)
 
     def make(method: str = "fedavg", **sections: Any) -> Config:
-        return tiny(method, **{"net": NET, "privacy": {"noise": 2.0}, **sections})
+        return tiny(method, **{"data": FEW_IMAGES, "net": NET, "privacy": {"noise": 2.0}, **sections})
 
     return make
 

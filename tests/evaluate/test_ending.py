@@ -33,9 +33,24 @@ ENDINGS: dict[str, tuple[dict[str, Any], str]] = {
     "fine-tuning, received bodies": (BABU, "received"),
     "heads at the end": ({"name": "fedrep", "final_epochs": 2}, "tuned"),
     "re-trained classifier": ({"name": "fedavg", "crt": 1}, "tuned"),
+    "both": ({"name": "fedbabu", "tune_epochs": 1, "crt": 1}, "received"),
 }
 
 MakeConfig = Callable[..., Config]
+Straight = Callable[[Config], Result]
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Straight:
+    """A run without a break, made once for all tests that only look at it."""
+    known = dict[str, Result]()
+
+    def made(config: Config) -> Result:
+        if config.digest not in known:
+            known[config.digest] = run(config, tmp_path_factory.mktemp("straight"))
+        return known[config.digest]
+
+    return made
 
 
 def config_of(
@@ -113,6 +128,7 @@ EVERY_RUN = {
     ("fine-tuning, received bodies", "mean_last_5"),
     ("heads at the end", "best_validation"),
     ("re-trained classifier", "last"),
+    ("both", "mean_last_5"),
 }
 """every rule and every ending; the other combinations are swept"""
 
@@ -126,10 +142,10 @@ EVERY_RUN = {
     ],
 )
 def test_the_ending_of_what_was_chosen_is_reported(
-    ending: str, rule: str, tiny: MakeConfig, tmp_path: Path
+    ending: str, rule: str, tiny: MakeConfig, straight: Straight
 ) -> None:
     method, own = ENDINGS[ending]
-    result = run(config_of(tiny, method, rule, own), tmp_path)
+    result = straight(config_of(tiny, method, rule, own))
     ordinary = [row for row in result.history if "ending_of" not in row]
     ended = [row for row in result.history if "ending_of" in row]
     assert [row["round"] for row in ordinary] == list(range(1, ROUNDS + 1))
@@ -140,10 +156,10 @@ def test_the_ending_of_what_was_chosen_is_reported(
         before = ordinary[row["ending_of"] - 1]
         assert row["test"]["sites"] != before["test"]["sites"]
         same = row["test"]["generalisation"] == before["test"]["generalisation"]
-        assert same == (
-            method["name"] == "fedbabu"
-        )  # fine-tuning is the sites' alone, and starts from the chosen body
-    assert Checkpoints(tmp_path / "checkpoints").load(result.rounds[-1])[1].state == digest(result.server)
+        # Fine-tuning is the sites' alone, and starts from the chosen body.
+        assert same == (method["name"] == "fedbabu" and "crt" not in method)
+    newest = Checkpoints(result.folder / "checkpoints").load(result.rounds[-1])[1]
+    assert newest.state == digest(result.server)
     check_reported(result, rule)
     if (ending, rule) == ("fine-tuning", "best_validation"):
         assert result.ending_of != [ROUNDS]  # so that the best round is seen to be another than the last
@@ -180,10 +196,15 @@ class Stop(Exception):
 
 @pytest.mark.parametrize("rule", MOSTLY)
 def test_stopping_at_every_ending_changes_nothing(
-    rule: str, tiny: MakeConfig, rows: Callable[[Path], list[dict[str, Any]]], tmp_path: Path
+    rule: str,
+    tiny: MakeConfig,
+    straight: Straight,
+    rows: Callable[[Path], list[dict[str, Any]]],
+    tmp_path: Path,
 ) -> None:
-    config = config_of(tiny, {**BABU, "crt": 1}, rule, "received")
-    straight = run(config, tmp_path / "straight")
+    method, own = ENDINGS["both"]
+    config = config_of(tiny, method, rule, own)
+    whole = straight(config)
     seen, asked = ROUNDS, list[str]()
 
     def watch(event: str, facts: dict[str, Any]) -> None:
@@ -194,16 +215,16 @@ def test_stopping_at_every_ending_changes_nothing(
             seen = facts["round"]
             raise Stop
 
-    for _ in straight.rounds:
+    for _ in whole.rounds:
         with pytest.raises(Stop):
             run(config, tmp_path / "stopped", watch=watch)
     stopped = run(config, tmp_path / "stopped", watch=watch)
     assert (stopped.state_hash, stopped.rounds, stopped.metrics) == (
-        straight.state_hash,
-        straight.rounds,
-        straight.metrics,
+        whole.state_hash,
+        whole.rounds,
+        whole.metrics,
     )
-    assert rows(tmp_path / "stopped") == rows(tmp_path / "straight")
+    assert rows(tmp_path / "stopped") == rows(whole.folder)
     assert asked.count("train") == 2 * ROUNDS  # two of three sites a round: no round is trained again
     check_reported(stopped, rule)
 

@@ -66,7 +66,7 @@ def test_a_stronger_pull_keeps_the_model_nearer(
     make_config: Callable[..., Any], bare: Callable[..., Any], tmp_path: Path
 ) -> None:
     def distance(mu: float) -> float:
-        config = make_config({"name": "fedprox", "mu": mu}, rounds=1, epochs=4, optimizer="sgd")
+        config = make_config({"name": "fedprox", "mu": mu}, ["south"], rounds=1, epochs=4, optimizer="sgd")
         model, first = run(config, tmp_path / f"mu-{mu}").server["model"], bare(config).first
         return sum(float((model[n] - first[n]).square().sum()) for n in first if "running" not in n)
 
