@@ -101,7 +101,13 @@ def test_what_is_kept_has_an_end() -> None:
     assert made == [0, 1, 2, 0, 1]
 
 
-@pytest.mark.parametrize("options", [Iid(sites=2000), Dirichlet(sites=2000, alpha=5.0, min_size=1)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(Iid(sites=2000), marks=pytest.mark.sweep),
+        Dirichlet(sites=2000, alpha=5.0, min_size=1),
+    ],
+)
 def test_thousands_of_sites_hold_every_row_once(options: Any) -> None:
     data = samples(40_000)
     found = divide(data, options, Split(), 0)

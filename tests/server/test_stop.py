@@ -20,6 +20,7 @@ from equipoise.server import Checkpoints
 from equipoise.use import load
 
 MakeConfig = Callable[..., Config]
+Once = Callable[[Config], Result]
 Rows = Callable[[Path], list[dict[str, Any]]]
 PLANNED, PATIENCE = 12, 2
 
@@ -120,11 +121,9 @@ def test_an_end_with_the_last_round_is_not_early(tiny: MakeConfig, tmp_path: Pat
 
 
 @pytest.mark.parametrize("select", ["last", "best_validation", "mean_last_5"])
-def test_rules_and_endings_go_over_the_rounds_there_are(
-    tiny: MakeConfig, rows: Rows, tmp_path: Path, select: str
-) -> None:
+def test_rules_and_endings_go_over_the_rounds_there_are(tiny: MakeConfig, once: Once, select: str) -> None:
     method = {"name": "fedbabu", "tune_epochs": 1}
-    result = run(config_of(tiny, method, select), tmp_path / "straight")
+    result = once(config_of(tiny, method, select))
     wanted = {"last": [3], "best_validation": [1], "mean_last_5": [1, 2, 3]}[select]
     assert result.ending_of == wanted
     assert result.rounds == [3 + i for i in range(1, len(wanted) + 1)]
@@ -137,11 +136,11 @@ class Broken(Exception):
 
 @pytest.mark.parametrize("at", [3, 5, *(pytest.param(at, marks=pytest.mark.sweep) for at in (1, 2, 4, 6))])
 def test_broken_off_anywhere_it_ends_as_it_would_have(
-    tiny: MakeConfig, rows: Rows, tmp_path: Path, at: int
+    tiny: MakeConfig, once: Once, rows: Rows, tmp_path: Path, at: int
 ) -> None:
     """In training, with the round that is the last, and in each of three endings."""
     config = config_of(tiny, {"name": "fedbabu", "tune_epochs": 1}, "mean_last_5")
-    straight = run(config, tmp_path / "straight")
+    straight = once(config)
 
     def watch(event: str, facts: dict[str, Any]) -> None:
         if event == "round" and facts["round"] == at:

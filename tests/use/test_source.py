@@ -110,7 +110,7 @@ def test_they_are_kept_after_a_crash_too(tiny: Callable[..., Config], tmp_path: 
 
 
 def test_without_the_rule_old_versions_go(finished: Callable[..., Result]) -> None:
-    done = finished("fca", train=STILL)
+    done = finished("fca", train=STILL, evaluate={"every": 5})
     kept = sorted(path.stem for path in (done.folder / "sites" / "site-02").glob("*.safetensors"))
     assert done.rounds == [5] and "4.0" in kept and "0.0" not in kept
 
