@@ -96,6 +96,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     "server/test_stop.py::test_broken_off_anywhere_it_ends_as_it_would_have": ("3",),
     "server/test_stop.py::test_rules_and_endings_go_over_the_rounds_there_are": ("mean_last_5",),
     "test_once.py::test_one_run_does_it_once": ("fediic-serial", "fca-pool"),
+    "test_pythons.py::test_every_source_compiles": ("3.11", "3.13"),
     "trackers/test_trackers.py::test_one_that_fails_is_left_out_and_named_once": (
         *("begin-True", "row-False", "end-True"),
     ),

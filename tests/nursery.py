@@ -26,6 +26,7 @@ HEAVY = (
     *("scipy.stats", "sklearn.linear_model", "sklearn.metrics", "sklearn.mixture", "pandas"),
     *("kornia", "monai.networks.nets", "monai.transforms", "onnxruntime", "torch.onnx", "torch._dynamo"),
     *("PIL.Image", "pydicom", "nibabel", "equipoise.deploy.coordinator", "equipoise.deploy.site"),
+    *("equipoise.cli.app", "equipoise.api.verbs", "equipoise.reproduce", "equipoise.verify", "pytest"),
 )
 """what tests import sooner or later, each in every process that runs tests"""
 

@@ -29,8 +29,8 @@ def trained(folder: Path, own: str = "received", mislabelled: str = "") -> Run:
     config = resolve(
         tables
         | {
-            "train": {"rounds": 3, "epochs": 5, "batch_size": 6, "lr": 0.01, "views": ["eval"]},
-            "evaluate": {"every": 3, "own": own},
+            "train": {"rounds": 2, "epochs": 4, "batch_size": 6, "lr": 0.02, "views": ["eval"]},
+            "evaluate": {"every": 2, "own": own},
             "engine": {"device": "cpu"},
         }
     )
