@@ -82,7 +82,7 @@ def test_small_cells_are_withheld_before_an_answer_is_masked(
     tiny: MakeConfig, town: MakeTown, tmp_path: Path
 ) -> None:
     """The same model as where every site leaves them out and nothing is masked."""
-    rare = {"data": {"scale": 0.02, "split": {"test": 0.3}}, "train": {"rounds": 1}}
+    rare = {"data": {"scale": 0.02, "split": {"test": 0.3}}, "train": {"rounds": 1, "batch_size": 64}}
     config = masked(tiny, "fedproc", **rare)
     config = replace(config, evaluate=config.evaluate.model_copy(update={"per_site": False}))
     made = with_keys(town(config, {f"site-0{i}": {"small_cell": 5} for i in range(3)}))

@@ -41,7 +41,7 @@ def rare(tiny: MakeConfig) -> MakeConfig:
 
     def make(method: str, task: str = "single", **sections: Any) -> Config:
         data = {"scale": 0.02, "task": task, "split": {"test": 0.3, "validation": 0.2}}
-        return tiny(method, data=data, **({"train": {"rounds": 1}} | sections))
+        return tiny(method, data=data, **({"train": {"rounds": 1, "batch_size": 64}} | sections))
 
     return make
 
@@ -176,7 +176,7 @@ def test_a_rule_that_becomes_stricter_refuses_what_was_agreed_to_be_tested(
 
 def test_it_is_resumed_with_what_it_told_when_it_joined(rare: MakeConfig, town: Any) -> None:
     """A looser rule does not bring untested images into the middle of a run."""
-    there = town(rare("fedavg", train={"rounds": 2}), FIVE)
+    there = town(rare("fedavg", train={"rounds": 2, "batch_size": 64}), FIVE)
 
     def looser(asked: Any, reply: Any) -> Any:
         if asked.metadata.message_type == "train.train":

@@ -200,7 +200,9 @@ def test_the_console_names_who_is_missing_and_which_rule(lost: Any, tiny: MakeCo
 
 def test_withheld_classes_are_on_the_page(tiny: MakeConfig, town: Any) -> None:
     data = {"scale": 0.02, "split": {"test": 0.4}}
-    there = town(tiny(data=data, train={"rounds": 1}), {name: {"small_cell": 5} for name in NAMES})
+    there = town(
+        tiny(data=data, train={"rounds": 1, "batch_size": 64}), {name: {"small_cell": 5} for name in NAMES}
+    )
     there.go()
     text, card = page(there.run), (there.run / "model-card.md").read_text()
     assert "Sites that have fewer than 5 test images of a class leave them out of the test" in text
