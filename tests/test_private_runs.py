@@ -39,7 +39,9 @@ def private(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> MakeConfig:
     monkeypatch.setattr(accounting, "_epsilon", cheap)
 
     def make(method: str = "fedavg", **sections: Any) -> Config:
-        return tiny(method, **{"data": FEW_IMAGES, "net": NET, "privacy": {"noise": 2.0}, **sections})
+        train = {"views": ["eval"] * len(METHODS[method].views), **sections.pop("train", {})}
+        lighter = {"data": FEW_IMAGES, "net": NET, "train": train, "privacy": {"noise": 2.0}}
+        return tiny(method, **{**lighter, **sections})
 
     return make
 

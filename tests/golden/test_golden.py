@@ -1,4 +1,4 @@
-"""Losses and metrics of every preset on one tiny run, held against numbers on file (see `numbers.py`).
+"""Losses and metrics of every preset on one tiny run, held against numbers on file (see `figures.py`).
 
 Those of the methods themselves are compared by `methods/test_conformance.py`, which has such a run at hand.
 """
@@ -10,7 +10,7 @@ import os
 import tempfile
 
 import pytest
-from tests.golden.numbers import FILE, RUNS, compare, measured, on_file
+from tests.golden.figures import FILE, RUNS, compare, measured, on_file
 
 from equipoise.testing import Bench
 

@@ -30,7 +30,9 @@ SHARP: dict[str, Any] = {"dual_lr": 5.0, "epsilon": 0.0}
 def played(rounds: int, participation: float = 1.0, **options: Any) -> Trace:
     bench = Bench(NAME, options)
     with bench.own_cache():
-        return bench.run(bench.config(rounds=rounds, participation=participation))
+        config = bench.config(rounds=rounds, participation=participation)
+        at_the_end = config.evaluate.model_copy(update={"every": rounds})
+        return bench.run(replace(config, evaluate=at_the_end))
 
 
 def sent(trace: Trace, question: str, round: int) -> dict[str, Any]:
@@ -63,7 +65,7 @@ def kept(trace: Trace, round: int) -> dict[str, Any]:
     ],
 )
 def test_weights_and_multipliers_by_hand(options: dict[str, Any], participation: float) -> None:
-    trace = played(4, participation, **options)
+    trace = played(3, participation, **options)
     every = options.get("primal_rounds", 1)
     multiplier, weight = (
         dict.fromkeys(("north", "south", "west"), 0.0),
@@ -71,7 +73,7 @@ def test_weights_and_multipliers_by_hand(options: dict[str, Any], participation:
     )
     size = {"north": 12, "south": 8, "west": 10}
     moved, clamped = False, False
-    for round in range(4):
+    for round in range(3):
         asked = sent(trace, "constraint", round)
         assert bool(asked) == (round % every == 0)
         if asked:

@@ -8,7 +8,7 @@ from functools import partial
 from unittest import mock
 
 import pytest
-from tests.golden.numbers import compare
+from tests.golden.figures import compare
 from tests.light import ALIKE, LEARNING, OWN
 
 from equipoise.methods import METHODS
