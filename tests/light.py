@@ -61,7 +61,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     ),
     "evaluate/test_scores.py::test_the_reported_rounds_are_kept_also_after_a_break": ("last-multi-2",),
     "flower/test_hostile_coordinator.py::test_own_results_have_no_bin_with_few_images": ("9",),
-    "flower/test_methods.py::test_a_method_over_flower_is_the_simulation": ("fca", "fediic", "creff"),
+    "flower/test_methods.py::test_a_method_over_flower_is_the_simulation": ("fediic", "creff"),
     "flower/test_reduce.py::test_a_robust_sum_over_flower_is_the_simulation": ("krum",),
     "flower/test_small_cells.py::test_it_trains_to_the_bits_of_a_simulation_with_the_same_policy": (
         "fedsdc+-single",

@@ -94,15 +94,15 @@ def test_questions_beyond_a_round_are_the_simulation(
 
 
 def test_the_coordinator_ends_a_run_early(tiny: MakeConfig, rows: Rows, town: Any, once: Once) -> None:
-    """Nothing is learnt, so the third round is the second without an improvement."""
-    train = {"rounds": 9, "lr": 0.0, "stop": {"patience": 2}}
+    """Nothing is learnt, so the second round is the first without an improvement."""
+    train = {"rounds": 9, "lr": 0.0, "stop": {"patience": 1}}
     config = replace(tiny("fedbabu", train=train), method=METHODS["fedbabu"](tune_epochs=1))
     found = same_as_simulated(config, rows, town, once)
-    assert found.ending_of == [3] and found.stopped_early is not None
+    assert found.ending_of == [2] and found.stopped_early is not None
     ended = [
         line for line in read_journal(found.folder / "journal.jsonl")[0] if line["event"] == "stopped early"
     ]
-    assert [line["round"] for line in ended] == [3]
+    assert [line["round"] for line in ended] == [2]
 
 
 def same_as_simulated(config: Config, rows: Rows, town: Any, once: Once) -> Result:

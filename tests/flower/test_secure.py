@@ -13,6 +13,7 @@ import pytest
 import torch
 from flwr.app import Message
 from tests.flower.conftest import Town
+from tests.light import LIGHTEST
 
 from equipoise.config import Config
 from equipoise.deploy.coordinator import federated
@@ -24,6 +25,7 @@ from equipoise.engine.flower.wire import unwrap
 from equipoise.errors import ConfigError, SiteError
 from equipoise.exchange import decode_upload
 from equipoise.exchange.secure.masks import MASKED
+from equipoise.methods import METHODS
 from equipoise.running import Result
 from equipoise.server.journal import read as read_journal
 
@@ -43,14 +45,15 @@ def with_keys(town: Town) -> Town:
     return town
 
 
+def light(config: Config) -> Config:
+    name = config.method_name
+    return replace(config, method=METHODS[name](**LIGHTEST.get(name, {})))
+
+
 def masked(tiny: MakeConfig, method: str = "fedavg", sites: int = 3, **sections: dict[str, Any]) -> Config:
     exchange = {"secure": True} | sections.pop("exchange", {})
-    return tiny(
-        method,
-        partition={"kind": "iid", "sites": sites},
-        exchange=exchange,
-        **{"evaluate": SELDOM} | sections,
-    )
+    partition = {"kind": "iid", "sites": sites}
+    return light(tiny(method, partition=partition, exchange=exchange, **{"evaluate": SELDOM} | sections))
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +61,8 @@ def plain_hash(tiny: MakeConfig, once: Callable[[Config], Result]) -> PlainHash:
     """What a simulation without masks comes to."""
 
     def make(method: str = "fedavg", sites: int = 3) -> str:
-        return once(tiny(method, partition={"kind": "iid", "sites": sites}, evaluate=SELDOM)).state_hash
+        partition = {"kind": "iid", "sites": sites}
+        return once(light(tiny(method, partition=partition, evaluate=SELDOM))).state_hash
 
     return make
 
