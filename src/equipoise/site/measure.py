@@ -68,15 +68,18 @@ def coarse(stats: dict[str, Tensor], least: int = LEAST, bins: int = MOST) -> di
 
 def _groups(rows: Tensor, least: int) -> Tensor:
     """The group of each bin, from 0: neighbours together until they hold `least` rows; what is left joins the
-    last."""
-    group, number, held, last = list[int](), 0, 0, len(rows)
-    for count in rows.tolist():
-        group.append(number)
+    last. Most bins are empty, so only the others are walked through."""
+    if least <= 0:
+        return torch.arange(len(rows))
+    ends, held = list[int](), 0
+    filled = rows.nonzero()[:, 0]
+    for place, count in zip(filled.tolist(), rows[filled].tolist(), strict=True):
         held += count
         if held >= least:
-            number, held, last = number + 1, 0, len(group)
-    group[last:] = [max(0, number - 1)] * (len(group) - last)
-    return torch.tensor(group, dtype=torch.int64)
+            ends.append(place)
+            held = 0
+    group = torch.searchsorted(torch.tensor(ends, dtype=torch.int64), torch.arange(len(rows)))
+    return group.clamp_max(max(0, len(ends) - 1))
 
 
 def tallies(logits: Tensor, labels: Tensor, *, task: Task, calibration_bins: int = 15) -> dict[str, Tensor]:
