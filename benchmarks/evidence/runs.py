@@ -88,7 +88,8 @@ class Runs:
 
     def finished(self, row: str, seeds: int) -> list[Record]:
         """The recorded runs of a row."""
-        jobs = [self.job(row, seed, self.rate(row)) for seed in range(seeds)]
+        rate = self.rate(row)
+        jobs = [self.job(row, seed, rate) for seed in range(seeds)]
         return [self.records[job.mark] for job in jobs if job.mark in self.records]
 
     def _all(self, jobs: list[Job]) -> None:

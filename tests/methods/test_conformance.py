@@ -12,7 +12,7 @@ from tests.golden.figures import compare
 from tests.light import ALIKE, LEARNING, OWN
 
 from equipoise.methods import METHODS
-from equipoise.testing import CHECKS, Bench, method_checks, suite
+from equipoise.testing import CHECKS, Bench, bench_checks, method_checks
 from equipoise.testing.bench import global_states, otherwise_seeded
 
 SLOW = {"pool"}
@@ -66,8 +66,7 @@ def cases() -> Iterator[object]:
     """All of one method side by side: they look at one run of it, and so do the numbers on file."""
     for method in METHODS:
         bench = Bench(method, LEARNING.get(method))
-        with mock.patch.object(suite, "Bench", lambda *_, bench=bench: bench):
-            checks = method_checks(method)
+        checks = bench_checks(bench)
         yield pytest.param(partial(compare, method, bench), id=f"{method}-numbers")
         if not left_to_the_sweep(method, "resume"):
             checks = [

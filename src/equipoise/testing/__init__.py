@@ -17,7 +17,7 @@ of each is its rule.
 
 from equipoise.testing.bench import Bench
 from equipoise.testing.federations import ODD, ORDINARY, write_federation
-from equipoise.testing.suite import CHECKS, check_method, method_checks
+from equipoise.testing.suite import CHECKS, bench_checks, check_method, method_checks
 from equipoise.testing.traces import Answer, Tap, Trace, raw, same_bits
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Bench",
     "Tap",
     "Trace",
+    "bench_checks",
     "check_method",
     "method_checks",
     "raw",

@@ -45,11 +45,15 @@ def method_checks(
 ) -> list[tuple[str, Callable[[], None]]]:
     """The checks that apply to a method, by name, ready to be called; `options` are its hyper-parameters (or
     a preset)."""
+    return bench_checks(Bench(method, options, task), only)
+
+
+def bench_checks(bench: Bench, only: Iterable[str] | None = None) -> list[tuple[str, Callable[[], None]]]:
+    """The same for a method on its bench: the checks look at the bench's runs, and so can others."""
     names = list(CHECKS if only is None else only)
     for name in names:
         if name not in CHECKS:
             raise ConfigError(unknown("check", name, CHECKS))
-    bench = Bench(method, options, task)
     idle = {
         "neutral": bench.cls.neutral is None,
         "refuses_task": {"single", "multi"} <= set(bench.cls.tasks),
