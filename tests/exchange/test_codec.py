@@ -112,7 +112,7 @@ GOOD = encode_upload(
 
 
 @given(st.binary(max_size=300))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_garbage_is_a_codec_error(data: bytes) -> None:
     with pytest.raises(CodecError):
         decode_upload(data)
@@ -126,7 +126,7 @@ def test_truncated_bytes_are_a_codec_error(length: int) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, len(GOOD) - 1), st.integers(0, 7)), min_size=1, max_size=4))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=400, deadline=None)
 def test_flipped_bits_are_a_codec_error_or_another_whole_message(flips: list[tuple[int, int]]) -> None:
     data = bytearray(GOOD)
     for place, bit in flips:
@@ -139,7 +139,7 @@ def test_flipped_bits_are_a_codec_error_or_another_whole_message(flips: list[tup
 
 
 @given(st.integers(8, 600), st.binary(min_size=1, max_size=8))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_overwritten_bytes_never_raise_anything_else(place: int, patch: bytes) -> None:
     data = GOOD[:place] + patch + GOOD[place + len(patch) :]
     try:

@@ -212,7 +212,7 @@ def test_no_variance_becomes_negative(
 
 
 @given(st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_any_flipped_bit_passes_whole_or_is_rejected(data: st.DataObject) -> None:
     sent = bytearray(encode_upload(good()))
     for _ in range(data.draw(st.integers(1, 3))):

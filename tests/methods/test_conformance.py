@@ -5,15 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from unittest import mock
 
 import pytest
 from tests.golden.figures import compare
 from tests.light import ALIKE, LEARNING, OWN
 
 from equipoise.methods import METHODS
-from equipoise.testing import CHECKS, Bench, bench_checks, method_checks
-from equipoise.testing.bench import global_states, otherwise_seeded
+from equipoise.testing import Bench, bench_checks, method_checks
 
 SLOW = {"pool"}
 """starts worker processes"""
@@ -48,33 +46,12 @@ def left_to_the_sweep(method: str, rule: str) -> bool:
     return method not in wanted and rule in {*OF_THE_ENGINE, "resume"}
 
 
-def resumed_otherwise(bench: Bench, check: Callable[[], None]) -> None:
-    """The rule 'resume' with all different that `Bench.repeated` has different: where it is kept, that needs
-    no run of its own; where it is not, each rule finds out for itself."""
-    with bench.own_cache():
-        assert bench.ordinary  # made before anything is different
-    before, reverse = global_states(), mock.patch.object(bench, "run", partial(bench.run, reverse=True))
-    try:
-        with bench.own_cache(), otherwise_seeded(), reverse:
-            CHECKS["resume"](bench)
-    except AssertionError:
-        return check()
-    bench.__dict__["repeated"] = global_states() == before
-
-
 def cases() -> Iterator[object]:
     """All of one method side by side: they look at one run of it, and so do the numbers on file."""
     for method in METHODS:
         bench = Bench(method, LEARNING.get(method))
-        checks = bench_checks(bench)
         yield pytest.param(partial(compare, method, bench), id=f"{method}-numbers")
-        if not left_to_the_sweep(method, "resume"):
-            checks = [
-                (name, partial(resumed_otherwise, bench, check) if name == "resume" else check)
-                for name, check in checks
-            ]
-            checks.sort(key=lambda one: one[0] != "resume")
-        for name, check in checks:
+        for name, check in bench_checks(bench):
             marks = [pytest.mark.slow] if name in SLOW else []
             if left_to_the_sweep(method, name):
                 marks.append(pytest.mark.sweep)

@@ -62,7 +62,7 @@ def data_sets(draw: st.DrawFn) -> Samples:
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     data_sets(),
     st.sampled_from([Column(), Iid(sites=3), Dirichlet(sites=3, alpha=0.5, min_size=15)]),

@@ -122,7 +122,7 @@ PAPERS: dict[str, PartitionOptions] = {
 }
 
 
-@settings(max_examples=45, deadline=None)
+@settings(max_examples=90, deadline=None)
 @given(data_sets(), st.sampled_from(sorted(PAPERS)), st.integers(0, 2**31))
 def test_every_row_once_groups_whole_and_the_same_again(data: Samples, name: str, seed: int) -> None:
     kind = PAPERS[name]

@@ -58,7 +58,7 @@ def missing_sets(sites: int, classes: int, missing: int, seed: int) -> list[set[
 @given(
     sites=st.integers(1, 12), classes=st.integers(2, 9), missing=st.integers(1, 8), seed=st.integers(0, 2**32)
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_every_class_is_labelled_and_every_site_misses_as_many(
     sites: int, classes: int, missing: int, seed: int
 ) -> None:

@@ -114,7 +114,7 @@ def test_a_seed_of_the_split_holds_for_reserved_rows_too() -> None:
     assert not np.array_equal(*usual)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(data_sets(), KIND, st.integers(0, 2**31))
 def test_every_row_is_held_once_and_groups_stay_whole(
     data: Samples, kind: PartitionOptions, seed: int
@@ -140,7 +140,7 @@ def test_every_row_is_held_once_and_groups_stay_whole(
     assert same(holdings, divide(data, kind, Split(), seed))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(data_sets(), st.floats(0, 0.5), st.floats(0, 0.4), st.integers(0, 2**31))
 def test_each_class_is_within_one_group_of_its_fraction(
     data: Samples, test: float, validation: float, seed: int
