@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from equipoise.version import __version__
+
+# onnxruntime reports to its makers from the moment it is imported, whoever imports it, unless this is set
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
     from equipoise.api import Comparison, compare, inspect, ledger, methods, reproduce, resume, run
