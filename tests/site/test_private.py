@@ -255,9 +255,7 @@ def test_gradients_are_those_of_opacus() -> None:
     for batch in batches:
         noisy_gradient(loc, net, loss, named, iter([batch]), Seeded(loc.generator()), 1.0)
         found.append([p.grad.clone() for p in named.values()])
-    whole = Batch(
-        (torch.cat([b.x for b in batches]),), torch.cat([b.y for b in batches]), torch.arange(9), None
-    )
+    whole = Batch((torch.cat([b.x for b in batches]),), torch.cat([b.y for b in batches]), torch.arange(9))
     GradSampleModule(net, loss_reduction="mean")
     loss(net, whole, loc).backward()
     for i, p in enumerate(named.values()):

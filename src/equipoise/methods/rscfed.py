@@ -97,7 +97,7 @@ class RSCFed(Method):
         return total / self.groups
 
     def prepare(self, net: Net, loc: Loc) -> None:
-        if self.strength > 0 and not loc.train.complete:
+        if self.strength > 0 and loc.labelled is not None:
             loc.scratch["teacher"] = Teacher(net, loc, self.decay)
 
     def fit(self, net: Net, loc: Loc) -> float:
