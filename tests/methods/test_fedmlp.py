@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from equipoise.config import Config, resolve
 from equipoise.exchange import Reduction, decode_upload
 from equipoise.leaves import Mean, Upload
-from equipoise.losses import known
+from equipoise.losses import ObjectiveOptions, known
 from equipoise.losses.tagging import NONE, selected
 from equipoise.methods import fedmlp
 from equipoise.methods.fedmlp import FedMLP
@@ -614,6 +614,13 @@ def test_neutral_is_fedavg_on_the_labels_there_are(make: Make, tmp_path: Path) -
     model = run(make({"name": "fedmlp", **(FedMLP.neutral or {})}), tmp_path / "run").server["model"]
     assert set(model) == set(plain)
     assert all(torch.equal(model[name], plain[name]) for name in plain)
+
+
+@pytest.mark.parametrize("named", ["adjusted_bce", {"name": "bce", "pos_weight": True}, "focal"])
+def test_its_base_loss_is_its_own_whatever_the_config_names(named: Any) -> None:
+    objective = ObjectiveOptions.model_validate(named)
+    assert FedMLP().base_loss(objective) == ObjectiveOptions.model_validate({"name": "bce", "over": "all"})
+    assert FedMLP(over="labelled").base_loss(objective) == ObjectiveOptions.model_validate("bce")
 
 
 def test_one_site_without_extra_terms_is_local_training(make: Make, tmp_path: Path) -> None:

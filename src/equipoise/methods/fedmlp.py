@@ -32,7 +32,7 @@ from torch import Tensor
 
 from equipoise.exchange import Ask
 from equipoise.leaves import ONE, Limit, Mean, Upload
-from equipoise.losses import bce_cells, class_means, filled, masked_mean
+from equipoise.losses import ObjectiveOptions, bce_cells, class_means, filled, masked_mean, parts
 from equipoise.losses.multilabel import Over
 from equipoise.losses.tagging import NONE, known_odds, tag_nearest
 from equipoise.methods.base import Method
@@ -96,6 +96,10 @@ class FedMLP(Method):
     """and so does one above this"""
     at_least_one: bool | None = None
     """tag one image where the share is less than one; none = at small sites"""
+
+    def base_loss(self, objective: ObjectiveOptions) -> ObjectiveOptions:
+        """Always plain BCE, as Eq. 4 divides it: what is on top of it are the method's own parts."""
+        return ObjectiveOptions(parts=(parts.BCE(over=self.over),))
 
     def init(self, net: Net, shared: Mapping[str, Tensor]) -> Tree:
         state = {"prototypes": torch.zeros(net.classes, 2, net.width), "degree": torch.ones(net.classes)}
