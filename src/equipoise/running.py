@@ -247,12 +247,13 @@ def privacy_of(plan: Plan, history: Sequence[Mapping[str, Any]]) -> dict[str, An
 def comparable(config: Config, participants: int) -> None:
     """Refuse to compare sites where they are too few to outvote the bad ones, and to mask where there is one
     place only."""
-    if config.method.standard == "pooled" and config.exchange.secure:
-        raise ConfigError(
-            f"method '{config.method_name}' trains in one place, so there is no sum to mask: leave "
-            "exchange.secure out"
-        )
     compare = config.exchange.compare
+    if config.method.standard == "pooled":
+        text = f"method '{config.method_name}' trains in one place, so there is "
+        if config.exchange.secure:
+            raise ConfigError(text + "no sum to mask: leave exchange.secure out")
+        if compare is not None:
+            raise ConfigError(text + "nobody to compare: leave exchange.reduce out")
     if compare is not None and participants < compare.needed(participants):
         raise ConfigError(
             f'exchange.reduce = "{compare.rule}" with hostile = {compare.hostile:g} needs '

@@ -135,3 +135,14 @@ def test_the_loss_is_over_the_cells_that_somebody_labelled(
 def test_hospitals_refuse_it(make_config: Callable[..., Any]) -> None:
     with pytest.raises(ConfigError, match="'centralised' needs all images in one place"):
         federated(make_config({"name": "centralised"}))
+
+
+@pytest.mark.parametrize(
+    ("exchange", "why"),
+    [({"secure": True}, "no sum to mask"), ({"reduce": "median"}, "nobody to compare")],
+)
+def test_what_needs_several_sites_is_refused(
+    tiny: Callable[..., Any], tmp_path: Path, exchange: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"'centralised' trains in one place, so there is {why}: leave"):
+        run(tiny("centralised", exchange=exchange), tmp_path / "run")
