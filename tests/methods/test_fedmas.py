@@ -266,7 +266,7 @@ def test_tiny_rescue_factors_count_as_any_others(
     tiny = run(config, tmp_path / "tiny").server["model"]
     assert 0 < notes(tmp_path / "tiny", "west")[0]["rescue_factor"] < 1e-6
     for name in model:
-        torch.testing.assert_close(tiny[name], model[name], rtol=0, atol=1e-7)
+        torch.testing.assert_close(tiny[name], model[name], rtol=0, atol=2e-7)
 
 
 @pytest.mark.parametrize(("train", "norm"), [({}, 5.0), ({"clip_norm": 2.0}, 2.0)])

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from equipoise.nets import Net, NetOptions, ProjectorSpec, batch_norm_names, build, state
-from equipoise.nets.norm import to_group_norm
+from equipoise.nets.norm import normed, to_group_norm
 from equipoise.seeds import generator
 
 
@@ -85,3 +85,43 @@ def test_group_keeps_scale_shift_and_eps():
     unit = 1 / 1.5**0.5
     want = torch.tensor([[[[5 - 2 * unit, 5 + 2 * unit]], [[7 - 3 * unit, 7 + 3 * unit]]]])
     torch.testing.assert_close(net(x), want)
+
+
+def a_pair(groups: int = 1, stride: int = 1) -> tuple[nn.Conv2d, nn.BatchNorm2d]:
+    """A convolution and a BatchNorm that has seen something."""
+    torch.manual_seed(3)
+    conv = nn.Conv2d(4, 8, 3, stride, padding=1, groups=groups, bias=False)
+    norm = nn.BatchNorm2d(8, eps=0.01)
+    with torch.no_grad():
+        for tensor in (norm.weight, norm.bias, norm.running_mean, norm.running_var):
+            tensor.uniform_(0.5, 2.0)
+    return conv, norm
+
+
+@pytest.mark.parametrize(("groups", "stride"), [(1, 1), (4, 2)])
+def test_without_gradients_it_is_one_convolution_with_the_same_values(groups, stride, monkeypatch):
+    conv, norm = a_pair(groups, stride)
+    conv, norm = conv.double(), norm.double().eval()
+    x = torch.randn(2, 4, 6, 6, dtype=torch.float64)
+    with torch.no_grad():
+        want = norm(conv(x))
+        monkeypatch.setattr(norm, "forward", lambda x: pytest.fail("BatchNorm was a pass of its own"))
+        torch.testing.assert_close(normed(conv, norm, x), want, rtol=1e-12, atol=1e-12)
+
+
+def test_where_something_trains_the_two_stay_two():
+    conv, norm = a_pair()
+    x = torch.randn(2, 4, 6, 6)
+    frozen = norm.eval()
+    assert normed(conv, frozen, x).equal(frozen(conv(x)))
+    with torch.no_grad():
+        before, batch = norm.running_mean.clone(), norm.train()
+        assert normed(conv, batch, x).mean((0, 2, 3)).allclose(norm.bias, atol=1e-4)
+        assert not batch.running_mean.equal(before)
+
+
+def test_another_norm_is_left_alone():
+    conv, _ = a_pair()
+    group, x = nn.GroupNorm(2, 8).eval(), torch.randn(2, 4, 6, 6)
+    with torch.no_grad():
+        assert normed(conv, group, x).equal(group(conv(x)))

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from equipoise.nets.norm import normed
+
 WIDTH = 1280
 
 
@@ -93,7 +95,7 @@ class Conv(nn.Module):
             top, bottom = _same(x.shape[2], kernel, stride)
             left, right = _same(x.shape[3], kernel, stride)
             x = F.pad(x, (left, right, top, bottom))
-        x = self.norm(self.conv(x))
+        x = normed(self.conv, self.norm, x)
         return F.relu6(x, inplace=True) if self.act else x
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from equipoise.nets.norm import normed
+
 WIDTH = 64
 
 
@@ -27,7 +29,7 @@ class SmallCNN(nn.Module):
         """One of the three convolution blocks."""
         conv, norm = getattr(self, f"conv{i}"), getattr(self, f"norm{i}")
         # ReLU after pooling gives the same values and gradients as before it, on a quarter of the pixels.
-        return F.relu(F.max_pool2d(norm(conv(x)), 2), inplace=True)
+        return F.relu(F.max_pool2d(normed(conv, norm, x), 2), inplace=True)
 
 
 def _conv(inputs: int, outputs: int) -> nn.Conv2d:
