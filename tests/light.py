@@ -3,7 +3,7 @@ method, and which of them `make test` leaves to `make test-all`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -118,6 +118,8 @@ LATER: dict[str, str] = {
     "methods/test_climb.py::test_another_method_than_fedavg": RULES,
     "methods/test_disco.py::test_another_method_than_fedavg": RULES,
     "methods/test_fedlsr.py::test_it_is_not_fedavg": RULES,
+    "methods/test_fedmas.py::test_neutral_is_fedavg_bit_for_bit": RULES,
+    "methods/test_fedmlp.py::test_neutral_is_fedavg_on_the_labels_there_are": RULES,
     "methods/test_fedrep.py::test_differs_from_fedavg": RULES,
     "methods/test_isfl.py::test_another_method_than_fedavg": RULES,
     "methods/test_partial_labels.py::test_missing_labels_make_it_another_method_than_fedavg": RULES,
@@ -126,10 +128,23 @@ LATER: dict[str, str] = {
     "test_testing.py::test_broken_method_fails_nothing_else": RULES,
 }
 """Tests that `make test-all` alone has, and the test of `make test` with the same rule. The rules of a method
-have its numbers on file, which are not FedAvg's."""
+have its numbers on file, which are not FedAvg's, and its neutral options are held against FedAvg."""
 
 
 def one_of_a_kind(methods: Iterable[str], *, but: Iterable[str] = ()) -> list[Any]:
     """All methods as parameters; those that are like another (and any that are named) only in the sweep."""
     left = {*ALIKE, *but}
     return [pytest.param(name, marks=[pytest.mark.sweep] if name in left else []) for name in methods]
+
+
+def sparing(tiny: Callable[..., Any]) -> Callable[..., Any]:
+    """`tiny` whose sites make one step a round and which is evaluated after its second round, unless a test
+    says otherwise: for rooms whose rules are about runs, files and messages. That batches come in their order
+    is tried in `tests/methods`, and that every round is told of in `tests/evaluate`."""
+
+    def make(*given: Any, train: dict[str, Any] | None = None, **sections: Any) -> Any:
+        train = {"batch_size": 32, **(train or {})}
+        often = {} if "stop" in train else {"evaluate": {"every": 2}}
+        return tiny(*given, train=train, **often | sections)
+
+    return make

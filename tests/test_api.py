@@ -44,6 +44,7 @@ TINIEST = TINY | {
     "partition": {"kind": "iid", "sites": 1},
 }
 """where nobody looks at the figures"""
+RACE = TINY | {"partition": {"kind": "iid", "sites": 2}, "train": {"rounds": 1, "batch_size": 32}}
 
 
 # Names ------------------------------------------------------------------------------------------------------
@@ -235,9 +236,8 @@ def test_a_name_from_elsewhere_is_shown_and_not_obeyed() -> None:
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> equipoise.Comparison:
     folder = tmp_path_factory.mktemp("compared")
-    table = TINY | {"train": {"rounds": 1, "batch_size": 8}}
     return equipoise.compare(
-        table,
+        RACE,
         methods=["fedavg", "fedprox"],
         seeds=range(2),
         grid={"method.mu": [0.1, 1.0]},
@@ -259,9 +259,8 @@ def test_a_comparison_is_that_of_the_command(compared: equipoise.Comparison) -> 
 
 def test_a_comparison_that_was_made_is_not_made_again(compared: equipoise.Comparison) -> None:
     told: list[tuple[str, dict[str, Any]]] = []
-    table = TINY | {"train": {"rounds": 1, "batch_size": 8}}
     more = equipoise.compare(
-        table,
+        RACE,
         ["fedavg"],
         seeds=range(2),
         out=compared.folder,
@@ -328,7 +327,7 @@ def test_a_comparison_shows_itself(compared: equipoise.Comparison) -> None:
 
 def test_a_failed_run_is_shown_and_nothing_but_failures_is_an_error(tmp_path: Path) -> None:
     failing = {"too few": {"exchange.min_sites": 7}}
-    table = TINY | {"train": {"rounds": 1, "batch_size": 8}}
+    table = TINIEST | {"train": {"rounds": 1, "batch_size": 8}}
     some = equipoise.compare(table, ["fedavg"], seeds=[0], arms=failing, out=tmp_path / "some", jobs=1)
     assert [one["run"] for one in some.failures] == ["too-few/0"]
     assert "1 runs failed, the first is too-few/0" in repr(some) and "too-few/0" in some._repr_html_()

@@ -32,7 +32,15 @@ def test_it_holds_no_output(path: Path) -> None:
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in book.cells)
 
 
-SMALLER = {r'"rounds": \d+': '"rounds": 1', r'"epochs": \d+': '"epochs": 1', r"count=\d+": "count=90"}
+SMALLER = {
+    r'"rounds": \d+': '"rounds": 1',
+    r'"epochs": \d+': '"epochs": 1',
+    r'"scale": [\d.]+': '"scale": 0.004',
+    r'"image_size": \d+': '"image_size": 16',
+    r'"data": (?=\{"kind": "phantom")': '"partition": {"kind": "iid", "sites": 3}, "data": ',
+    r"seeds=\(0, 1\)": "seeds=(0,)",
+    r"count=\d+": "count=90",
+}
 """What is cut down where a notebook is only to run."""
 KERNEL = """
 import os, threading

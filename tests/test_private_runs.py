@@ -41,7 +41,7 @@ def private(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> MakeConfig:
     def make(method: str = "fedavg", **sections: Any) -> Config:
         train = {"views": ["eval"] * len(METHODS[method].views), **sections.pop("train", {})}
         lighter = {"data": FEW_IMAGES, "net": NET, "train": train, "privacy": {"noise": 2.0}}
-        return tiny(method, **{**lighter, **sections})
+        return tiny(method, **{**lighter, "evaluate": {"every": 2}, **sections})
 
     return make
 

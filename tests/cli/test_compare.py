@@ -19,7 +19,7 @@ scale = 0.004
 image_size = 16
 [partition]
 kind = "iid"
-sites = 3
+sites = 2
 [train]
 rounds = 1
 batch_size = 8

@@ -232,7 +232,6 @@ def test_the_difference_and_its_tests(made) -> None:
     assert versus["holm"] == versus["p"]  # one arm: nothing to correct for
 
 
-@pytest.mark.slow
 def test_finished_runs_are_not_repeated_and_failed_ones_are_tried_again(made, tmp_path: Path) -> None:
     plan, folder, facts, _ = made
     before, watched = texts(folder), Watched()
@@ -331,42 +330,61 @@ def until(condition: Callable[[], bool], seconds: float = 300) -> None:
         time.sleep(0.02)
 
 
+WAITING = """
+import time
+from pathlib import Path
+
+from equipoise.methods.fca import FCA
+
+
+class Waiting(FCA):
+    def round(self, server, ask):
+        after = super().round(server, ask)
+        while ask.round == 1 and Path(__file__).with_name("wait").exists():
+            time.sleep(0.02)
+        return after
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc to find the worker processes")
 def test_killed_and_started_again_it_ends_with_the_same_tables(
     table: Table, forked: Callable[..., list[str]], tmp_path: Path
 ) -> None:
-    table["train"] |= {"rounds": 5, "batch_size": 32}
+    """Of two methods with two seeds each, one is finished and one is in its second round."""
+    table["train"] |= {"rounds": 2, "batch_size": 32}
+    table["partition"]["sites"] = 2
     file, out, straight = tmp_path / "tiny.toml", tmp_path / "killed", tmp_path / "straight"
     file.write_text(tomli_w.dumps(table))
-    plan = make_plan(table, ["fedavg", "fca"], seeds=(0, 1))
-    compare(plan, straight, 2)
-    words = [
-        "compare",
-        str(file),
-        "--methods",
-        "fedavg,fca",
-        "--seeds",
-        "0..1",
-        "--jobs",
-        "2",
-        "--out",
-        str(out),
-        "--quiet",
-    ]
-    killed = subprocess.Popen(forked(COMMAND, *words), cwd=tmp_path, stdout=subprocess.PIPE)
+    (tmp_path / "waiting.py").write_text(WAITING)
+    methods = ["fedavg", "waiting.py:Waiting"]
+    plan = make_plan(table, methods, seeds=(0, 1), base=tmp_path)
+    compare(plan, straight, 1)
+    (tmp_path / "wait").touch()
+    words = ["compare", file, "--methods", ",".join(methods), "--seeds", "0..1", "--jobs", "2", "--out", out]
+    killed = subprocess.Popen(forked(COMMAND, *words, "--quiet"), cwd=tmp_path, stdout=subprocess.PIPE)
     assert killed.stdout is not None
     pid = int(killed.stdout.readline())
-    until(lambda: sum(len(path.read_bytes().splitlines()) for path in out.glob("*/*/metrics.jsonl")) >= 11)
+
+    def reached(job: Job, rounds: int) -> bool:
+        rows = out / job.name / "metrics.jsonl"
+        return rows.exists() and len(rows.read_bytes().splitlines()) == rounds
+
+    waiting = [job for job in plan.jobs if job.config.method_name == methods[1]]
+    others = [job for job in plan.jobs if job not in waiting]
+    until(lambda: all((out / job.name / "report.html").exists() for job in others))
+    until(lambda: all(reached(job, 1) for job in waiting))
     workers = children(pid)
     os.killpg(pid, signal.SIGKILL)
     assert killed.wait() == -signal.SIGKILL
     killed.stdout.close()
     until(lambda: all(map(gone, workers)))
     assert len(workers) == 2 and not (out / "comparison.json").exists()
-    done = [path.parent for path in out.glob("*/*/result.json")]
-    assert 0 < len(done) < 4  # of the four, some are finished and some are broken off
-    compare(plan, out, 2)
+    done = {path.parent for path in out.glob("*/*/result.json")}
+    assert done == {out / job.name for job in others} and len(done) == 2
+    assert all(reached(job, 1) for job in waiting)
+    (tmp_path / "wait").unlink()
+    compare(plan, out, 1)
     assert texts(out) == texts(straight)
     for job in plan.jobs:
         (one,), (other,) = ([*(folder / job.name / "scores").iterdir()] for folder in (out, straight))

@@ -129,7 +129,7 @@ def table(cell: Cell, **method: Any) -> dict[str, Any]:
     name = method.get("name", cell["method"])
     train = {
         "rounds": ROUNDS,
-        "batch_size": 8,
+        "batch_size": 32,
         "participation": cell["participation"],
         **cell.get("train", {}),
     }

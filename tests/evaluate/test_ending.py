@@ -37,20 +37,7 @@ ENDINGS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 MakeConfig = Callable[..., Config]
-Straight = Callable[[Config], Result]
-
-
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> Straight:
-    """A run without a break, made once for all tests that only look at it."""
-    known = dict[str, Result]()
-
-    def made(config: Config) -> Result:
-        if config.digest not in known:
-            known[config.digest] = run(config, tmp_path_factory.mktemp("straight"))
-        return known[config.digest]
-
-    return made
+Once = Callable[[Config], Result]
 
 
 def config_of(
@@ -142,10 +129,10 @@ EVERY_RUN = {
     ],
 )
 def test_the_ending_of_what_was_chosen_is_reported(
-    ending: str, rule: str, tiny: MakeConfig, straight: Straight
+    ending: str, rule: str, tiny: MakeConfig, once: Once
 ) -> None:
     method, own = ENDINGS[ending]
-    result = straight(config_of(tiny, method, rule, own))
+    result = once(config_of(tiny, method, rule, own))
     ordinary = [row for row in result.history if "ending_of" not in row]
     ended = [row for row in result.history if "ending_of" in row]
     assert [row["round"] for row in ordinary] == list(range(1, ROUNDS + 1))
@@ -198,13 +185,13 @@ class Stop(Exception):
 def test_stopping_at_every_ending_changes_nothing(
     rule: str,
     tiny: MakeConfig,
-    straight: Straight,
+    once: Once,
     rows: Callable[[Path], list[dict[str, Any]]],
     tmp_path: Path,
 ) -> None:
     method, own = ENDINGS["both"]
     config = config_of(tiny, method, rule, own)
-    whole = straight(config)
+    whole = once(config)
     seen, asked = ROUNDS, list[str]()
 
     def watch(event: str, facts: dict[str, Any]) -> None:

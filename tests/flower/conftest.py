@@ -14,6 +14,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, no_object_id_recompute
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
+from tests.light import sparing
 
 from equipoise.config import Config, resolve
 from equipoise.deploy import apps
@@ -26,6 +27,11 @@ from equipoise.running import Result, prepare
 from equipoise.setup import material
 
 MakeConfig = Callable[..., Config]
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny: MakeConfig) -> MakeConfig:
+    return sparing(tiny)
 
 
 @pytest.fixture(autouse=True, scope="session")

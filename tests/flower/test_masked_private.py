@@ -45,6 +45,7 @@ def private(tiny: MakeConfig, secure: bool, sites: int = 3, **exchange: Any) -> 
         "fca",
         net={"name": "small-cnn", "batch_norm": "group"},
         privacy={"noise": 1.0},
+        train={"batch_size": 8},
         partition={"kind": "iid", "sites": sites},
         evaluate={"exact": False, "per_site": False, "every": 2},
         exchange={"secure": secure, **exchange},

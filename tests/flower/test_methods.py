@@ -95,7 +95,7 @@ def test_questions_beyond_a_round_are_the_simulation(
 
 def test_the_coordinator_ends_a_run_early(tiny: MakeConfig, rows: Rows, town: Any, once: Once) -> None:
     """Nothing is learnt, so the second round is the first without an improvement."""
-    train = {"rounds": 9, "lr": 0.0, "stop": {"patience": 1}}
+    train = {"rounds": 9, "lr": 0.0, "batch_size": 8, "stop": {"patience": 1}}
     config = replace(tiny("fedbabu", train=train), method=METHODS["fedbabu"](tune_epochs=1))
     found = same_as_simulated(config, rows, town, once)
     assert found.ending_of == [2] and found.stopped_early is not None

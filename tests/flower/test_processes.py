@@ -51,6 +51,8 @@ OPEN: dict[str, Any] = {"small_cell": 0, "batch_size": 1}
 PATIENT: dict[str, Any] = {"deadline": 900.0, "patience": 900.0}
 """on a busy machine Flower may take minutes for what takes seconds: nothing here shall depend on it but what
 is about deadlines"""
+OFTEN = {"every": 1}
+"""so that a round takes long enough to be broken off"""
 NAMES = ("site-00", "site-01", "site-02")
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -127,7 +129,7 @@ def until(out: Path, rounds: int) -> None:
 def test_a_site_that_is_killed_and_comes_back_and_a_coordinator_that_is(
     tiny: MakeConfig, tmp_path: Path
 ) -> None:
-    config = federated(tiny("fca", train={"rounds": 4})).with_engine(**PATIENT, retries=2)
+    config = federated(tiny("fca", train={"rounds": 4}, evaluate=OFTEN)).with_engine(**PATIENT, retries=2)
     expected, out = run(config, tmp_path / "here").state_hash, tmp_path / "run"
     with playing(config, tmp_path / "town", out) as (made, number):
         until(out, 1)
@@ -152,8 +154,10 @@ def test_a_site_that_is_killed_and_comes_back_and_a_coordinator_that_is(
 @pytest.mark.hospitals
 def test_two_runs_at_once(tiny: MakeConfig, tmp_path: Path) -> None:
     """One of them masked, and the other not approved by all sites."""
-    masked = federated(tiny("fedavg", exchange={"secure": True})).with_engine(**PATIENT)
-    other = federated(tiny("fca", exchange={"min_sites": 2}, train={"rounds": 4})).with_engine(**PATIENT)
+    masked = federated(tiny("fedavg", exchange={"secure": True}, evaluate=OFTEN)).with_engine(**PATIENT)
+    other = federated(
+        tiny("fca", exchange={"min_sites": 2}, train={"rounds": 4}, evaluate=OFTEN)
+    ).with_engine(**PATIENT)
     each = sorted({*allowed(masked), *allowed(other)})
     rules = {"each": each, "methods": approved(), "min_sites": 2, **OPEN}
     configs = {tmp_path / "masked": masked, tmp_path / "other": other}
@@ -298,7 +302,7 @@ def test_sites_that_are_cut_off_before_during_and_after_their_answer(
     """All three in one round; each comes back, is asked again and gives the answer it would have given."""
     monkeypatch.chdir(ROOT)
     config, out = (
-        federated(tiny("fca", train={"rounds": 3})).with_engine(**PATIENT, retries=2),
+        federated(tiny("fca", train={"rounds": 3}, evaluate=OFTEN)).with_engine(**PATIENT, retries=2),
         tmp_path / "run",
     )
     expected = run(config, tmp_path / "here").state_hash

@@ -5,20 +5,23 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import os
 import re
+import signal
 import socket
 import ssl
 import stat
 import threading
 import tomllib
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen
 from typing import Any
 
 import httpx
@@ -46,6 +49,33 @@ pytestmark = pytest.mark.slow
 MUCH = 50 * 2**20
 OLD = ("superlink.db", "superlink.db-wal")
 """where answers of sites were kept once"""
+PATCH = """
+import json, os, sys
+from equipoise.deploy import inside
+fork = json.loads(os.environ["EQUIPOISE_TEST_FORK"])
+inside.command = lambda *words: ["env", f"EQUIPOISE_TEST_WORDS={json.dumps(words)}", *fork]
+"""
+SERVER = f"""{PATCH}
+import runpy
+runpy.run_module("equipoise.deploy.superlink", run_name="__main__", alter_sys=True)
+"""
+"""in a Python of its own; what it starts are forks: who looks for runs, and the training loop of each"""
+FORK = """
+import os, sys
+from flwr.supercore import telemetry
+os.umask(0o077)
+telemetry.FLWR_TELEMETRY_ENABLED = "0"  # it was imported before that was set
+"""
+INSIDE = f"""{FORK}{PATCH}
+os.environ["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.5"  # each look for runs keeps the server busy
+sys.argv[1:] = json.loads(os.environ["EQUIPOISE_TEST_WORDS"])
+inside.main()
+"""
+SITE = f"""{FORK}
+from equipoise.cli import main
+print(os.getpid(), flush=True)
+main(["site", "join", sys.argv[1]])
+"""
 
 
 @dataclass
@@ -74,6 +104,7 @@ class Server:
 
 
 Play = Callable[[str], Config]
+Forked = Callable[..., list[str]]
 
 
 @pytest.fixture(scope="module")
@@ -88,15 +119,24 @@ def play(tiny: Callable[..., Config]) -> Play:
 
 
 @pytest.fixture(scope="module")
-def server(play: Play, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(play: Play, forked: Forked, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server that was started by somebody whose umask hides nothing."""
-    folder, before = tmp_path_factory.mktemp("port") / "federation", os.umask(0)
+    folder, before, start = tmp_path_factory.mktemp("port") / "federation", os.umask(0), processes.start
+
+    def begun(command: Sequence[str], *given: Any) -> Popen[bytes]:
+        python, *program = command[:3]
+        assert program == ["-m", "equipoise.deploy.superlink"]
+        return start([python, "-c", SERVER, *command[3:]], *given)
+
     with nothing_left(), stage(play("fca"), folder, {"methods": approved(), **OPEN}) as made:
         try:
             for name in OLD:
                 (private_folder(made.coordinator / "flower") / name).write_text("answers of sites")
             limits = Limits(header_seconds=5.0)
-            made.server = link.start(made.coordinator, "127.0.0.1", made.port, limits)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(processes, "start", begun)
+                patch.setenv("EQUIPOISE_TEST_FORK", json.dumps(forked(INSIDE)))
+                made.server = link.start(made.coordinator, "127.0.0.1", made.port, limits)
         finally:
             os.umask(before)
         yield Server(made)
@@ -191,8 +231,8 @@ def test_nothing_is_said_in_plain_text(server: Server) -> None:
 
 
 @contextmanager
-def joined(made: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Two sites: one is a process of its own, one a thread of ours, which has imported all it needs."""
+def joined(made: Stage, forked: Forked, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Two sites: one is a process of its own, one a thread of ours; both have imported all they need."""
     done, answer = threading.Event(), join.answer
 
     def until_done(*given: Any) -> bool:
@@ -202,15 +242,20 @@ def joined(made: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(join, "answer", until_done)
     monkeypatch.setattr("equipoise.deploy.join.signal.signal", lambda *given: None)  # not for a thread to set
-    made.join("site-00")
-    with ThreadPoolExecutor(1) as pool:
+    folder = made.site("site-00")
+    environment = processes.environment(private_folder(folder / "flower"))
+    there = Popen(forked(SITE, folder), env=environment, stdin=DEVNULL, stdout=PIPE)
+    assert there.stdout is not None
+    number = int(there.stdout.readline())
+    with there.stdout, ThreadPoolExecutor(1) as pool:
         here = pool.submit(join.join, made.site("site-01"))
         try:
             yield
         finally:
             done.set()
-            processes.stop(made.sites.pop("site-00"))
+            os.kill(number, signal.SIGTERM)
             here.result()
+            assert there.wait(60) == 0
 
 
 @pytest.mark.parametrize("methods", [("fca", "fedsdc"), pytest.param(("fediic",), marks=pytest.mark.sweep)])
@@ -218,6 +263,7 @@ def test_methods_give_the_bits_of_the_simulation(
     methods: tuple[str, ...],
     server: Server,
     play: Play,
+    forked: Forked,
     rows: Callable[[Path], list[dict[str, Any]]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -229,7 +275,7 @@ def test_methods_give_the_bits_of_the_simulation(
         rules = tomllib.loads((folder / "policy.toml").read_text())
         (folder / "policy.toml").write_text(tomli_w.dumps(rules | {"each": each}))
     before = len(standing(server.folder)["runs"])
-    with nothing_left(), joined(server.made, monkeypatch):
+    with nothing_left(), joined(server.made, forked, monkeypatch):
         for method, config in plays.items():
             found = server.made.perform(config, tmp_path / method)
             assert found["state_hash"] == run(config, tmp_path / f"{method}-here").state_hash

@@ -176,7 +176,7 @@ def test_a_rule_that_becomes_stricter_refuses_what_was_agreed_to_be_tested(
 
 def test_it_is_resumed_with_what_it_told_when_it_joined(rare: MakeConfig, town: Any) -> None:
     """A looser rule does not bring untested images into the middle of a run."""
-    there = town(rare("fedavg", train={"rounds": 2, "batch_size": 64}), FIVE)
+    there = town(rare("fedavg", train={"rounds": 2, "batch_size": 64}, evaluate={"every": 1}), FIVE)
 
     def looser(asked: Any, reply: Any) -> Any:
         if asked.metadata.message_type == "train.train":

@@ -189,7 +189,7 @@ def console(folder: Path) -> list[str]:
 
 def test_the_console_names_who_is_missing_and_which_rule(lost: Any, tiny: MakeConfig, town: Any) -> None:
     assert "round 2: no usable answer to 'evaluate' from site-01" in console(lost.run)
-    there = town(tiny("fca"), {"site-01": {"each": []}, "site-02": {"small_cell": 5}})
+    there = town(tiny("fca", evaluate={"every": 1}), {"site-01": {"each": []}, "site-02": {"small_cell": 5}})
     there.go()
     told = "\n".join(console(there.run))
     assert told.count("site 'site-01' does not answer 'evaluate': policy rule 'each'") == 1

@@ -87,7 +87,8 @@ def test_a_run_that_was_broken_off_anywhere_goes_on_to_the_same_bits(
     class Killed(BaseException):
         pass
 
-    there, seen = town(tiny(method)), [0]
+    config = tiny(method, evaluate={"every": 1})
+    there, seen = town(config), [0]
     stops = iter([2, 5, 9, 14, 10**6])
     limit = [next(stops)]
 
@@ -107,7 +108,7 @@ def test_a_run_that_was_broken_off_anywhere_goes_on_to_the_same_bits(
         except Killed:
             ends += 1
             there.wire.pending.clear()
-    assert ends == 4 and found.state_hash == once(tiny(method)).state_hash
+    assert ends == 4 and found.state_hash == once(config).state_hash
 
 
 # What leaves ------------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def some(number: int, site: str) -> str:
 
 
 def trained(make: MakeConfig, method: str, folder: Path, **options: Any) -> Result:
-    return run(make({"name": method, **options}, some), folder)
+    return run(make({"name": method, **options}, some, batch_size=12), folder)
 
 
 def check(make: MakeConfig, method: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,12 +102,12 @@ def test_blank_columns_of_a_site_are_labels_it_does_not_have(
 ) -> None:
     """What `partition.missing` hides, and what the file leaves blank: the same training, bit for bit."""
     table = {"name": method, **EAGER[method]}
-    hidden = make_findings(table)
+    hidden = make_findings(table, batch_size=12)
     lacks = {
         holding.name: " ".join(f"c{c}" for c in range(3) if not holding.labelled[c])
         for holding in material(hidden).holdings
     }
-    blank = make(table, lambda number, site: lacks[site])
+    blank = make(table, lambda number, site: lacks[site], batch_size=12)
     assert run(blank, tmp_path / "blank").state_hash == run(hidden, tmp_path / "hidden").state_hash
 
 

@@ -354,7 +354,7 @@ def test_every_preset_changes_the_model_and_no_two_are_alike(
     hashes = {
         preset: run(
             make_config(
-                {"name": "fediic"} | ({"preset": preset} if preset else {}),
+                {"name": "fediic", "spread_steps": 100} | ({"preset": preset} if preset else {}),
                 ["south"],
                 rounds=1,
                 views=["weak"] * 2,

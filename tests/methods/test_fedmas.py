@@ -256,17 +256,17 @@ def test_scaling_all_divergences_changes_nothing(
         torch.testing.assert_close(scaled[name], model[name], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("unit", [2.0**-30, 2.0**-50])
 def test_tiny_rescue_factors_count_as_any_others(
-    unit: float, make_config: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_config: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make_config(MAS, rounds=1)
     model = run(config, tmp_path / "plain").server["model"]
-    monkeypatch.setattr(fedmas, "rescue_factor", lambda *a, **k: unit * rescue_factor(*a, **k))
-    tiny = run(config, tmp_path / "tiny").server["model"]
-    assert 0 < notes(tmp_path / "tiny", "west")[0]["rescue_factor"] < 1e-6
-    for name in model:
-        torch.testing.assert_close(tiny[name], model[name], rtol=0, atol=2e-7)
+    for unit in (2.0**-30, 2.0**-50):
+        monkeypatch.setattr(fedmas, "rescue_factor", lambda *a, u=unit, **k: u * rescue_factor(*a, **k))
+        tiny = run(config, tmp_path / str(unit)).server["model"]
+        assert 0 < notes(tmp_path / str(unit), "west")[0]["rescue_factor"] < 1e-6
+        for name in model:
+            torch.testing.assert_close(tiny[name], model[name], rtol=0, atol=2e-7)
 
 
 @pytest.mark.parametrize(("train", "norm"), [({}, 5.0), ({"clip_norm": 2.0}, 2.0)])
@@ -412,7 +412,8 @@ def test_without_mas_sites_count_by_samples(make_config: Callable[..., Any], tmp
 def test_every_preset_is_another_method(make_config: Callable[..., Any], tmp_path: Path) -> None:
     hashes = {
         preset: run(
-            make_config(MAS | {"preset": preset}, ["north", "south"], rounds=1), tmp_path / preset
+            make_config(MAS | {"preset": preset}, ["north", "south"], rounds=1, batch_size=16),
+            tmp_path / preset,
         ).state_hash
         for preset in FedMAS.presets
         if preset != "lambda-3"

@@ -246,11 +246,13 @@ def test_what_leaves_in_which_phase(
     make_config: Callable[..., Config], make_findings: Any, tmp_path: Path
 ) -> None:
     judged = (1, "class_loss", {"loss": "each"})
-    _, answers = tapped(make_config({"name": NAME, "warmup": 1}, rounds=3), tmp_path / "a")
+    _, answers = tapped(make_config({"name": NAME, "warmup": 1}, rounds=3, batch_size=16), tmp_path / "a")
     assert leaves(answers) == [(0, "train", MEANS), judged, (1, "train", MODELS), (2, "train", MODELS)]
-    _, answers = tapped(make_config({"name": NAME, "warmup": 1, "daagg": False}, rounds=3), tmp_path / "b")
+    _, answers = tapped(
+        make_config({"name": NAME, "warmup": 1, "daagg": False}, rounds=3, batch_size=16), tmp_path / "b"
+    )
     assert leaves(answers) == [(0, "train", MEANS), judged, (1, "train", MEANS), (2, "train", MEANS)]
-    _, answers = tapped(make_findings({"name": NAME, "warmup": 1}, rounds=3), tmp_path / "c")
+    _, answers = tapped(make_findings({"name": NAME, "warmup": 1}, rounds=3, batch_size=16), tmp_path / "c")
     assert leaves(answers) == [(0, "train", MEANS), judged, (1, "train", MEANS), (2, "train", MEANS)]
     empty = [
         decode_upload(a.data)[1]["loss"].value.numel() for a in answers if a.question.name == "class_loss"
@@ -337,6 +339,7 @@ def test_every_switch_counts(make_config: Callable[..., Config], tmp_path: Path)
     base: dict[str, Any] = {"name": NAME, "warmup": 1, "ramp": 0}
     arms: list[dict[str, Any]] = [{}, {"daagg": False}, {"strength": 0.0}, {"adjust": False}, {"warmup": 2}]
     found = [
-        digest(run(make_config(base | arm), tmp_path / str(i)).server["model"]) for i, arm in enumerate(arms)
+        digest(run(make_config(base | arm, batch_size=16), tmp_path / str(i)).server["model"])
+        for i, arm in enumerate(arms)
     ]
     assert len(set(found)) == len(arms)

@@ -512,7 +512,9 @@ def test_ablation_arms(
 ) -> None:
     # A head is known by its bias, which no learning changes. Without diversity it is linear and has no width.
     method = {"name": "fedsdc"} | ({"preset": preset} if preset else {})
-    result, tap = tapped(make_config(method, rounds=4, lr=0.0, optimizer="sgd"), tmp_path / "run")
+    result, tap = tapped(
+        make_config(method, rounds=4, lr=0.0, optimizer="sgd", batch_size=16), tmp_path / "run"
+    )
     heads = result.server["heads"].values()
     if widths is None:
         assert all(set(head) == {"weight", "bias"} for head in heads)

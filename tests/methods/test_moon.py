@@ -130,7 +130,7 @@ def with_same_head(config: Config) -> Config:
 def test_fedavg_with_the_same_head(
     make_config: Callable[..., Any], tmp_path: Path, mu: float, rounds: int, same: bool
 ) -> None:
-    config = make_config({"name": NAME, "mu": mu}, rounds=rounds)
+    config = make_config({"name": NAME, "mu": mu}, rounds=rounds, batch_size=16)
     mine = run(config, tmp_path / "moon").server["model"]
     plain = run(with_same_head(config), tmp_path / "plain").server["model"]
     assert set(mine) == set(plain)

@@ -205,7 +205,8 @@ def made(tiny: Callable[..., Config], tmp_path_factory: pytest.TempPathFactory) 
     doctored.change(plan, classes=[f"{name}_{'unbroken' * 8}" for name in classes])
     write_report(folder / "long")
     table = {key: value for key, value in tiny().table().items() if key not in ("base", "method")}
-    table["train"]["rounds"] = 1
+    table["train"] |= {"rounds": 1, "batch_size": 32}
+    table["partition"]["sites"] = 2
     race = make_plan(table, ["fedavg", "local", "fca"], seeds=(0, 1))
     for job in race.jobs[:-1]:
         run(job.config, folder / "comparison" / job.name)

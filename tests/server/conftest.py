@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from tests.light import sparing
 
+from equipoise.config import Config
 from equipoise.server import Checkpoints
 from equipoise.tree import digest, unflatten
 
@@ -25,3 +27,8 @@ def private() -> Callable[[Path], dict[str, str]]:
         }
 
     return read
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny: Callable[..., Config]) -> Callable[..., Config]:
+    return sparing(tiny)

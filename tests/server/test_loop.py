@@ -71,7 +71,8 @@ def test_stopping_at_every_round_changes_nothing(
     private: Private,
     tmp_path: Path,
 ) -> None:
-    config = tiny(method, train={"rounds": 3, "batch_size": 32, "participation": participation})
+    train = {"rounds": 3, "batch_size": 32, "participation": participation}
+    config = tiny(method, train=train, evaluate={"every": 1})
     straight = once(config)
     seen = 0
 
@@ -99,7 +100,7 @@ def test_stopping_at_every_round_changes_nothing(
 def test_stopping_in_the_middle_of_a_question_changes_nothing(
     question: str, round: int, tiny: MakeConfig, once: Once, rows: Rows, private: Private, tmp_path: Path
 ) -> None:
-    config = tiny("fca", train={"rounds": 3, "batch_size": 32})
+    config = tiny("fca", train={"rounds": 3, "batch_size": 32}, evaluate={"every": 1})
     straight = once(config)
     with pytest.raises(Stop):
         run(config, tmp_path / "stopped", wrap=lambda engine: Falls(engine, question, round))

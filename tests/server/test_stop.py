@@ -71,7 +71,7 @@ def config_of(tiny: MakeConfig, method: dict[str, Any], select: str = "last", **
     """Nothing is learnt, so the first round is the best there is and training ends with the third."""
     stop = {"patience": PATIENCE}
     table = tiny(
-        train={"rounds": PLANNED, "lr": 0.0, "stop": stop, **train},
+        train={"rounds": PLANNED, "lr": 0.0, "batch_size": 8, "stop": stop, **train},
         evaluate={"select": select},
     ).table()
     return resolve({**table, "method": method})

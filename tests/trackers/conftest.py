@@ -1,4 +1,4 @@
-"""An empty database of MLflow, made once: its tables take seconds. And runs with one step a site."""
+"""An empty database of MLflow, made once: its tables take seconds. And runs of two sites, one step each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from equipoise.trackers.mlflow import MLflow
 @pytest.fixture(scope="session")
 def tiny(tiny: Callable[..., Config]) -> Callable[..., Config]:
     def make(*given: Any, train: dict[str, Any] | None = None, **sections: Any) -> Config:
-        return tiny(*given, train={"batch_size": 64, **(train or {})}, **sections)
+        two = {"partition": {"sites": 2}}
+        return tiny(*given, train={"batch_size": 64, **(train or {})}, **two, **sections)
 
     return make
 

@@ -19,19 +19,29 @@ from equipoise.config import Config
 pytestmark = pytest.mark.slow
 SCRIPT = """
 import json, sys
+for name in [name for name in sys.modules if name.startswith(THEIRS)]:
+    del sys.modules[name]
 reached = []
 sys.addaudithook(lambda event, given: reached.append([event, repr(given)]) if event in EVENTS else None)
 import equipoise
 equipoise.run(sys.argv[1], sys.argv[2])
 json.dump(reached, open(sys.argv[3], "w"))
 """.replace("EVENTS", '("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto")')
+THEIRS = ("tensorboard", "torch.utils.tensorboard", "mlflow", "wandb", "pytest", "_pytest")
+SCRIPT = SCRIPT.replace("THEIRS", repr(THEIRS))
 TESTING = ("CI", "GITHUB_ACTIONS", "PYTEST", "MLFLOW", "WANDB", "DO_NOT_TRACK", "BUILD", "JENKINS")
 """what packages look for to be quiet of themselves"""
 
 
+@pytest.mark.parametrize("new", [False, pytest.param(True, marks=pytest.mark.sweep)])
 def test_nothing_is_reached(
-    tiny: Callable[..., Config], tmp_path: Path, with_store: Callable[[Path], Path]
+    tiny: Callable[..., Config],
+    tmp_path: Path,
+    with_store: Callable[[Path], Path],
+    forked: Callable[..., list[str]],
+    new: bool,
 ) -> None:
+    """In a new process, or one that has imported our package and forgotten all of theirs."""
     table = tiny(train={"rounds": 1}, evaluate={"trackers": ["tensorboard", "mlflow", "wandb"]}).table()
     (tmp_path / "run.toml").write_text(tomli_w.dumps(table))
     callers: list[bytes] = []
@@ -56,7 +66,8 @@ def test_nothing_is_reached(
         clean = {key: text for key, text in os.environ.items() if not key.startswith(TESTING)}
         environment = clean | proxies | {"WANDB_BASE_URL": here, "WANDB_API_KEY": "0" * 40, "no_proxy": ""}
         with_store(tmp_path / "run")
-        command = [sys.executable, "-c", SCRIPT, "run.toml", "run", "reached.json"]
+        words = ["run.toml", "run", "reached.json"]
+        command = [sys.executable, "-c", SCRIPT, *words] if new else forked(SCRIPT, *words)
         try:
             done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
         finally:

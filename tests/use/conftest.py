@@ -7,11 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.light import sparing
 
 from equipoise.config import Config, resolve
 from equipoise.running import Result
 
 Finished = Callable[..., Result]
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny: Callable[..., Config]) -> Callable[..., Config]:
+    return sparing(tiny)
 
 
 @pytest.fixture(scope="session")

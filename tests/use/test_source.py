@@ -83,7 +83,7 @@ def test_local_batch_norm_asks_for_a_site(finished: Callable[..., Result]) -> No
 
 # Which round ------------------------------------------------------------------------------------------------
 
-STILL = {"rounds": 5, "lr": 0.0}
+STILL = {"rounds": 5, "lr": 0.0, "batch_size": 8}
 """nothing moves, so the first round is as good as any and is the one selected"""
 
 
