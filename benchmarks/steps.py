@@ -1,10 +1,12 @@
-"""What a training step would gain from torch.compile and from bfloat16, in one run.
+"""What a training step would gain from torch.compile and from bfloat16, in one run; and what a pass without
+gradients gains from BatchNorm as part of the convolution.
 
-    python benchmarks/steps.py [small-cnn resnet18 efficientnet-lite0] [--steps 12]
+    python benchmarks/steps.py [small-cnn resnet18 efficientnet-lite0] [--steps 12] [--passes]
 
 A step is forward, cross-entropy, backward and Adam on 32 random images, one thread, the network laid out as
 the engine has it. Variants take turns, step by step. Printed: the median of each and its ratio to the step as
-it is, and what compiling took. Neither keeps the bits of a plain step.
+it is, and what compiling took. Neither keeps the bits of a plain step. With `--passes`, forward passes in
+eval mode instead of steps.
 """
 
 from __future__ import annotations
@@ -74,16 +76,36 @@ def measure(net: str, steps: int) -> None:
     print(f"  compiling took {first['torch.compile']:.0f} s")
 
 
+def measure_passes(net: str, passes: int) -> None:
+    """The two stay two wherever gradients are enabled, also where no tensor asks for one."""
+    size = SETTINGS[net]["size"]
+    built = build(NetOptions(name=net), classes=CLASSES, image_size=size, seed=0, base=Path())
+    built.eval().requires_grad_(False)
+    x = torch.randn(BATCH, 3, size, size).contiguous(memory_format=torch.channels_last)
+    times: dict[bool, list[float]] = {True: [], False: []}
+    for _ in range(passes + 1):
+        for enabled, found in times.items():
+            with torch.set_grad_enabled(enabled):
+                begin = time.perf_counter()
+                built(x)
+                found.append(time.perf_counter() - begin)
+    apart, joined = (1000 * statistics.median(found[1:]) for found in times.values())
+    print(
+        f"{net}, {BATCH} images at {size} px: {apart:.1f} ms apart, {joined:.1f} joined, {joined / apart:.2f}"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("nets", nargs="*", default=list(SETTINGS))
     parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--passes", action="store_true", help="forward passes in eval mode")
     given = parser.parse_args()
     with one_thread():
         for net in given.nets:
-            measure(net, given.steps)
+            (measure_passes if given.passes else measure)(net, given.steps)
 
 
 if __name__ == "__main__":

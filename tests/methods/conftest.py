@@ -87,7 +87,7 @@ def make_findings(tmp_path_factory: pytest.TempPathFactory) -> MakeConfig:
 
     def make(method: Mapping[str, Any], spoilt: bool = False, missing: int = 1, **train: Any) -> Config:
         chosen = tables["b" if spoilt else "a"]
-        options = {"rounds": 2, "batch_size": 4, "lr": 0.01, "seed": 3, "persist_optimizer": False} | train
+        options = {"rounds": 2, "batch_size": 12, "lr": 0.01, "seed": 3, "persist_optimizer": False} | train
         rest = {
             "net": {"name": "small-cnn"},
             "engine": {"device": "cpu"},

@@ -148,9 +148,7 @@ def test_another_method_than_fedavg(make_config: Callable[..., Any], tmp_path: P
 
 def test_hidden_labels_never_enter(make_findings: Callable[..., Any], tmp_path: Path) -> None:
     found = [
-        run(
-            make_findings({"name": NAME, **SHARP}, spoilt=kind, batch_size=12), tmp_path / str(kind)
-        ).state_hash
+        run(make_findings({"name": NAME, **SHARP}, spoilt=kind), tmp_path / str(kind)).state_hash
         for kind in (False, True)
     ]
     assert found[0] == found[1]

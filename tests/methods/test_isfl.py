@@ -228,7 +228,7 @@ def test_another_method_than_fedavg(make_config: Callable[..., Any], tmp_path: P
 def test_partial_participation_and_hidden_labels(make_findings: Callable[..., Any], tmp_path: Path) -> None:
     found = [
         run(
-            make_findings({"name": NAME}, spoilt=kind, rounds=4, participation=0.5, batch_size=12),
+            make_findings({"name": NAME}, spoilt=kind, rounds=4, participation=0.5),
             tmp_path / str(kind),
         ).state_hash
         for kind in (False, True)

@@ -56,8 +56,8 @@ def test_the_spoilt_federation_differs_only_in_hidden_labels(make_findings: Make
 @pytest.mark.parametrize("cls", EAGER)
 def test_labels_a_site_does_not_have_change_nothing(make_findings: Make, tmp_path: Path, cls: type) -> None:
     method = named(cls, **EAGER[cls])
-    sound = run(make_findings(method, objective=BCE, batch_size=12), tmp_path / "sound")
-    spoilt = run(make_findings(method, objective=BCE, batch_size=12, spoilt=True), tmp_path / "spoilt")
+    sound = run(make_findings(method, objective=BCE), tmp_path / "sound")
+    spoilt = run(make_findings(method, objective=BCE, spoilt=True), tmp_path / "spoilt")
     assert sound.state_hash == spoilt.state_hash
     teachers = 0
     for path in sorted((tmp_path / "sound" / "sites").rglob("*.safetensors")):
@@ -97,7 +97,7 @@ def test_pseudo_labels_are_what_they_are_whatever_the_base_loss_says_of_missing_
     method = named(CBAFed, **EAGER[CBAFed] | {"warmup": 0})
     found = [
         run(
-            make_findings(method, objective={"name": "bce", "missing": missing}, batch_size=12),
+            make_findings(method, objective={"name": "bce", "missing": missing}),
             tmp_path / missing,
         ).state_hash
         for missing in ("ignore", "negative")

@@ -444,7 +444,7 @@ def test_hidden_labels_never_enter(
     objective = {"name": "bce", "pos_weight": True, "missing": "negative"}
     sound, spoilt = (
         run(
-            make_findings({"name": NAMES[cls]}, spoilt=kind, objective=objective, batch_size=12),
+            make_findings({"name": NAMES[cls]}, spoilt=kind, objective=objective),
             tmp_path / str(kind),
         ).state_hash
         for kind in (False, True)
@@ -457,7 +457,7 @@ def test_partial_loss_differs_from_missing_as_absent(
 ) -> None:
     negative = {"name": "bce", "missing": "negative"}
     hashes = {
-        key: run(make_findings({"name": name}, objective=objective, batch_size=12), tmp_path / key).state_hash
+        key: run(make_findings({"name": name}, objective=objective), tmp_path / key).state_hash
         for key, name, objective in (
             ("pl", NAMES[FedAvgPL], negative),
             ("negative", "fedavg", negative),

@@ -36,3 +36,16 @@ def test_equals_relu_before_pooling():
     parameters = list(body.parameters())
     gradients = torch.autograd.grad(got.square().sum(), parameters)
     torch.testing.assert_close(gradients, torch.autograd.grad(want.square().sum(), parameters))
+
+
+@pytest.mark.parametrize("size", [(8, 8), (9, 8), (6, 7), (3, 5), (2, 2)])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_without_gradients_pooling_gives_the_same_values_in_the_same_layout(size, layout):
+    x = torch.randn(2, 4, *size, generator=generator(0, "x")).to(memory_format=layout)
+    x[0, 0, 0, 1] = torch.nan
+    want = F.max_pool2d(x, 2)
+    with torch.no_grad():
+        got = small.halved(x)
+    torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+    assert got.is_contiguous(memory_format=layout)
+    assert small.halved(x.requires_grad_()).grad_fn is not None

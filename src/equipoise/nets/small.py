@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -29,7 +30,17 @@ class SmallCNN(nn.Module):
         """One of the three convolution blocks."""
         conv, norm = getattr(self, f"conv{i}"), getattr(self, f"norm{i}")
         # ReLU after pooling gives the same values and gradients as before it, on a quarter of the pixels.
-        return F.relu(F.max_pool2d(normed(conv, norm, x), 2), inplace=True)
+        return F.relu(halved(normed(conv, norm, x)), inplace=True)
+
+
+def halved(x: Tensor) -> Tensor:
+    """The largest of every two by two pixels. Where nothing is trained nobody asks which of them it was, and
+    comparing rows, then columns, takes a third of the time that `max_pool2d` does."""
+    if torch.is_grad_enabled():
+        return F.max_pool2d(x, 2)
+    height, width = (side // 2 * 2 for side in x.shape[2:])
+    rows = torch.maximum(x[:, :, 0:height:2], x[:, :, 1:height:2])
+    return torch.maximum(rows[..., 0:width:2], rows[..., 1:width:2])
 
 
 def _conv(inputs: int, outputs: int) -> nn.Conv2d:
