@@ -7,6 +7,7 @@ out to others does without.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -42,6 +43,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[DEALER] = (folder, begin_nursery(os.environ[DOOR]))
         tester = shlex.join([sys.executable, "-S", "-E", str(NURSERY), "tester", os.environ[DOOR]])
         config.option.tx = [f"popen//python={tester}"] * len(config.option.tx)
+        with contextlib.suppress(Exception):  # of another version of pytest: then each does it for itself
+            compile_tests(config)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -49,6 +52,23 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         folder, process = config.stash[DEALER]
         end_nursery(process)
         folder.cleanup()
+
+
+def compile_tests(config: pytest.Config) -> None:
+    """Keep what pytest makes of each file, as it does itself: in a new checkout the processes that run tests
+    would all make it at the same time."""
+    from _pytest.assertion import rewrite
+
+    if sys.dont_write_bytecode:
+        return
+    for file in Path(__file__).parent.rglob("*.py"):
+        if not file.name.startswith("test_") and file.name != "conftest.py":
+            continue
+        (folder := rewrite.get_cache_dir(file)).mkdir(exist_ok=True)
+        kept = folder / (file.stem + rewrite.PYC_TAIL)
+        if rewrite._read_pyc(file, kept) is None:
+            mark, code = rewrite._rewrite_test(file, config)
+            rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, mark, kept)
 
 
 def begin_nursery(address: str) -> subprocess.Popen[bytes]:

@@ -122,6 +122,7 @@ def play(tiny: Callable[..., Config]) -> Play:
 def server(play: Play, forked: Forked, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server that was started by somebody whose umask hides nothing."""
     folder, before, start = tmp_path_factory.mktemp("port") / "federation", os.umask(0), processes.start
+    inside = json.dumps(forked(INSIDE))
 
     def begun(command: Sequence[str], *given: Any) -> Popen[bytes]:
         python, *program = command[:3]
@@ -135,7 +136,7 @@ def server(play: Play, forked: Forked, tmp_path_factory: pytest.TempPathFactory)
             limits = Limits(header_seconds=5.0)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(processes, "start", begun)
-                patch.setenv("EQUIPOISE_TEST_FORK", json.dumps(forked(INSIDE)))
+                patch.setenv("EQUIPOISE_TEST_FORK", inside)
                 made.server = link.start(made.coordinator, "127.0.0.1", made.port, limits)
         finally:
             os.umask(before)
