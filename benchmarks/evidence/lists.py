@@ -60,6 +60,8 @@ EQUIPOISE: Rows = {
     "Equipoise: no mixup": ("method.name=equipoise", "method.preset=no-mixup"),
     "Equipoise: no momentum": ("method.name=equipoise", "method.preset=no-momentum"),
     "Equipoise: no closed form": ("method.name=equipoise", "method.preset=no-closed-form"),
+    "Equipoise: no even covariance": ("method.name=equipoise", "method.preset=no-even-covariance"),
+    "Equipoise: no mirrors": ("method.name=equipoise", "method.preset=no-mirrors"),
     "Equipoise: no own means": ("method.name=equipoise", "method.preset=no-own-means"),
     "Equipoise: no limit": ("method.name=equipoise", "method.preset=no-limit"),
 }

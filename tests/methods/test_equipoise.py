@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -120,12 +121,32 @@ def test_prediction_is_a_mean_of_both_classifiers(double_net: Visit, solved: dic
     net, x = double_net("fed").float(), drawn(4, 3, 16, 16, seed=2).float()
     with torch.no_grad():
         trained, z = net(x), net.body(x)
-        found = Equipoise(closed=0.25).predict(net, x, None, {"closed": solved})
+        found = Equipoise(closed=0.25, mirrors=False).predict(net, x, None, {"closed": solved})
         computed = closed.logits(z, solved)
     torch.testing.assert_close(found["both"], 0.75 * trained + 0.25 * computed)
     torch.testing.assert_close(found["trained"], trained)
     assert list(found) == ["both", "trained", "computed"]
     assert list(Equipoise(closed=0).predict(net, x, None, {})) == ["trained"]
+
+
+def test_an_image_and_its_mirror_images_are_predicted_alike(
+    double_net: Visit, solved: dict[str, Tensor]
+) -> None:
+    """By the mean of what the network makes of the four; but a network with frozen stages, whose outputs may
+    be all that is kept of an image, sees the image alone."""
+    net, x = double_net("fed").float(), drawn(4, 3, 16, 16, seed=2).float()
+    server = {"closed": solved}
+    with torch.no_grad():
+        four = [net.body(x), net.body(x.flip(3)), net.body(x.flip(2)), net.body(x.flip(2, 3))]
+        found = Equipoise().predict(net, x, None, server)
+        torch.testing.assert_close(found["both"], closed.logits(sum(four) / 4, solved))
+        torch.testing.assert_close(found["trained"], net.head["fed"](sum(four) / 4))
+        turned = Equipoise().predict(net, x.flip(3), None, server)
+        torch.testing.assert_close(found["both"], turned["both"], rtol=1e-4, atol=1e-4)
+        alone = Equipoise(mirrors=False).predict(net, x, None, server)["both"]
+        assert not torch.allclose(found["both"], alone)
+        net.body.halfway = False
+        assert same_bits(Equipoise().predict(net, x, None, server)["both"], alone)
 
 
 def test_a_label_never_seen_is_left_to_the_trained_head(double_net: Visit, solved: dict[str, Tensor]) -> None:
@@ -154,9 +175,10 @@ def test_a_sites_own_predictor_has_its_means(double_net: Visit, solved: dict[str
     net, x = double_net("fed").float(), drawn(4, 3, 16, 16, seed=2).float()
     mine = {"sums": drawn(3, 64, seed=8).float(), "counts": torch.tensor([5.0, 2.0, 1.0])}
     with torch.no_grad():
-        own = Equipoise(own=7.0).predict(net, x, mine, {"closed": solved})["both"]
-        off = Equipoise(own=None).predict(net, x, mine, {"closed": solved})["both"]
-        shared = Equipoise(own=7.0).predict(net, x, None, {"closed": solved})["both"]
+        plain = partial(Equipoise, mirrors=False)
+        own = plain(own=7.0).predict(net, x, mine, {"closed": solved})["both"]
+        off = plain(own=None).predict(net, x, mine, {"closed": solved})["both"]
+        shared = plain(own=7.0).predict(net, x, None, {"closed": solved})["both"]
         expected = closed.logits(net.body(x), solved, closed.own_means(solved, mine, 7.0))
     assert same_bits(off, shared) and not torch.allclose(own, shared)
     torch.testing.assert_close(own, expected)
@@ -173,19 +195,23 @@ def test_positives_and_negatives_of_a_label_weigh_the_same() -> None:
 def test_ending_keeps_the_classifier_of_the_last_model(
     make_config: Callable[..., Any], visit: Visit, tmp_path: Path
 ) -> None:
-    """The server tree's classifier is solved from the sums of all sites under the model beside it."""
+    """The server tree's classifier is solved from the sums of all sites under the model beside it, in which
+    an image weighs the less the more of its class all sites have."""
     config = make_config({"name": NAME}, rounds=2)
     server = run(config, tmp_path / "run").server
-    parts = []
-    for site in ("north", "south", "west"):
-        net, loc = visit(config, site, {"model": server["model"]}, question="describe")
+    parts, sites = [], ("north", "south", "west")
+    counts = sum(config.method.tally(*visit(config, site))["counts"].value for site in sites)
+    assert len(set(counts.tolist())) > 1
+    weight = counts.min() / counts
+    for site in sites:
+        net, loc = visit(config, site, {"model": server["model"], "weight": weight}, question="describe")
         loc.receive(net)
         up = config.method.describe(net, loc)
         assert all(isinstance(leaf, Sum) for leaf in up.values())
         parts.append({name: leaf.value for name, leaf in up.items()})
     total = {name: sum(part[name] for part in parts) for name in parts[0]}
     z = drawn(9, 64, seed=9).float()
-    expected = closed.logits(z, closed.solve(total, Equipoise().ridge))
+    expected = closed.logits(z, closed.solve(total, weight, Equipoise().ridge))
     torch.testing.assert_close(closed.logits(z, server["closed"]), expected, rtol=1e-2, atol=1e-2)
 
 
@@ -201,7 +227,8 @@ def test_neutral_is_fedavg_and_every_part_is_felt(make_config: Callable[..., Any
     for option in ({"draws": True}, {"balance": True}, {"mixup": 0.4}):
         assert not same_bits(plain, moved(Equipoise(**(OFF | option)))), option
     assert not same_bits(moved(Equipoise()), moved(Equipoise(mixup=0.0)))
-    for option in ({"beta": 0.5}, {"closed": 1.0}, {"own": 10.0}, {"limit": True}):
+    later = {"even_covariance": True}, {"mirrors": True}
+    for option in ({"beta": 0.5}, {"closed": 1.0}, {"own": 10.0}, {"limit": True}, *later):
         assert same_bits(plain, moved(Equipoise(**(OFF | option)))), option
 
 

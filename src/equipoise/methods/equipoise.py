@@ -9,8 +9,9 @@ The project's own method, made of the parts that helped on validation images (do
 4. Closed form. Training teaches the body. The classifier that predicts is linear discriminant analysis of its
    features, from sums per class over the images of all sites (`parts/closed.py`): no site and no frequent
    class pulls at it, and it forgets no class. Its logits count κ, those of the trained head 1 − κ.
-5. Own means. At a site its own predictor has class means of the site's own, drawn towards the federation's.
-6. Limit. And it predicts the classes that the site has, no others.
+5. Even covariance: the mean of those of all classes. Mirrors: features are means over four mirror images.
+6. Own means and limit. A site's own predictor has class means of its own, drawn towards the federation's, and
+   predicts the classes that the site has, no others.
 
 The sums are made for every evaluation and after the last round; for a class that one site alone has they show
 the mean feature there. `closed = 0` sends none; with `crt` the re-trained classifier predicts instead.
@@ -19,8 +20,8 @@ Leaves the site: delta, loss (means); sums, counts, second (sums). Stays: which 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -29,12 +30,13 @@ from pydantic import Field
 from torch import Tensor
 
 from equipoise.exchange import Ask
-from equipoise.leaves import SAMPLES, Limit, Sum, Upload
+from equipoise.leaves import Limit, Sum, Upload
 from equipoise.losses import among
 from equipoise.methods.opt import FedAvgM
 from equipoise.methods.parts import closed
 from equipoise.methods.parts.crt import balanced_loss
-from equipoise.methods.parts.mixup import mixed
+from equipoise.methods.parts.mirror import mirrored
+from equipoise.methods.parts.mixup import mixed_loss
 from equipoise.nets import Net
 from equipoise.site import Batch, Loc
 from equipoise.tree import Tree
@@ -47,12 +49,14 @@ class Equipoise(FedAvgM):
     keeps_tuned: ClassVar[bool] = False
     neutral: ClassVar[dict[str, Any] | None] = dict(
         draws=False, balance=False, mixup=0.0, beta=0.0, closed=0.0, own=None, limit=False
-    )
+    ) | dict(even_covariance=False, mirrors=False)
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "no-draws": {"draws": False},
         "no-mixup": {"mixup": 0.0},
         "no-momentum": {"beta": 0.0},
         "no-closed-form": {"closed": 0.0},
+        "no-even-covariance": {"even_covariance": False},
+        "no-mirrors": {"mirrors": False},
         "no-own-means": {"own": None},
         "no-limit": {"limit": False},
     }
@@ -69,6 +73,10 @@ class Equipoise(FedAvgM):
     """κ: share of the closed-form classifier in a prediction; 0 = the trained head alone"""
     ridge: float = Field(0.1, gt=0)
     """r: what is added to the covariance, in parts of its mean variance"""
+    even_covariance: bool = True
+    """all classes weigh the same in the covariance; off = all images do"""
+    mirrors: bool = True
+    """predict by the mean features of an image and its mirror images, where no stage is frozen"""
     own: float | None = Field(200.0, ge=0)
     """images at which a site's own class means count as much as the federation's; none = those alone"""
     limit: bool = True
@@ -88,38 +96,36 @@ class Equipoise(FedAvgM):
         """The server tree with the closed-form classifier for its model."""
         if not self.closed or self.crt:
             return server
-        total = ask(self.describe, model=server["model"])
-        return server | {"closed": closed.solve({name: total[name] for name in total}, self.ridge)}
+        counts = ask(self.tally)["counts"]
+        weight = closed.even_weights(counts) if self.even_covariance else torch.ones_like(counts)
+        total = ask(self.describe, model=server["model"], weight=weight)
+        return server | {"closed": closed.solve({name: total[name] for name in total}, weight, self.ridge)}
 
     def limits(self, classes: int, epochs: int) -> Mapping[str, Limit]:
-        summed = Limit(images=1.0, least=-math.inf)
-        return {"describe.sums": summed, "describe.counts": SAMPLES, "describe.second": summed}
+        return closed.LIMITS
 
     def init_site(self, net: Net, loc: Loc) -> Tree:
         return {"present": loc.counts > 0} if self.limit and loc.task == "single" else {}
 
+    def tally(self, net: Net, loc: Loc) -> Upload:
+        """Question: how many images of each class the site has."""
+        return {"counts": Sum(loc.counts)}
+
     @torch.no_grad()
     def describe(self, net: Net, loc: Loc) -> Upload:
         """Question: the site's sums for the classifier; it keeps those of its classes."""
-        found = closed.sums(net, loc)
+        found = closed.sums(net, loc, self.features, loc.down["weight"])
         if self.own is not None and loc.task == "single":
             loc.mine = loc.mine | {name: found[name].float() for name in ("sums", "counts")}
         return {name: Sum(value) for name, value in found.items()}
 
-    def prepare(self, net: Net, loc: Loc) -> None:
-        loc.scratch["blend"] = loc.generator("blend")
-
     def fit(self, net: Net, loc: Loc) -> float:
+        loc.scratch["blend"] = loc.generator("blend")
         even = self.draws and loc.task == "single"
         return loc.fit(net, self.loss, order=loc.balanced if even else None)
 
     def loss(self, net: Net, batch: Batch, loc: Loc) -> Tensor:
-        if not self.mixup:
-            return self.balanced(net(batch.x), batch.y, loc)
-        x, order, share = mixed(batch.x, self.mixup, loc.scratch["blend"])
-        logits = net(x)
-        own, other = (self.balanced(logits, y, loc) for y in (batch.y, batch.y[order]))
-        return (1 - share) * own + share * other
+        return mixed_loss(net, batch, partial(self.balanced, loc=loc), self.mixup, loc.scratch["blend"])
 
     def balanced(self, logits: Tensor, y: Tensor, loc: Loc) -> Tensor:
         """The loss of the labels; with `balance` all classes of the site count alike."""
@@ -131,17 +137,14 @@ class Equipoise(FedAvgM):
             logits = logits + loc.counts.clamp_min(0.5).log().to(logits)
         return F.cross_entropy(among(logits, loc.counts > 0), y)
 
+    def features(self, net: Net, x: Tensor) -> Tensor:
+        return mirrored(net, x) if self.mirrors else net.features(x)
+
     def predict(self, net: Net, x: Tensor, mine: Tree | None, server: Tree) -> dict[str, Tensor]:
-        z = net.features(x)
+        z = self.features(net, x)
         found = {"trained": net.head["fed"](z)}
         if "closed" in server:
-            solved = {name: tensor.to(z) for name, tensor in server["closed"].items()}
-            mean = None
-            if mine is not None and self.own is not None and "sums" in mine:
-                mean = closed.own_means(solved, mine, self.own)
-            computed = closed.logits(z, solved, mean)
-            share = self.closed * (1.0 if solved["seen"].dim() == 1 else solved["seen"].amin(1))
-            found = {"both": (1 - share) * found["trained"] + share * computed, **found, "computed": computed}
+            found = closed.beside(found["trained"], z, server["closed"], self.closed, mine, self.own)
         if mine is None or not self.limit or "present" not in mine:
             return found
         return {name: closed.limited(logits, mine["present"]) for name, logits in found.items()}

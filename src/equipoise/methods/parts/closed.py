@@ -1,22 +1,28 @@
 """A classifier in closed form: linear discriminant analysis from sums over images, which sites can add up.
 
 With z the features of an image, brought to length 1, a site sums z and counts images for every class, and
-sums (z, 1)(z, 1)ᵀ over all images. From the totals come class means μ_c, the covariance Σ within classes, and
-the logits of Gaussian classes that are all equally likely, against an image that is the mean m of all:
+sums v_c (z, 1)(z, 1)ᵀ over all images, where v_c is what an image of class c weighs: the same for all, or
+n_min / n_c, so that all classes weigh the same (`even_weights`). From the totals come class means μ_c, the
+covariance Σ within classes, and the logits of Gaussian classes that are all equally likely, against an image
+that is the (weighted) mean m of all:
     w_c = Σ_r⁻¹ (μ_c − m),   b_c = −½ (μ_c + m)ᵀ w_c,   Σ_r = Σ + r (tr Σ / d) I
 Totals do not depend on how images are divided among sites: it is the classifier that all images in one place
 would give. With several labels per image each label has two classes, absent and present, and its logit is the
-difference of theirs; an image without the label is in neither, and Σ is the covariance of all images. Where
-training has driven classes far apart, all logits are scaled so that no class mean has more than 20 of its
-own.
+difference of theirs; an image without the label is in neither, and Σ is the covariance of all images, each of
+which weighs 1. Where training has driven classes far apart, all logits are scaled so that no class mean has
+more than 20 of its own.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from equipoise.leaves import SAMPLES, Limit
 from equipoise.nets import Net
 from equipoise.site import Loc
 from equipoise.tree import Tree
@@ -30,32 +36,52 @@ NEVER = -100.0
 BELOW = 30.0
 """how far below all others the logit of a class is that a site does not have"""
 
+SUMMED = Limit(images=1.0, least=-math.inf)
+"""of numbers between -1 and 1, one for each image"""
+LIMITS: Mapping[str, Limit] = {
+    "tally.counts": SAMPLES,
+    "describe.counts": SAMPLES,
+    "describe.sums": SUMMED,
+    "describe.second": SUMMED,
+}
+"""of the answers to two questions: `tally`, the counts alone, and `describe`, see `sums`"""
 
-def sums(net: Net, loc: Loc) -> dict[str, Tensor]:
+
+def even_weights(counts: Tensor) -> Tensor:
+    """v_c [C] from the number of images of each class: n_min / n_c, and 0 for a class without any."""
+    seen = counts > 0
+    rarest = counts[seen].min() if seen.any() else 1.0
+    return torch.where(seen, rarest / counts.clamp_min(1), 0.0)
+
+
+def sums(net: Net, loc: Loc, features: Callable[[Net, Tensor], Tensor], weight: Tensor) -> dict[str, Tensor]:
     """What a site adds to the totals: `sums` [C, d], `counts` [C], several labels: [C, 2, d] and [C, 2]; and
-    `second` [d + 1, d + 1]."""
-    z = torch.cat([F.normalize(net.body(batch.x)).cpu().double() for batch in loc.scan()])
+    `second` [d + 1, d + 1], in which an image of class c counts `weight[c]`; with several labels, 1."""
+    z = torch.cat([F.normalize(features(net, batch.x)).cpu().double() for batch in loc.scan()])
     y = loc.train.labels.cpu()
     if y.dim() == 1:
         member = F.one_hot(y, len(loc.classes)).double()
     else:
         member = torch.stack([1 - y, y], 2).nan_to_num(0.0).double()
     longer = F.pad(z, (0, 1), value=1.0)
+    counted = longer * weight.double()[y, None] if y.dim() == 1 else longer
     total = torch.einsum("n...,nd->...d", member, z)
-    return {"sums": total, "counts": member.sum(0), "second": longer.T @ longer}
+    return {"sums": total, "counts": member.sum(0), "second": counted.T @ longer}
 
 
-def solve(total: Tree, ridge: float) -> dict[str, Tensor]:
+def solve(total: Tree, weight: Tensor, ridge: float) -> dict[str, Tensor]:
     """What the classifier is made of: `mean` as `sums` is shaped, that of all images for what was never seen;
-    `middle` [d], `precision` = Σ_r⁻¹ [d, d], and `seen` as `counts` is shaped, 1 or 0."""
+    `middle` [d], `precision` = Σ_r⁻¹ [d, d], and `seen` as `counts` is shaped, 1 or 0. `weight` is that of
+    the sums."""
     count, second = total["counts"].double(), total["second"].double()
-    images = second[-1, -1].clamp_min(1)
+    images = second[-1, -1] if second[-1, -1] > 0 else torch.ones(()).double()
     middle = second[-1, :-1] / images
     seen = count > 0
     mean = torch.where(seen[..., None], total["sums"].double() / count.clamp_min(1)[..., None], middle)
     within = second[:-1, :-1] / images - torch.outer(middle, middle)
     if count.dim() == 1:
-        within -= ((mean - middle).T * count) @ (mean - middle) / images
+        share = count * weight.double() / images
+        within -= ((mean - middle).T * share) @ (mean - middle)
     spread = within.trace().clamp_min(LEAST) / len(within)
     precision = torch.linalg.inv(within + ridge * spread * torch.eye(len(within)).to(within))
     found = {"mean": mean, "middle": middle, "precision": precision, "seen": seen}
@@ -90,6 +116,19 @@ def logits(features: Tensor, solved: Tree, mean: Tensor | None = None) -> Tensor
         both = seen.amin(1)
         weight, bias = (weight[:, 1] - weight[:, 0]) * both[:, None], (bias[:, 1] - bias[:, 0]) * both
     return F.linear(F.normalize(features), weight.to(features), bias.to(features))
+
+
+def beside(
+    trained: Tensor, features: Tensor, solved: Tree, share: float, mine: Tree | None, own: float | None
+) -> dict[str, Tensor]:
+    """Logits by who gives them: `both`, of which the classifier has this share and a trained head the rest,
+    and each by itself. Where a site has sums of its own and `own` is given, class means are drawn towards
+    the site's, see `own_means`. A label of which one side was never seen is left to the trained head."""
+    solved = {name: tensor.to(features) for name, tensor in solved.items()}
+    mean = own_means(solved, mine, own) if own is not None and mine and "sums" in mine else None
+    computed = logits(features, solved, mean)
+    part = share * (1.0 if solved["seen"].dim() == 1 else solved["seen"].amin(1))
+    return {"both": (1 - part) * trained + part * computed, "trained": trained, "computed": computed}
 
 
 def limited(scores: Tensor, present: Tensor) -> Tensor:

@@ -3,8 +3,12 @@ and its loss is that of both labels in these shares."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+
+from equipoise.site import Batch
 
 
 def mixed(x: Tensor, most: float, draw: torch.Generator) -> tuple[Tensor, Tensor, float]:
@@ -13,3 +17,19 @@ def mixed(x: Tensor, most: float, draw: torch.Generator) -> tuple[Tensor, Tensor
     share = most * float(torch.rand((), generator=draw))
     order = torch.randperm(len(x), generator=draw).to(x.device)
     return torch.lerp(x, x[order], share), order, share
+
+
+def mixed_loss(
+    net: Callable[[Tensor], Tensor],
+    batch: Batch,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    most: float,
+    draw: torch.Generator,
+) -> Tensor:
+    """The loss of mixed images: (1 − s) loss(logits, y) + s loss(logits, y_π); with `most` 0 of images as
+    they are."""
+    if not most:
+        return loss(net(batch.x), batch.y)
+    x, order, share = mixed(batch.x, most, draw)
+    logits = net(x)
+    return (1 - share) * loss(logits, batch.y) + share * loss(logits, batch.y[order])
