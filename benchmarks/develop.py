@@ -6,7 +6,8 @@ Short runs of files in recipes/ with overrides (16 pixels where one label per im
 fifth of the images for validation). The tables that judge the method have the same split, so none of their
 test images was among these; tables with another share for validation have other test images. Of every run
 only its figures on validation images are kept, in docs/results/records/own-method.jsonl; recorded runs are
-not repeated. Writes docs/results/own-method.md, with the remarks of own-method.notes.md.
+not repeated. Writes docs/results/own-method.md, with the remarks of own-method.notes.md, and how far from its
+goal the tables have the method.
 """
 
 from __future__ import annotations
@@ -22,14 +23,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evidence.lists import BSM, MAS, TWO, Rows
+from evidence import goal
+from evidence.lists import BSM, MAS, TABLES, TWO, Rows
 from evidence.records import ROOT, mark, rounded
+from evidence.runs import Runs
 
 from equipoise.keeping import write_atomic
 from equipoise.methods import METHODS
 
 PAGE = ROOT / "docs" / "results" / "own-method.md"
 NOTES, RECORDS = PAGE.with_suffix(".notes.md"), PAGE.parent / "records" / "own-method.jsonl"
+GOAL = """\
+To be better in A than each of these seven on every table with one label per image, with p < 0.05 on most.
+Equipoise less the rival, over the seeds that both have: on test images with the 95 % interval (p is below
+0.05 where it does not hold 0), then on the validation images of the same runs, on which the method was
+developed.
+"""
 OWN = ("method.name=equipoise",)
 SPLIT = ("data.split.seed=0", "data.split.validation=0.2")
 SHORT = (*SPLIT, "evaluate.every=20", "train.rounds=20")
@@ -107,8 +116,10 @@ def made(setting: Setting, row: str, seed: int) -> Record | None:
 
 
 def page(records: Mapping[str, Record]) -> str:
-    """Both tables and the remarks."""
+    """The remarks, how far from the goal the tables have the method, and the tables of its development."""
     lines = ["# The method of our own: what each part gives", "", *NOTES.read_text().splitlines()]
+    lines += ["", "## How far from the goal", "", *GOAL.splitlines(), ""]
+    lines += goal.lines({name: Runs(name, TABLES[name], 1) for name in goal.SINGLE})
     for name, setting in SETTINGS.items():
         found = {row: seeds for row in setting.rows if (seeds := list(of(records, setting, row)))}
         if not found:

@@ -21,7 +21,7 @@ from equipoise.methods import METHODS
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from evidence import advice, claims, page, plan, records  # noqa: E402
+from evidence import advice, claims, goal, page, plan, records  # noqa: E402
 from evidence import runs as jobs  # noqa: E402
 from evidence.figures import Difference, closed, difference, on_validation, settled  # noqa: E402
 from evidence.lists import TABLES, Table  # noqa: E402
@@ -423,3 +423,27 @@ def test_the_picture_says_what_is_recorded_and_what_is_not(
     assert "FedMLP: G 57.0 †" in drawn and "+7.0 (+4.5 … +9.5) against FedAvg (missing = 0)" in drawn
     for shape in advice.SHAPES:
         assert set(shape.tables) <= set(TABLES)
+
+
+def test_the_goal_counts_rivals_that_are_beaten_for_certain_and_those_not_met() -> None:
+    """Seeds that both have; a rival that a table has no row of is not missing from it."""
+    rows = {name: (f"train.lr={i}",) for i, name in enumerate((goal.OWN, "FCA", "FedIIC", "BalanceFL"))}
+    table = Runs("one", Table("", "phantom", rows), 1)
+    for row, values in {goal.OWN: (0.6, 0.7, 0.65), "FCA": (0.5, 0.6, 0.56), "FedIIC": (0.7,)}.items():
+        for seed, value in enumerate(values):
+            table.records[table.job(row, seed, None).mark] = run(row, seed, value)
+    found = list(goal.lines({"one": table, "two": Runs("two", Table("", "phantom", {}), 1)}))
+    assert found[0] == "| rival | [one](one.md) | two |"
+    half = stats.t.ppf(0.975, 2) * np.std([10, 10, 9], ddof=1) / 3**0.5
+    sure = f"+9.7 ({29 / 3 - half:+.1f} … {29 / 3 + half:+.1f}), 3 seeds; validation +9.7"
+    assert f"| FCA | {sure} | no row of it |" in found
+    assert "| FedIIC | -10.0, one seed; validation -10.0 | no row of it |" in found
+    assert "| BalanceFL | not run | no row of it |" in found
+    assert found[-1].startswith(
+        "Of 2 comparisons that are made it is ahead in 1, with an interval above 0 in 1 and below 0 in 0; 1 "
+    )
+
+
+def test_rivals_and_tables_of_the_goal_are_rows_and_tables() -> None:
+    assert set(goal.SINGLE) <= set(TABLES)
+    assert {goal.OWN, *goal.RIVALS} <= set(TABLES["pbc-all"].rows)
