@@ -9,15 +9,8 @@ side begin the same way, as `python nursery.py tester SOCKET -u -c CODE` instead
 
 from __future__ import annotations
 
-import array
-import contextlib
-import gc
-import importlib
-import json
+import _socket
 import os
-import select
-import signal
-import socket
 import sys
 import time
 
@@ -31,22 +24,31 @@ HEAVY = (
 """what tests import sooner or later, each in every process that runs tests"""
 
 
-def enter(address: str, **what: str) -> int:
-    """Send our pipes, folder and environment to the nursery, and end as the fork ends."""
-    with socket.socket(socket.AF_UNIX) as line:
-        _reach(line, address)
-        letter = json.dumps({**what, "folder": os.getcwd(), "environment": dict(os.environ)}).encode()
-        line.sendmsg([letter], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))])
-        line.shutdown(socket.SHUT_WR)
-        for pipe in (0, 1):  # held by the fork alone, so that each end sees when the other is gone
-            os.close(pipe)
-        code = int(line.recv(16) or b"1")
+def enter(address: str, kind: str, what: str) -> int:
+    """Send our pipes, folder and environment to the nursery, and end as the fork ends.
+
+    Hundreds of processes do this and nothing else: they import so little that they take half the time.
+    """
+    line = _socket.socket(_socket.AF_UNIX)
+    _reach(line, address)
+    letter = [kind, what, os.getcwd(), *(f"{name}={text}" for name, text in os.environ.items())]
+    pipes = b"".join(pipe.to_bytes(4, sys.byteorder) for pipe in (0, 1, 2))
+    rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, pipes)]
+    data = os.fsencode("\0".join(letter))
+    sent = line.sendmsg([data[:BOX]], rights)
+    while sent < len(data):
+        sent += line.send(data[sent:])
+    line.shutdown(_socket.SHUT_WR)
+    for pipe in (0, 1):  # held by the fork alone, so that each end sees when the other is gone
+        os.close(pipe)
+    code = int(line.recv(16) or b"1")
+    line.close()
     if code < 0:
         os.kill(os.getpid(), -code)
     return code
 
 
-def _reach(line: socket.socket, address: str) -> None:
+def _reach(line: _socket.socket, address: str) -> None:
     """Connect to the nursery, which may still be importing."""
     end = time.monotonic() + 300
     while True:
@@ -60,6 +62,13 @@ def _reach(line: socket.socket, address: str) -> None:
 
 def nursery(address: str) -> None:
     """Fork a process for everyone who asks, until our input ends."""
+    import contextlib
+    import gc
+    import importlib
+    import select
+    import signal
+    import socket
+
     import equipoise.compare.worker
     import equipoise.testing
     import equipoise.worker  # noqa: F401
@@ -90,20 +99,24 @@ def nursery(address: str) -> None:
             line.close()
 
 
-def _attend(line: socket.socket) -> None:
+def _attend(line: _socket.socket) -> None:
     """Fork once more; the child does what was asked for, and we tell how it ended."""
+    import array
+    import contextlib
+    import socket
+
     letter, rights, _, _ = line.recvmsg(BOX, socket.CMSG_SPACE(3 * 4))
     while more := line.recv(BOX):
         letter += more
     pipes = array.array("i")
     pipes.frombytes(rights[0][2][: 3 * pipes.itemsize])
-    asked = json.loads(letter)
+    kind, *asked = os.fsdecode(letter).split("\0")
     child = os.fork()
     if child == 0:
-        _live(asked, list(pipes))
+        _live(kind, asked, list(pipes))
     for pipe in pipes:
         os.close(pipe)
-    if "module" in asked and sys.platform == "linux":
+    if kind == "worker" and sys.platform == "linux":
         _watch(child, line)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     with contextlib.suppress(BrokenPipeError):
@@ -111,8 +124,11 @@ def _attend(line: socket.socket) -> None:
     os._exit(0)
 
 
-def _watch(child: int, line: socket.socket) -> None:
+def _watch(child: int, line: _socket.socket) -> None:
     """Until the worker has ended; where the process that stands for it is killed, so is the worker."""
+    import select
+    import signal
+
     ended, seen = os.pidfd_open(child), select.poll()
     seen.register(ended, select.POLLIN)
     seen.register(line, 0)  # nothing but that the other end is gone
@@ -120,7 +136,7 @@ def _watch(child: int, line: socket.socket) -> None:
         os.kill(child, signal.SIGKILL)
 
 
-def _live(letter: dict[str, object], pipes: list[int]) -> None:
+def _live(kind: str, asked: list[str], pipes: list[int]) -> None:
     import runpy
 
     code = 1
@@ -129,17 +145,17 @@ def _live(letter: dict[str, object], pipes: list[int]) -> None:
         for number, pipe in enumerate(pipes):
             os.dup2(pipe, number)
             os.close(pipe)
+        what, folder, *environment = asked
         os.environ.clear()
-        os.environ.update(letter["environment"])  # type: ignore[arg-type, call-overload]
-        os.chdir(str(letter["folder"]))
-        if "code" in letter:
+        os.environ.update(one.split("=", 1) for one in environment)
+        os.chdir(folder)
+        if kind == "tester":
             sys.argv = ["-c"]
             sys.path[0] = ""
-            exec(str(letter["code"]), sys.modules["__main__"].__dict__)  # noqa: S102
+            exec(what, sys.modules["__main__"].__dict__)  # noqa: S102
         else:
-            module = str(letter["module"])
-            sys.modules.pop(module, None)
-            runpy.run_module(module, run_name="__main__")
+            sys.modules.pop(what, None)
+            runpy.run_module(what, run_name="__main__")
         code = 0
     except SystemExit as end:
         code = int(end.code or 0)
@@ -152,8 +168,7 @@ def _live(letter: dict[str, object], pipes: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "worker":
-        sys.exit(enter(sys.argv[2], module=sys.argv[3]))
-    if sys.argv[1] == "tester":
-        sys.exit(enter(sys.argv[2], code=sys.argv[-1]))
-    nursery(sys.argv[2])
+    if sys.argv[1] == "nursery":
+        nursery(sys.argv[2])
+    else:
+        sys.exit(enter(sys.argv[2], sys.argv[1], sys.argv[-1]))
