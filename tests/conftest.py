@@ -257,7 +257,7 @@ def tiny() -> MakeConfig:
             "data": {"kind": "phantom", "scale": 0.004, "image_size": 16},
             "partition": {"kind": "iid", "sites": 3},
             "method": {"name": method},
-            "train": {"rounds": 2, "batch_size": 8},
+            "train": {"rounds": 2, "batch_size": 32},
             "engine": {"device": "cpu"},
         }
         for name, changes in sections.items():

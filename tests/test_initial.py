@@ -27,7 +27,7 @@ Rows = Callable[[Path], list[dict[str, Any]]]
 def source(tiny: MakeConfig, tmp_path_factory: pytest.TempPathFactory) -> Result:
     """Three rounds of FedAvg, of which the best on validation images is not the last."""
     folder = tmp_path_factory.mktemp("source") / "first"
-    train = {"rounds": 4, "lr": 0.02, "seed": 5}
+    train = {"rounds": 4, "lr": 0.02, "seed": 5, "batch_size": 8}
     result = run(tiny(train=train, evaluate={"select": "best_validation"}), folder)
     assert result.rounds != [4]
     return result

@@ -10,7 +10,7 @@ import pytest
 TINY: dict[str, dict[str, Any]] = {
     "data": {"kind": "phantom", "scale": 0.004, "image_size": 16},
     "partition": {"kind": "iid", "sites": 3},
-    "train": {"rounds": 1, "batch_size": 8},
+    "train": {"rounds": 1, "batch_size": 32},
     "engine": {"device": "cpu"},
 }
 
