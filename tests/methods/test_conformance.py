@@ -13,8 +13,6 @@ from tests.light import ALIKE, LEARNING, OWN
 from equipoise.methods import METHODS
 from equipoise.testing import Bench, bench_checks, method_checks
 
-SLOW = {"pool"}
-"""starts worker processes"""
 OF_A_RUN = {"same_seed", "frozen", "ending", "global_rng", "site_order", "private"}
 """what a method could break only by questions or a server of its own, which those in ALIKE have not"""
 OF_THE_ENGINE = {"pool", "dropout", "other_seed", "overfits"}
@@ -27,8 +25,10 @@ WITH_STATE = (
 )
 """each keeps something else from round to round: what a resumed run must have again"""
 IN_A_POOL = ("fediic", "fedmas", "fedmlp", "fedsdc+", "equipoise")
-"""with two workers; fca has four of them below, and fedavg and fedsdc send nothing that these do not"""
-
+"""with two workers; fca has four of them, and fedavg and fedsdc send nothing that these do not"""
+WITH_FOUR = ("fca", "fedsdc", "fediic", "fedmas", "creff", "fednoro")
+"""with four workers, more than there are sites: methods with everything that could differ; the first in every
+`make test`"""
 
 PER_IMAGE = ("fedavg-pl", "fedprox", "fedfocal", "fedadam", "fedyogi", "fedadagrad")
 """what they add knows neither the classes of a site nor the other images of a batch: odd sites are nothing to
@@ -46,36 +46,27 @@ def left_to_the_sweep(method: str, rule: str) -> bool:
     return method not in wanted and rule in {*OF_THE_ENGINE, "resume"}
 
 
+def four_workers(bench: Bench) -> None:
+    """Four workers give what one process gives."""
+    assert bench.ordinary.difference(bench.run(bench.config().with_engine(kind="pool", workers=4))) is None
+
+
 def cases() -> Iterator[object]:
     """All of one method side by side: they look at one run of it, and so do the numbers on file."""
     for method in METHODS:
         bench = Bench(method, LEARNING.get(method))
         yield pytest.param(partial(compare, method, bench), id=f"{method}-numbers")
         for name, check in bench_checks(bench):
-            marks = [pytest.mark.slow] if name in SLOW else []
-            if left_to_the_sweep(method, name):
-                marks.append(pytest.mark.sweep)
+            marks = [pytest.mark.sweep] if left_to_the_sweep(method, name) else []
             yield pytest.param(check, id=f"{method}-{name}", marks=marks)
+        if method in WITH_FOUR:
+            marks = [pytest.mark.sweep] if method != WITH_FOUR[0] else []
+            yield pytest.param(partial(four_workers, bench), id=f"{method}-four_workers", marks=marks)
 
 
 @pytest.mark.parametrize("check", list(cases()))
 def test_method(check: Callable[[], None]) -> None:
     check()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "method",
-    [
-        *("fca", "fedsdc"),
-        *(pytest.param(name, marks=pytest.mark.sweep) for name in ("fediic", "fedmas", "creff", "fednoro")),
-    ],
-)
-def test_four_workers_give_what_one_process_gives(method: str) -> None:
-    """More workers than sites, for methods with everything that could differ; the rule 'pool' has two workers
-    for all."""
-    bench = Bench(method, LEARNING.get(method))
-    assert bench.ordinary.difference(bench.run(bench.config().with_engine(kind="pool", workers=4))) is None
 
 
 BOTH = [name for name, cls in METHODS.items() if {"single", "multi"} <= set(cls.tasks)]

@@ -300,15 +300,22 @@ def test_torchvisions_file_for_the_other_b0_names_the_right_one(tmp_path):
             make(name, base=tmp_path, weights=path.name, sha256=digest)
 
 
-@pytest.mark.parametrize("zipped", [False, True])
-def test_a_checkpoint_of_moco_loads(tmp_path, zipped):
-    body = {
-        key: shape for key, shape in resnet_shapes([3, 4, 6, 3], True).items() if not key.startswith("fc.")
-    }
+@pytest.mark.parametrize(
+    ("name", "shapes", "zipped"),
+    [
+        ("resnet50", resnet_shapes([3, 4, 6, 3], True), False),
+        ("resnet50", resnet_shapes([3, 4, 6, 3], True), True),
+        ("resnet18", resnet_shapes([2, 2, 2, 2], False), True),
+    ],
+)
+def test_a_checkpoint_of_moco_loads(tmp_path, name, shapes, zipped):
+    """Whichever net it is of: that the names of each are found is tried below."""
+    body = {key: shape for key, shape in shapes.items() if not key.startswith("fc.")}
+    width = NETS[name].width
     head = {
-        "fc.0.weight": (2048, 2048),
-        "fc.0.bias": (2048,),
-        "fc.2.weight": (128, 2048),
+        "fc.0.weight": (width, width),
+        "fc.0.bias": (width,),
+        "fc.2.weight": (128, width),
         "fc.2.bias": (128,),
     }
     draw = generator(0, "moco")
@@ -316,11 +323,9 @@ def test_a_checkpoint_of_moco_loads(tmp_path, zipped):
     content = {f"module.encoder_q.{key}": tensor for key, tensor in drawn_ones.items()}
     content |= {f"module.encoder_q.{key}": torch.tensor(7) for key in ("bn1.num_batches_tracked",)}
     path = tmp_path / "moco_v2_800ep_pretrain.pth.tar"
-    checkpoint = {"epoch": 800, "arch": "resnet50", "state_dict": OrderedDict(content)}
+    checkpoint = {"epoch": 800, "arch": name, "state_dict": OrderedDict(content)}
     torch.save(checkpoint, path, _use_new_zipfile_serialization=zipped)
-    net = make(
-        "resnet50", base=tmp_path, weights=path.name, sha256=hashlib.sha256(path.read_bytes()).hexdigest()
-    )
+    net = make(name, base=tmp_path, weights=path.name, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
     for key in body:
         assert torch.equal(state(net.body)[key], content[f"module.encoder_q.{key}"])
 
