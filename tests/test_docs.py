@@ -448,11 +448,11 @@ def runs(block: Block) -> bool:
 
 
 REPEATING = (
-    *("CONTRIBUTING.md", "docs/choosing.md", "docs/compare.md"),
+    *("CONTRIBUTING.md", "docs/choosing.md", "docs/compare.md", "docs/long-runs.md"),
     *("docs/results/privacy.md", "docs/results/privacy.notes.md"),
 )
-"""Their commands are read in `make test` as those of all pages; README.md, docs/python.md and
-docs/own-method.md run the same verbs."""
+"""Their commands are read in `make test` as those of all pages; README.md, docs/python.md, docs/own-parts.md
+(a pool) and docs/own-method.md run the same verbs, and tests/cli resumes."""
 
 
 def pages_that_run() -> Iterator[object]:

@@ -42,10 +42,17 @@ def imported(nodes: Nodes) -> set[str]:
     return {name.partition(".")[0] for name in found} | found
 
 
+def text_of(node: ast.expr) -> str:
+    """What `ast.unparse` says, which takes long for a name with dots."""
+    if isinstance(node, ast.Name):
+        return node.id
+    return f"{text_of(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else ast.unparse(node)
+
+
 def calls(nodes: Nodes) -> list[tuple[str, dict[str, ast.expr]]]:
     """Every call as (its text, keyword arguments)."""
     found = (node for node in nodes if isinstance(node, ast.Call))
-    return [(ast.unparse(node.func), {k.arg or "": k.value for k in node.keywords}) for node in found]
+    return [(text_of(node.func), {k.arg or "": k.value for k in node.keywords}) for node in found]
 
 
 def test_nothing_is_pickled_or_evaluated(parsed: dict[Path, Nodes]) -> None:

@@ -45,13 +45,13 @@ def samples(images: int) -> Samples:
 
 @pytest.fixture(scope="module")
 def crowd(tiny: MakeConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ten of a hundred sites in a round, judged at ninety of them at most."""
+    """Six of sixty sites in a round, judged at fifty-five of them at most."""
     folder = tmp_path_factory.mktemp("crowd") / "run"
     config = tiny(
-        data={"scale": 0.06, "split": {"test": 0.4, "validation": 0.0}},
-        partition={"kind": "iid", "sites": 100},
+        data={"scale": 0.036, "split": {"test": 0.4, "validation": 0.0}},
+        partition={"kind": "iid", "sites": 60},
         train={"rounds": 2, "batch_size": 8, "participation": 0.1},
-        evaluate={"sites": 90},
+        evaluate={"sites": 55},
     )
     run(config, folder)
     return folder
@@ -60,16 +60,16 @@ def crowd(tiny: MakeConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_only_those_asked_leave_a_trace(crowd: Path) -> None:
     rows = read_lines(crowd / "metrics.jsonl")[0]
     asked = {site for row in rows for site in row["sites"]}
-    assert [len(row["sites"]) for row in rows] == [10, 10]
+    assert [len(row["sites"]) for row in rows] == [6, 6]
     assert {path.name for path in (crowd / "sites").iterdir()} == asked
-    assert len(json.loads((crowd / "data.json").read_text())["sites"]) == 100
+    assert len(json.loads((crowd / "data.json").read_text())["sites"]) == 60
 
 
 def test_every_round_is_judged_at_the_same_drawn_sites(crowd: Path, tiny: MakeConfig) -> None:
     first, second = ([*row["test"]["sites"]] for row in read_lines(crowd / "metrics.jsonl")[0])
     assert first == second == sorted(first)
-    assert MANY < len(first) == 90
-    assert "test images of 90 drawn sites together" in dict(in_short(read_run(crowd)))["How good"]
+    assert MANY < len(first) == 55
+    assert "test images of 55 drawn sites together" in dict(in_short(read_run(crowd)))["How good"]
 
 
 def test_drawn_sites_that_are_not_named_are_counted(tiny: MakeConfig, tmp_path: Path) -> None:
@@ -164,13 +164,13 @@ def test_a_page_of_many_sites_has_no_row_for_each(crowd: Path) -> None:
         assert f'<th scope="row">{name}</th>' in text
     assert "too many for a row each" in text
     card = (crowd / "model-card.md").read_text()
-    assert "| site-" not in card and "| sites 1–10 |" in card
+    assert "| site-" not in card and "| sites 1–6 |" in card
 
 
 def test_groups_hold_what_their_sites_hold(crowd: Path) -> None:
     data = read_run(crowd).data
     merged = held_by_groups(data)
-    assert list(merged["sites"]) == [f"sites {10 * i + 1}–{10 * i + 10}" for i in range(10)]
+    assert list(merged["sites"]) == [f"sites {6 * i + 1}–{6 * i + 6}" for i in range(10)]
     for split in data["splits"]:
         held = [one[split] for one in merged["sites"].values()]
         assert sum(one["images"] for one in held) == sum(
