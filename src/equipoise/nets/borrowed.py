@@ -51,7 +51,7 @@ def resnet50(channels: int, size: int) -> nn.Module:
 def _resnet(block: str, layers: list[int], channels: int) -> nn.Module:
     from monai.networks.nets.resnet import ResNet
 
-    return ResNet(
+    body: nn.Module = ResNet(
         block,
         layers,
         [64, 128, 256, 512],
@@ -62,14 +62,15 @@ def _resnet(block: str, layers: list[int], channels: int) -> nn.Module:
         feed_forward=False,
         bias_downsample=False,
     )
+    return body
 
 
 def densenet121(channels: int, size: int) -> nn.Module:
     """DenseNet-121 (Huang et al. 2017)."""
     from monai.networks.nets.densenet import DenseNet121
 
-    body = DenseNet121(spatial_dims=2, in_channels=channels, out_channels=1)
-    body.class_layers.out = nn.Identity()
+    body: nn.Module = DenseNet121(spatial_dims=2, in_channels=channels, out_channels=1)
+    body.class_layers.out = nn.Identity()  # type: ignore[union-attr]
     return body
 
 

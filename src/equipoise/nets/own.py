@@ -181,7 +181,8 @@ def _torchvision() -> ModuleType:
 def _monai() -> ModuleType:
     from monai.networks import nets
 
-    return nets
+    result: ModuleType = nets
+    return result
 
 
 LIBRARIES: dict[str, Callable[[], ModuleType]] = {"timm": _timm, "torchvision": _torchvision, "monai": _monai}
