@@ -15,6 +15,7 @@ from torch import Tensor
 
 from equipoise.config import resolve
 from equipoise.errors import MethodError
+from equipoise.exchange.withhold import withhold
 from equipoise.leaves import Sum
 from equipoise.methods.base import Method
 from equipoise.methods.equipoise import Equipoise
@@ -195,24 +196,33 @@ def test_positives_and_negatives_of_a_label_weigh_the_same() -> None:
 def test_ending_keeps_the_classifier_of_the_last_model(
     make_config: Callable[..., Any], visit: Visit, tmp_path: Path
 ) -> None:
-    """The server tree's classifier is solved from the sums of all sites under the model beside it, in which
-    an image weighs the less the more of its class all sites have."""
+    """The server tree's classifier is solved from the sums of all sites under the model beside it."""
     config = make_config({"name": NAME}, rounds=2)
     server = run(config, tmp_path / "run").server
-    parts, sites = [], ("north", "south", "west")
-    counts = sum(config.method.tally(*visit(config, site))["counts"].value for site in sites)
-    assert len(set(counts.tolist())) > 1
-    weight = counts.min() / counts
-    for site in sites:
-        net, loc = visit(config, site, {"model": server["model"], "weight": weight}, question="describe")
+    parts = []
+    for site in ("north", "south", "west"):
+        net, loc = visit(config, site, {"model": server["model"]}, question="describe")
         loc.receive(net)
         up = config.method.describe(net, loc)
         assert all(isinstance(leaf, Sum) for leaf in up.values())
         parts.append({name: leaf.value for name, leaf in up.items()})
     total = {name: sum(part[name] for part in parts) for name in parts[0]}
     z = drawn(9, 64, seed=9).float()
-    expected = closed.logits(z, closed.solve(total, weight, Equipoise().ridge))
+    expected = closed.logits(z, closed.solve(total, Equipoise().ridge))
     torch.testing.assert_close(closed.logits(z, server["closed"]), expected, rtol=1e-2, atol=1e-2)
+
+
+def test_a_class_that_a_site_withholds_is_in_no_sum(make_config: Callable[..., Any], visit: Visit) -> None:
+    """Nothing that is sent depends on its images: neither their number nor their features."""
+    config = make_config({"name": NAME})
+    net, loc = visit(config, "north", question="describe")
+    up = config.method.describe(net, loc)
+    gone = torch.tensor([False, True, False])
+    sent, changed = withhold(up, lambda entry: gone, 3, dict(net.named_parameters()))
+    assert set(changed) == set(up)
+    for name, leaf in sent.items():
+        assert bool(up[name].value[1].any()) and not leaf.value[1].any(), name  # type: ignore[index, union-attr]
+        assert same_bits(leaf.value[[0, 2]], up[name].value[[0, 2]]), name  # type: ignore[index]
 
 
 def test_neutral_is_fedavg_and_every_part_is_felt(make_config: Callable[..., Any], visit: Visit) -> None:

@@ -74,7 +74,7 @@ class Equipoise(FedAvgM):
     ridge: float = Field(0.1, gt=0)
     """r: what is added to the covariance, in parts of its mean variance"""
     even_covariance: bool = True
-    """all classes weigh the same in the covariance; off = all images do"""
+    """all classes weigh the same in the covariance, and sites send one of each; off = all images do"""
     mirrors: bool = True
     """predict by the mean features of an image and its mirror images, where no stage is frozen"""
     own: float | None = Field(200.0, ge=0)
@@ -96,10 +96,8 @@ class Equipoise(FedAvgM):
         """The server tree with the closed-form classifier for its model."""
         if not self.closed or self.crt:
             return server
-        counts = ask(self.tally)["counts"]
-        weight = closed.even_weights(counts) if self.even_covariance else torch.ones_like(counts)
-        total = ask(self.describe, model=server["model"], weight=weight)
-        return server | {"closed": closed.solve({name: total[name] for name in total}, weight, self.ridge)}
+        total = ask(self.describe, model=server["model"])
+        return server | {"closed": closed.solve({name: total[name] for name in total}, self.ridge)}
 
     def limits(self, classes: int, epochs: int) -> Mapping[str, Limit]:
         return closed.LIMITS
@@ -107,14 +105,10 @@ class Equipoise(FedAvgM):
     def init_site(self, net: Net, loc: Loc) -> Tree:
         return {"present": loc.counts > 0} if self.limit and loc.task == "single" else {}
 
-    def tally(self, net: Net, loc: Loc) -> Upload:
-        """Question: how many images of each class the site has."""
-        return {"counts": Sum(loc.counts)}
-
     @torch.no_grad()
     def describe(self, net: Net, loc: Loc) -> Upload:
         """Question: the site's sums for the classifier; it keeps those of its classes."""
-        found = closed.sums(net, loc, self.features, loc.down["weight"])
+        found = closed.sums(net, loc, self.features, self.even_covariance)
         if self.own is not None and loc.task == "single":
             loc.mine = loc.mine | {name: found[name].float() for name in ("sums", "counts")}
         return {name: Sum(value) for name, value in found.items()}

@@ -20,24 +20,17 @@ def drawn(*shape: int, seed: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-ONES = torch.ones(3, dtype=torch.float64)
-
-
-def totals(z: Tensor, member: Tensor, weight: Tensor = ONES) -> Tree:
+def totals(z: Tensor, member: Tensor, even: bool = False) -> Tree:
     longer = torch.cat([z, torch.ones(len(z), 1, dtype=z.dtype)], 1)
-    each = member @ weight[: member.shape[1]] if member.dim() == 2 else torch.ones(len(z), dtype=z.dtype)
-    return {
-        "sums": torch.einsum("n...,nd->...d", member, z),
-        "counts": member.sum(0),
-        "second": (longer * each[:, None]).T @ longer,
-    }
+    each = torch.einsum("nc,nd,ne->cde", member, longer, longer) if even else longer.T @ longer
+    return {"sums": torch.einsum("n...,nd->...d", member, z), "counts": member.sum(0), "second": each}
 
 
 def test_logits_are_those_of_gaussians_with_one_covariance() -> None:
     """Differences between classes are differences of log-densities, whatever the classes' sizes."""
     y = torch.tensor([0] * 40 + [1] * 15 + [2] * 5)
     z = F.normalize(drawn(60, 4, seed=1) + 2 * drawn(3, 4, seed=2)[y])
-    solved = closed.solve(totals(z, F.one_hot(y, 3).double()), ONES, ridge=0.2)
+    solved = closed.solve(totals(z, F.one_hot(y, 3).double()), ridge=0.2)
     x, of = z.numpy(), y.numpy()
     means = [x[of == c].mean(0) for c in range(3)]
     within = sum((x[of == c] - means[c]).T @ (x[of == c] - means[c]) for c in range(3)) / 60
@@ -55,16 +48,12 @@ def test_an_even_covariance_is_the_mean_of_those_of_the_classes() -> None:
     y = torch.tensor([0] * 40 + [1] * 15 + [3] * 5 + [4])
     z = F.normalize(drawn(61, 4, seed=1) + 2 * drawn(5, 4, seed=2)[y])
     z[:40] = F.normalize(z[:40] + 0.5 * drawn(40, 4, seed=8))  # the large class is wider
-    member = F.one_hot(y, 5).double()
-    weight = closed.even_weights(member.sum(0))
-    assert weight.tolist() == pytest.approx([1 / 40, 1 / 15, 0, 1 / 5, 1])
-    solved = closed.solve(totals(z, member, weight), weight, ridge=0.2)
+    solved = closed.solve(totals(z, F.one_hot(y, 5).double(), even=True), ridge=0.2)
     of = [z[y == c].numpy() for c in (0, 1, 3, 4)]
     within = sum(np.cov(x.T, bias=True) for x in of) / 4
     expected = np.linalg.inv(within + 0.2 * np.trace(within) / 4 * np.eye(4))
     np.testing.assert_allclose(solved["precision"], expected, rtol=2e-5, atol=1e-5)
     np.testing.assert_allclose(solved["middle"], sum(x.mean(0) for x in of) / 4, atol=1e-6)
-    assert closed.even_weights(torch.zeros(3)).tolist() == [0, 0, 0]
 
 
 def test_a_label_is_absent_or_present_and_images_without_it_are_neither() -> None:
@@ -72,7 +61,7 @@ def test_a_label_is_absent_or_present_and_images_without_it_are_neither() -> Non
     y = (drawn(30, 2, seed=4) > 0).double()
     y[:12, 0] = torch.nan
     member = torch.stack([1 - y, y], 2).nan_to_num(0.0)
-    solved = closed.solve(totals(z, member), ONES, ridge=0.1)
+    solved = closed.solve(totals(z, member), ridge=0.1)
     cov = np.cov(z.numpy().T, bias=True)
     inverse = np.linalg.inv(cov + 0.1 * np.trace(cov) / 3 * np.eye(3))
     for label in range(2):
@@ -85,10 +74,10 @@ def test_what_was_never_seen() -> None:
     """A class without images is never predicted; of a label that was never present nothing is said."""
     y = torch.tensor([0, 0, 0, 2, 2, 2])
     z = F.normalize(drawn(6, 3, seed=5))
-    solved = closed.solve(totals(z, F.one_hot(y, 3).double()), ONES, ridge=0.1)
+    solved = closed.solve(totals(z, F.one_hot(y, 3).double()), ridge=0.1)
     assert closed.logits(z.float(), solved)[:, 1].tolist() == pytest.approx([closed.NEVER] * 6)
     labels = F.one_hot(y, 3).double()
-    solved = closed.solve(totals(z, torch.stack([1 - labels, labels], 2)), ONES, ridge=0.1)
+    solved = closed.solve(totals(z, torch.stack([1 - labels, labels], 2)), ridge=0.1)
     assert solved["seen"].tolist() == [[1, 1], [1, 0], [1, 1]]
     assert closed.logits(z.float(), solved)[:, 1].tolist() == [0.0] * 6
 
@@ -98,7 +87,7 @@ def test_features_that_do_not_differ_and_features_far_apart_give_numbers() -> No
     same = torch.tensor([[1.0, 0.0]] * 4, dtype=torch.float64)
     apart = torch.tensor([[1.0, 0.0]] * 2 + [[0.0, 1.0]] * 2, dtype=torch.float64)
     for z in (same, apart):
-        solved = closed.solve(totals(z, F.one_hot(y, 2).double()), ONES[:2], ridge=0.1)
+        solved = closed.solve(totals(z, F.one_hot(y, 2).double()), ridge=0.1)
         scores = closed.logits(z.float(), solved)
         assert bool(scores.isfinite().all()) and float(scores.max()) <= closed.LARGEST * 1.001
     assert scores.argmax(1).tolist() == y.tolist()
@@ -117,20 +106,20 @@ def test_means_of_a_site_by_hand() -> None:
     torch.testing.assert_close(far, solved["mean"], rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("even", [False, True])
 def test_sums_of_sites_are_the_sums_of_their_images(
-    make_config: Callable[..., Any], visit: Callable[..., Any]
+    make_config: Callable[..., Any], visit: Callable[..., Any], even: bool
 ) -> None:
     config = make_config({"name": "equipoise"})
     parts, features, labels = [], [], []
-    weight = torch.tensor([1.0, 0.25, 0.5], dtype=torch.float64)
     for site in ("north", "south", "west"):
         net, loc = visit(config, site, question="describe")
         with torch.no_grad():
-            parts.append(closed.sums(net, loc, Net.features, weight))
+            parts.append(closed.sums(net, loc, Net.features, even))
             features += [net.body(batch.x) for batch in loc.scan()]
         labels.append(loc.train.labels)
     z, y = F.normalize(torch.cat(features)).double(), torch.cat(labels)
-    pooled = totals(z, F.one_hot(y, 3).double(), weight)
+    pooled = totals(z, F.one_hot(y, 3).double(), even)
     for name, value in pooled.items():
         torch.testing.assert_close(sum(part[name] for part in parts), value, rtol=1e-5, atol=1e-6)
 
@@ -140,7 +129,7 @@ def test_sums_of_a_site_that_labels_some_findings(
 ) -> None:
     net, loc = visit(make_findings({"name": "equipoise"}), "north", question="describe")
     with torch.no_grad():
-        found = closed.sums(net, loc, Net.features, torch.zeros(3))
+        found = closed.sums(net, loc, Net.features, True)
     assert found["sums"].shape == (3, 2, net.width)
     known = loc.train.known
     assert not known.all()

@@ -1,16 +1,15 @@
 """A classifier in closed form: linear discriminant analysis from sums over images, which sites can add up.
 
 With z the features of an image, brought to length 1, a site sums z and counts images for every class, and
-sums v_c (z, 1)(z, 1)ᵀ over all images, where v_c is what an image of class c weighs: the same for all, or
-n_min / n_c, so that all classes weigh the same (`even_weights`). From the totals come class means μ_c, the
-covariance Σ within classes, and the logits of Gaussian classes that are all equally likely, against an image
-that is the (weighted) mean m of all:
+sums (z, 1)(z, 1)ᵀ over all images, or class by class. From the totals come class means μ_c, the covariance Σ
+within classes (of all images, or the mean of the classes' own), and the logits of Gaussian classes that are
+all equally likely, against an image that is the mean m of all, or of all classes:
     w_c = Σ_r⁻¹ (μ_c − m),   b_c = −½ (μ_c + m)ᵀ w_c,   Σ_r = Σ + r (tr Σ / d) I
 Totals do not depend on how images are divided among sites: it is the classifier that all images in one place
 would give. With several labels per image each label has two classes, absent and present, and its logit is the
-difference of theirs; an image without the label is in neither, and Σ is the covariance of all images, each of
-which weighs 1. Where training has driven classes far apart, all logits are scaled so that no class mean has
-more than 20 of its own.
+difference of theirs; an image without the label is in neither, and Σ is the covariance of all images. Where
+training has driven classes far apart, all logits are scaled so that no class mean has more than 20 of its
+own. Sums are by class or over all: a coordinator that weighed classes could work out what a site withholds.
 """
 
 from __future__ import annotations
@@ -39,49 +38,44 @@ BELOW = 30.0
 SUMMED = Limit(images=1.0, least=-math.inf)
 """of numbers between -1 and 1, one for each image"""
 LIMITS: Mapping[str, Limit] = {
-    "tally.counts": SAMPLES,
     "describe.counts": SAMPLES,
     "describe.sums": SUMMED,
     "describe.second": SUMMED,
 }
-"""of the answers to two questions: `tally`, the counts alone, and `describe`, see `sums`"""
+"""of the answers to the question `describe`, see `sums`"""
 
 
-def even_weights(counts: Tensor) -> Tensor:
-    """v_c [C] from the number of images of each class: n_min / n_c, and 0 for a class without any."""
-    seen = counts > 0
-    rarest = counts[seen].min() if seen.any() else 1.0
-    return torch.where(seen, rarest / counts.clamp_min(1), 0.0)
-
-
-def sums(net: Net, loc: Loc, features: Callable[[Net, Tensor], Tensor], weight: Tensor) -> dict[str, Tensor]:
+def sums(net: Net, loc: Loc, features: Callable[[Net, Tensor], Tensor], even: bool) -> dict[str, Tensor]:
     """What a site adds to the totals: `sums` [C, d], `counts` [C], several labels: [C, 2, d] and [C, 2]; and
-    `second` [d + 1, d + 1], in which an image of class c counts `weight[c]`; with several labels, 1."""
+    `second` [d + 1, d + 1], with `even` and one label per image that of each class [C, d + 1, d + 1]."""
     z = torch.cat([F.normalize(features(net, batch.x)).cpu().double() for batch in loc.scan()])
     y = loc.train.labels.cpu()
+    longer = F.pad(z, (0, 1), value=1.0)
+    second = longer.T @ longer
     if y.dim() == 1:
         member = F.one_hot(y, len(loc.classes)).double()
+        if even:
+            second = torch.stack([(longer * of[:, None]).T @ longer for of in member.T])
     else:
         member = torch.stack([1 - y, y], 2).nan_to_num(0.0).double()
-    longer = F.pad(z, (0, 1), value=1.0)
-    counted = longer * weight.double()[y, None] if y.dim() == 1 else longer
-    total = torch.einsum("n...,nd->...d", member, z)
-    return {"sums": total, "counts": member.sum(0), "second": counted.T @ longer}
+    return {"sums": torch.einsum("n...,nd->...d", member, z), "counts": member.sum(0), "second": second}
 
 
-def solve(total: Tree, weight: Tensor, ridge: float) -> dict[str, Tensor]:
+def solve(total: Tree, ridge: float) -> dict[str, Tensor]:
     """What the classifier is made of: `mean` as `sums` is shaped, that of all images for what was never seen;
-    `middle` [d], `precision` = Σ_r⁻¹ [d, d], and `seen` as `counts` is shaped, 1 or 0. `weight` is that of
-    the sums."""
+    `middle` [d], `precision` = Σ_r⁻¹ [d, d], and `seen` as `counts` is shaped, 1 or 0. With a `second` of
+    each class all classes weigh the same."""
     count, second = total["counts"].double(), total["second"].double()
-    images = second[-1, -1] if second[-1, -1] > 0 else torch.ones(()).double()
-    middle = second[-1, :-1] / images
-    seen = count > 0
+    seen, weight = count > 0, count
+    if second.dim() == 3:
+        second = (second / count.clamp_min(1)[:, None, None]).sum(0)
+        weight = seen.double()
+    whole = second[-1, -1].clamp_min(1)
+    middle = second[-1, :-1] / whole
     mean = torch.where(seen[..., None], total["sums"].double() / count.clamp_min(1)[..., None], middle)
-    within = second[:-1, :-1] / images - torch.outer(middle, middle)
+    within = second[:-1, :-1] / whole - torch.outer(middle, middle)
     if count.dim() == 1:
-        share = count * weight.double() / images
-        within -= ((mean - middle).T * share) @ (mean - middle)
+        within -= ((mean - middle).T * weight) @ (mean - middle) / whole
     spread = within.trace().clamp_min(LEAST) / len(within)
     precision = torch.linalg.inv(within + ridge * spread * torch.eye(len(within)).to(within))
     found = {"mean": mean, "middle": middle, "precision": precision, "seen": seen}
