@@ -68,10 +68,12 @@ def nursery(address: str) -> None:
     import select
     import signal
     import socket
+    from pathlib import Path
 
     import equipoise.compare.worker
     import equipoise.testing
     import equipoise.worker  # noqa: F401
+    from equipoise import running
     from equipoise.report.page import _templates
 
     for module in HEAVY:
@@ -80,6 +82,8 @@ def nursery(address: str) -> None:
 
     for name in _templates().list_templates(extensions=["j2"]):
         _templates().get_template(name)  # compiled once for all
+    ledgers = importlib.import_module("ledgers")  # beside this file
+    running.probe = ledgers.remembering(Path(address).parent)
     gc.collect()
     gc.freeze()
 

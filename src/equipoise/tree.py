@@ -96,8 +96,6 @@ def flat_digest(flat: Mapping[str, Tensor]) -> str:
     for name, value in sorted(flat.items()):
         tensor = value.detach().cpu().contiguous()
         sha.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        line = tensor.as_strided(
-            (tensor.numel(),), (1,)
-        )  # a tensor of one element may be contiguous with any stride
-        sha.update(line.view(torch.uint8).numpy().data)
+        bits = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
+        sha.update(bits.numpy().data)
     return sha.hexdigest()

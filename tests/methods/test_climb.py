@@ -56,10 +56,8 @@ def kept(trace: Trace, round: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("options", "participation"),
     [
-        (SHARP, 1.0),
         (SHARP, 0.7),
-        (SHARP | {"primal_rounds": 2}, 1.0),
-        (SHARP | {"by_samples": True}, 1.0),
+        (SHARP | {"primal_rounds": 2, "by_samples": True}, 1.0),
         (SHARP | {"largest": 0.1}, 1.0),
         (SHARP | {"dual_lr": 900.0}, 1.0),
     ],

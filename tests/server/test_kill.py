@@ -3,6 +3,7 @@ for fifty of them."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -85,8 +86,9 @@ def test_killed_at_random_moments_and_resumed(
         assert child.stdout is not None
         pid = int(child.stdout.readline())
         time.sleep(draw.uniform(0, duration / 2))
-        os.kill(pid, signal.SIGKILL)
-        assert child.wait() == -signal.SIGKILL
+        with contextlib.suppress(ProcessLookupError):  # it was faster than the straight run
+            os.kill(pid, signal.SIGKILL)
+        assert child.wait() in (0, -signal.SIGKILL)
         child.stdout.close()
         head = tmp_path / "killed" / "checkpoints" / "HEAD.json"
         reached.append(json.loads(head.read_text())["round"] if head.exists() else -1)

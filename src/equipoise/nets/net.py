@@ -121,7 +121,8 @@ class Net(nn.Module):
 
     def train(self, mode: bool = True) -> Net:
         """As usual, except that frozen BatchNorm layers keep using, and never change, their statistics."""
-        super().train(mode)
+        if any(layer.training != mode for layer in self.modules()):
+            super().train(mode)
         if self.frozen:
             for layer in batch_norms(self):
                 layer.eval()
@@ -154,12 +155,21 @@ def state(net: nn.Module) -> dict[str, Tensor]:
     """Parameters and float buffers by name, one that has several under the first. Detached, but the live
     memory: writing into one changes the net."""
     tensors: dict[str, Tensor] = {}
-    seen = set[int]()
-    for name, tensor in net.state_dict(keep_vars=True).items():
+    _gather(net, "", tensors, set())
+    return tensors
+
+
+def _gather(layer: nn.Module, prefix: str, tensors: dict[str, Tensor], seen: set[int]) -> None:
+    """The tensors of a layer and of those in it, in the order of `state_dict`, which takes twice as long."""
+    for name, tensor in (*layer._parameters.items(), *layer._buffers.items()):
+        if tensor is None or name in layer._non_persistent_buffers_set:
+            continue
         if tensor.is_floating_point() and id(tensor) not in seen:
             seen.add(id(tensor))
-            tensors[name] = tensor.detach()
-    return tensors
+            tensors[prefix + name] = tensor.detach()
+    for name, inner in layer._modules.items():
+        if inner is not None:
+            _gather(inner, f"{prefix}{name}.", tensors, seen)
 
 
 def load(net: nn.Module, tensors: Mapping[str, Tensor]) -> None:
