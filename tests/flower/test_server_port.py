@@ -259,7 +259,9 @@ def joined(made: Stage, forked: Forked, monkeypatch: pytest.MonkeyPatch) -> Iter
             assert there.wait(60) == 0
 
 
-@pytest.mark.parametrize("methods", [("fca", "fedsdc"), pytest.param(("fediic",), marks=pytest.mark.sweep)])
+@pytest.mark.parametrize(
+    "methods", [("fca",), pytest.param(("fedsdc", "fediic"), marks=pytest.mark.sweep)], ids="-".join
+)
 def test_methods_give_the_bits_of_the_simulation(
     methods: tuple[str, ...],
     server: Server,
@@ -269,7 +271,7 @@ def test_methods_give_the_bits_of_the_simulation(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Private state, and leaves that are read site by site; in the sweep several questions a round."""
+    """Private state; in the sweep leaves that are read site by site, and several questions a round."""
     plays = {method: play(method) for method in methods}
     each = sorted({leaf for config in plays.values() for leaf in allowed(config)})
     for folder in (server.made.folder / "sites").iterdir():
