@@ -192,10 +192,10 @@ def _ledgers() -> Iterator[Callable[..., Ledger]]:
 
     from equipoise import engine, running
 
-    door, before = os.environ.get(DOOR), running.probe
-    running.probe = remembering(Path(door).parent if door else None)
-    yield engine.probe
-    running.probe = before
+    door, usual = os.environ.get(DOOR), engine.probe
+    running.probe = engine.probe = remembering(Path(door).parent if door else None)
+    yield usual
+    running.probe = engine.probe = usual
 
 
 @pytest.fixture(autouse=True)

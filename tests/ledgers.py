@@ -1,7 +1,7 @@
 """What a run will exchange, found out once for all runs that are alike, by whichever process is the first.
 
-To find it out takes a tenth of a tiny run or more. Tests that are about it use the real thing
-(`@pytest.mark.real_probe`), and so does the rule `ledger` of every method.
+To find it out takes a tenth of a tiny run or more. Tests that are about it do so each time
+(`@pytest.mark.real_probe`); the rule `ledger` holds what was found out once against what sites answer.
 """
 
 from __future__ import annotations
