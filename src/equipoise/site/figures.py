@@ -6,6 +6,7 @@ NaN.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -151,4 +152,4 @@ def _ratios(above: Iterable[float], below: Iterable[float]) -> list[float | None
 def _mean(values: list[float | None]) -> float | None:
     """The mean of those that exist."""
     present = [value for value in values if value is not None]
-    return float(np.mean(present)) if present else None
+    return math.fsum(present) / len(present) if present else None
