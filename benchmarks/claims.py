@@ -33,10 +33,18 @@ explained in [results](results/README.md); balanced accuracy, unless another fig
 Written by `python benchmarks/claims.py` from the runs in [results/records](results/README.md).
 
 """
+PAGE = ROOT / "docs" / "claims.md"
 VERDICTS = (SHOWN, NOT_SHOWN, CONTRADICTED, UNTESTABLE, UNTESTED)
 
 
 def main() -> None:
+    text = page()
+    PAGE.write_text(text)
+    print(text)
+
+
+def page() -> str:
+    """The page of all claims."""
     found = list(findings())
     counts = Counter(one.verdict for one in found)
     said = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS)
@@ -49,8 +57,7 @@ def main() -> None:
         said = [f"- {one.paper}, *{one.text}*: {one.remark}." for one in found if one.verdict == wanted]
         if said := [line for line in said if not line.endswith(": .")]:
             text += f"\n{head}\n\n" + "\n".join(said) + "\n"
-    (ROOT / "docs" / "claims.md").write_text(text)
-    print(text)
+    return text
 
 
 def lines(found: Iterable[Finding]) -> Iterable[str]:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import statistics
 
+from equipoise.report.chart import DASHES, rounds, ticks
+
 TEST_G = 3
 """place of the test figure in a point of a curve"""
+COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#777777")
+"""when they come round again, the lines are broken in another way"""
 
 
 def average(found: list[list[list[float]]]) -> list[tuple[float, float]]:
@@ -18,19 +22,14 @@ def average(found: list[list[list[float]]]) -> list[tuple[float, float]]:
 def curves(rows: dict[str, list[list[list[float]]]]) -> str:
     """Mean test balanced accuracy (G) over rounds, one line per row, as SVG."""
     width, height, left, top = 760, max(360, 60 + 18 * len(rows)), 50, 20
-    colours = (
-        "#4477aa",
-        "#ee6677",
-        "#228833",
-        "#ccbb44",
-        "#66ccee",
-        "#aa3377",
-        "#777777",
-    )  # then again, dashed
     points = {row: average(found) for row, found in rows.items()}
     last = max(r for line in points.values() for r, _ in line)
-    low = min(v for line in points.values() for _, v in line)
-    high = max(v for line in points.values() for _, v in line)
+    lines = ticks(
+        100 * min(v for line in points.values() for _, v in line),
+        100 * max(v for line in points.values() for _, v in line),
+        count=7,
+    )
+    low, high = lines[0] / 100, lines[-1] / 100
 
     def x(r: float) -> float:
         return left + (width - left - 240) * r / last
@@ -44,20 +43,18 @@ def curves(rows: dict[str, list[list[list[float]]]]) -> str:
         "<title>Test balanced accuracy over rounds, mean over seeds</title>",
         f'<rect width="{width}" height="{height}" fill="white"/>',
     ]
-    for i in range(5):
-        value = low + (high - low) * i / 4
+    for value in lines:
+        level = y(value / 100)
         parts.append(
-            f'<line x1="{left}" x2="{width - 240}" y1="{y(value):.1f}" y2="{y(value):.1f}" stroke="#ddd"/>'
+            f'<line x1="{left}" x2="{width - 240}" y1="{level:.1f}" y2="{level:.1f}" stroke="#ddd"/>'
         )
-        parts.append(
-            f'<text x="{left - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{100 * value:.0f}</text>'
-        )
-        parts.append(
-            f'<text x="{x(last * i / 4):.1f}" y="{height - 20}" text-anchor="middle">{last * i // 4}</text>'
-        )
+        parts.append(f'<text x="{left - 6}" y="{level + 4:.1f}" text-anchor="end">{value:g}</text>')
+    for r in rounds(0, int(last)):
+        parts.append(f'<text x="{x(r):.1f}" y="{height - 20}" text-anchor="middle">{r}</text>')
     parts.append(f'<text x="{left}" y="{height - 4}">round</text>')
     for i, (row_name, line) in enumerate(points.items()):
-        colour, dash = colours[i % len(colours)], ' stroke-dasharray="6 3"' if i >= len(colours) else ""
+        colour, broken = COLOURS[i % len(COLOURS)], DASHES[i // len(COLOURS) % len(DASHES)]
+        dash = f' stroke-dasharray="{broken}"' if broken else ""
         path = " ".join(f"{x(r):.1f},{y(v):.1f}" for r, v in line)
         parts.append(
             f'<polyline points="{path}" fill="none" stroke="{colour}" '

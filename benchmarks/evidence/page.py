@@ -43,11 +43,21 @@ ALONE, POOLED = "Local", "Centralised"
 
 def write(runs: Runs, seeds: int) -> list[str]:
     """Write the page and the picture of a table; its lines."""
+    lines, picture = drawn(runs, seeds)
+    if lines:
+        out = ROOT / "docs" / "results" / runs.name
+        out.with_suffix(".md").write_text("\n".join(lines))
+        out.with_suffix(".svg").write_text(picture)
+    return lines
+
+
+def drawn(runs: Runs, seeds: int) -> tuple[list[str], str]:
+    """The lines and the picture of a table's page; none where nothing is recorded."""
     table, name = runs.table, runs.name
     rows = {row: runs.finished(row, seeds) for row in table.rows}
     rows = {row: records for row, records in rows.items() if records}
     if not rows:
-        return []
+        return [], ""
     recipe = override(load(RECIPES / f"{table.recipe}.toml"), table.common)
     multi = resolve(recipe, ROOT).multi
     lines = [f"# {name}", "", *opening(runs, seeds), ""]
@@ -61,15 +71,10 @@ def write(runs: Runs, seeds: int) -> list[str]:
     if missing:
         lines += ["", f"Not all runs are made yet: {', '.join(missing)}."]
     lines += ["", f"![balanced accuracy over rounds]({name}.svg)", ""]
-    out = ROOT / "docs" / "results"
-    notes = out / f"{name}.notes.md"
+    notes = ROOT / "docs" / "results" / f"{name}.notes.md"
     if notes.exists():
         lines += [notes.read_text().strip(), ""]
-    (out / f"{name}.md").write_text("\n".join(lines))
-    (out / f"{name}.svg").write_text(
-        curves({row: [one["curve"] for one in found] for row, found in rows.items()})
-    )
-    return lines
+    return lines, curves({row: [one["curve"] for one in found] for row, found in rows.items()})
 
 
 def opening(runs: Runs, seeds: int) -> Iterable[str]:

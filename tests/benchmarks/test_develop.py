@@ -9,6 +9,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import develop
+import pytest
 
 
 def figures(value: float) -> dict[str, object]:
@@ -27,3 +28,10 @@ def test_every_preset_is_a_row_and_every_run_keeps_test_images_apart() -> None:
     assert {f"Equipoise: {name}" for name in develop.METHODS["equipoise"].presets} <= set(develop.SINGLE)
     for setting in develop.SETTINGS.values():
         assert "data.split.seed=0" in setting.overrides("Equipoise", 3)
+
+
+@pytest.mark.sweep
+def test_the_page_is_that_of_the_records() -> None:
+    kept = [json.loads(line) for line in develop.RECORDS.read_text().splitlines()]
+    made = develop.page({record["mark"]: record for record in kept})
+    assert develop.PAGE.read_text() == made, "python benchmarks/develop.py --page"

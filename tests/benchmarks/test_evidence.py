@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import sys
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from evidence import advice, claims, goal, page, plan, records  # noqa: E402
 from evidence import runs as jobs  # noqa: E402
+from evidence.curves import curves  # noqa: E402
 from evidence.figures import Difference, closed, difference, on_validation, settled  # noqa: E402
 from evidence.lists import TABLES, Table  # noqa: E402
 from evidence.runs import Runs  # noqa: E402
@@ -86,6 +88,14 @@ def test_differences_are_paired_by_seed_with_students_interval() -> None:
     assert difference(one, [], "average") is None
 
 
+def test_no_two_curves_of_a_picture_look_alike() -> None:
+    most = max(len(table.rows) for table in TABLES.values())
+    drawn = curves({f"row {i}": [[[0, 0, 0, 0.2], [5, 0, 0, 0.5 + i / 100]]] for i in range(most)})
+    looks = re.findall(r'<polyline [^>]*stroke="(#\w+)" stroke-width="2"( stroke-dasharray="[\d ]+")?', drawn)
+    assert len(set(looks)) == len(looks) == most
+    assert re.findall(r'middle">(\d+)<', drawn) == [str(n) for n in range(6)]
+
+
 def test_a_gap_is_closed_by_its_share() -> None:
     alone, joined, pooled = ([run("x", 0, value)] for value in (0.4, 0.55, 0.6))
     assert closed(joined, alone, pooled, "average") == "75"
@@ -113,6 +123,23 @@ def test_the_page_names_rows_that_are_missing_and_how_rates_were_chosen(
     text = "\n".join(lines)
     assert "Not all runs are made yet: two." in text and "Chosen" in text and "one 0.2" in text
     assert (tmp_path / "docs" / "results" / "two.svg").read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize("name", [name for name in TABLES if (records.FOLDER / f"{name}.jsonl").exists()])
+def test_the_page_of_a_table_is_that_of_its_records(name: str) -> None:
+    kept = records.ROOT / "docs" / "results" / name
+    text = kept.with_suffix(".md").read_text()
+    seeds = re.search(rf"tables\.py {name} --seeds (\d+)`", text)
+    assert seeds is not None
+    lines, picture = page.drawn(Runs(name, TABLES[name], 1), int(seeds[1]))
+    again = f"python benchmarks/tables.py {name} --page"
+    assert text == "\n".join(lines), again
+    assert kept.with_suffix(".svg").read_text() == picture, again
+
+
+def test_the_page_of_claims_is_that_of_the_records() -> None:
+    made = runpy.run_path(str(records.ROOT / "benchmarks" / "claims.py"))
+    assert made["PAGE"].read_text() == made["page"](), "python benchmarks/claims.py"
 
 
 def test_what_is_kept_of_a_run_is_what_the_run_says(tmp_path: Path) -> None:
