@@ -211,6 +211,7 @@ def _real(
     if request.node.get_closest_marker("real_probe"):
         patch = request.getfixturevalue("monkeypatch")
         patch.setattr("equipoise.running.probe", _ledgers)
+        patch.setattr("equipoise.engine.probe", _ledgers)
 
 
 @pytest.fixture(scope="session")

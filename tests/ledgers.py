@@ -23,7 +23,10 @@ from equipoise.nets import state
 WRITTEN = TypeAdapter(Ledger)
 ELSEWHERE = {"version", "config", "data", "shots", "input", "frozen_sha256", "train"}
 """what of a blueprint says nothing of the names and shapes of what is exchanged, or is looked at apart"""
-TRAINING = {"rounds", "epochs", "objective", "views", "optimizer", "persist_optimizer", "participation"}
+TRAINING = {
+    *("rounds", "epochs", "objective", "views", "optimizer", "persist_optimizer", "participation"),
+    "precision",
+}
 """what does of its training"""
 
 

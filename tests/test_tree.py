@@ -71,3 +71,11 @@ def test_digest_does_not_see_order_or_memory_layout() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.bool, torch.uint8, torch.int64])
 def test_digest_takes_every_dtype(dtype: torch.dtype) -> None:
     assert digest({"x": torch.ones(3).to(dtype)}) != digest({"x": torch.zeros(3).to(dtype)})
+
+
+def test_digest_of_one_element_does_not_see_its_stride() -> None:
+    """One element is contiguous with any stride."""
+    line = torch.arange(10.0)
+    for odd in (line.as_strided((1,), (7,)), line.as_strided((1, 1), (9, 3)), line[:1].expand(1)):
+        assert digest({"x": odd}) == digest({"x": odd.clone()})
+    assert digest({"x": torch.zeros(0, 3)}) != digest({"x": torch.zeros(0, 2)})

@@ -151,7 +151,7 @@ def reason(found: Advice) -> Iterable[str]:
     if found.other:
         where += f"; on validation images {found.other}"
     if found.gap is None:
-        yield "no other method is above it, parts of methods aside"
+        yield "no other method is above it (parts of methods not counted)"
         yield where
     else:
         yield f"{found.gap} against {found.reference}"

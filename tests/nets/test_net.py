@@ -119,3 +119,33 @@ def test_projector_of_fedmas_has_norm_and_relu_between():
     assert [type(layer) for layer in layers] == [nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Linear]
     assert layers[1].num_features == 512
     assert layers[3].weight.shape == (2048, 512)
+
+
+class Odd(nn.Module):
+    """With all that `state` leaves out or names once: one layer and one tensor at two places, an empty place,
+    a counter, and a buffer that is not kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+        self.again, self.nothing = self.first[0], None
+        self.last = nn.Linear(3, 3, bias=False)
+        self.last.weight = self.first[0].weight
+        self.scale = nn.Parameter(torch.ones(2))
+        self.register_parameter("missing", None)
+        self.register_buffer("kept", torch.ones(1))
+        self.register_buffer("passing", torch.ones(1), persistent=False)
+
+
+def test_state_has_what_state_dict_has_in_its_order_each_tensor_once():
+    net = Odd()
+    seen = dict[int, str]()
+    for name, tensor in net.state_dict(keep_vars=True).items():
+        if tensor.is_floating_point():
+            seen.setdefault(id(tensor), name)
+    found = state(net)
+    assert list(found) == list(seen.values())
+    assert {"scale", "kept", "first.0.weight"} <= set(found)
+    assert not {"passing", "again.weight", "last.weight", "first.1.num_batches_tracked"} & set(found)
+    found["scale"].zero_()
+    assert not net.scale.any()
