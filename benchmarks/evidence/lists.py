@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 Row = tuple[str, ...]
 """overrides of a recipe, as on the command line"""
@@ -39,6 +40,8 @@ class Table:
     """of a round of FedAvg, about, on an idle core: for `--plan`, until runs are recorded"""
     chooses: bool = True
     """whether it helps to choose a method, and so stands in docs/choosing.md"""
+    trained_by: Mapping[str, str] = field(default_factory=dict)
+    """rows that train nothing, and the row from whose last models they predict in another way"""
 
     @property
     def compared(self) -> str:
@@ -65,6 +68,8 @@ EQUIPOISE: Rows = {
     "Equipoise: no own means": ("method.name=equipoise", "method.preset=no-own-means"),
     "Equipoise: no limit": ("method.name=equipoise", "method.preset=no-limit"),
 }
+PREDICTS = ("no closed form", "no even covariance", "no mirrors", "no own means", "no limit")
+"""parts of Equipoise that training does not depend on"""
 FEDSDC: Rows = {
     "FedAvgM": ("method.name=fedavgm", "method.preset=fedsdc"),
     "FedSDC": ("method.name=fedsdc",),
@@ -294,6 +299,7 @@ TABLES: dict[str, Table] = {
         rates=RATES,
         trial_rounds=8,
         round_seconds=3.0,
+        trained_by={f"Equipoise: {part}": "Equipoise" for part in PREDICTS},
     ),
     "pbc-tail": Table(
         "the same long tail at eight alike sites: is it the tail, or the skew between sites?",

@@ -74,7 +74,8 @@ def drawn(runs: Runs, seeds: int) -> tuple[list[str], str]:
     notes = ROOT / "docs" / "results" / f"{name}.notes.md"
     if notes.exists():
         lines += [notes.read_text().strip(), ""]
-    return lines, curves({row: [one["curve"] for one in found] for row, found in rows.items()})
+    trained = {row: found for row, found in rows.items() if row not in table.trained_by}
+    return lines, curves({row: [one["curve"] for one in found] for row, found in trained.items()})
 
 
 def opening(runs: Runs, seeds: int) -> Iterable[str]:
@@ -137,6 +138,10 @@ def tuning(runs: Runs, rows: Sequence[str]) -> Iterable[str]:
         f"seed of its own, the best {table.metric.replace('_', ' ')} on validation images (mean of G and S). "
         "Chosen: "
     )
-    yield "; ".join(f"{row} {runs.rate(row):g}" for row in rows) + "."
-    took = [record["seconds"] for record in runs.records.values() if record["kind"] == "run"]
+    yield "; ".join(f"{row} {runs.rate(row):g}" for row in rows if row not in table.trained_by) + "."
+    for source in sorted(set(table.trained_by[row] for row in rows if row in table.trained_by)):
+        same = ", ".join(row for row in rows if table.trained_by.get(row) == source)
+        yield f"Not trained: {same} predict in another way from the last models of *{source}*."
+    trained = (one for one in runs.records.values() if one["row"] not in table.trained_by)
+    took = [record["seconds"] for record in trained if record["kind"] == "run"]
     yield f"A run took {statistics.median(took) / 60:.0f} minutes (median) beside other work."

@@ -42,7 +42,7 @@ def missing(runs: Runs, row: str, seeds: int) -> list[Job]:
     """What is not recorded of a row: the short runs for its learning rate, and seeds."""
     rate = runs.rate(row)
     jobs = [*runs.trials(row), *(runs.job(row, seed, rate) for seed in range(seeds))]
-    return [job for job in jobs if job.mark not in runs.records]
+    return runs.missing(jobs)
 
 
 def seconds(runs: Runs, job: Job) -> float | None:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from evidence.lists import Table
 from evidence.records import RUN, TRIAL, Record, mark, read, record_of, validated, write
 
 ROOT = Path(__file__).resolve().parents[2]
-ROUNDS = "train.rounds="
+ROUNDS, INIT = "train.rounds=", "train.init="
 TRIAL_SEED = 1000
 """of the runs that choose a learning rate; `data.split.seed` gives them the test images of all others"""
 
@@ -33,6 +34,8 @@ class Job:
     seed: int
     rate: float | None
     kind: str = RUN
+    source: Job | None = None
+    """the run whose last model it starts from; none: it starts anew"""
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -41,11 +44,22 @@ class Job:
 
     @property
     def mark(self) -> str:
-        return mark(self.recipe, self.settings)
+        source = () if self.source is None else (f"{INIT}{self.source.mark}",)
+        return mark(self.recipe, (*self.settings, *source))
 
     @property
     def folder(self) -> Path:
         return ROOT / "runs" / "tables" / self.table / f"{self.kind}-{self.mark}"
+
+    @property
+    def ended(self) -> bool:
+        return (self.folder / "result.json").exists()
+
+    @property
+    def command(self) -> list[str]:
+        source = [] if self.source is None else [f"{INIT}{self.source.folder}"]
+        start = [sys.executable, "-m", "equipoise", "run", f"recipes/{self.recipe}.toml"]
+        return [*start, *self.settings, *source, "--out", str(self.folder), "--json"]
 
 
 class Runs:
@@ -60,29 +74,47 @@ class Runs:
     def make(self, seeds: int, wanted: set[str]) -> None:
         """Run what is missing of the wanted rows (none named: of all): seed after seed, row after row."""
         rows = [row for row in self.table.rows if not wanted or row in wanted]
-        self._all([job for row in rows for job in self.trials(row)])
+        self._all(self.missing([job for row in rows for job in self.trials(row)]))
         chosen = {row: self.rate(row) for row in rows}
         ready = [row for row in rows if not self.table.rates or chosen[row] is not None]
-        self._all([self.job(row, seed, chosen[row]) for seed in range(seeds) for row in ready])
+        todo = self.missing([self.job(row, seed, chosen[row]) for seed in range(seeds) for row in ready])
+        # a record does not hold a model: where its folder is gone, the run is made again, and recorded again
+        sources = {job.source.mark: job.source for job in todo if job.source and not job.source.ended}
+        self._all(list(sources.values()))
+        self._all([job for job in todo if job.mark not in sources])
+
+    def missing(self, jobs: Iterable[Job]) -> list[Job]:
+        return [job for job in jobs if job.mark not in self.records]
 
     def trials(self, row: str) -> list[Job]:
         """The short runs that choose a row's learning rate; they stand when the table gets more rounds."""
-        rest = (text for text in self.table.common if not text.startswith(ROUNDS))
-        common = (*self.table.rows[row], *rest, f"{ROUNDS}{self.table.trial_rounds}")
+        if row in self.table.trained_by:
+            return []
+        overrides = self._lasting(row, self.table.trial_rounds)
         return [
-            Job(self.name, self.table.recipe, row, common, TRIAL_SEED, rate, TRIAL)
+            Job(self.name, self.table.recipe, row, overrides, TRIAL_SEED, rate, TRIAL)
             for rate in self.table.rates
         ]
+
+    def _lasting(self, row: str, rounds: int) -> tuple[str, ...]:
+        """What a row changes in the recipe, with so many rounds."""
+        rest = (text for text in self.table.common if not text.startswith(ROUNDS))
+        return (*self.table.rows[row], *rest, f"{ROUNDS}{rounds}")
 
     def rate(self, row: str) -> float | None:
         """The learning rate that did best on validation images; None where it was not looked for, or not all
         trials are there."""
+        row = self.table.trained_by.get(row, row)
         found = [self.records.get(job.mark) for job in self.trials(row)]
         if not found or any(one is None for one in found):
             return None
         return max((one["score"], one["rate"]) for one in found if one is not None)[1]
 
     def job(self, row: str, seed: int, rate: float | None) -> Job:
+        if row in self.table.trained_by:
+            source = self.job(self.table.trained_by[row], seed, rate)
+            overrides = self._lasting(row, rounds=0)
+            return Job(self.name, self.table.recipe, row, overrides, seed, rate, source=source)
         overrides = (*self.table.rows[row], *self.table.common)
         return Job(self.name, self.table.recipe, row, overrides, seed, rate)
 
@@ -93,17 +125,15 @@ class Runs:
         return [self.records[job.mark] for job in jobs if job.mark in self.records]
 
     def _all(self, jobs: list[Job]) -> None:
-        todo = [job for job in jobs if job.mark not in self.records]
         with ThreadPoolExecutor(self.jobs) as pool:
-            running: list[Future[None]] = [pool.submit(self._one, job) for job in todo]
+            running: list[Future[None]] = [pool.submit(self._one, job) for job in jobs]
             for one in running:
                 one.result()
 
     def _one(self, job: Job) -> None:
-        if not (job.folder / "result.json").exists():
-            command = [sys.executable, "-m", "equipoise", "run", f"recipes/{job.recipe}.toml", *job.settings]
+        if not job.ended:
             done = subprocess.run(
-                [*command, "--out", str(job.folder), "--json"],
+                job.command,
                 cwd=ROOT,
                 env=os.environ | {"OMP_NUM_THREADS": "1"},
                 capture_output=True,

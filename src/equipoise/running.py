@@ -357,7 +357,7 @@ def train(
     except BaseException:
         tracking.end(None)
         raise
-    rounds, metrics = evaluation.selected() if config.train.rounds else ([], {})
+    rounds, metrics = evaluation.selected() if config.train.rounds or evaluation.history else ([], {})
     ending_of = [row[ENDING] for row in evaluation.history if row["round"] in rounds and ENDING in row]
     state = digest(server)
     result = Result(

@@ -69,6 +69,48 @@ def test_every_row_tries_the_same_rates_and_takes_the_best_on_validation(runs: R
     assert len({job.mark for row in TABLE.rows for job in runs.trials(row)}) == 4
 
 
+def test_rows_that_only_predict_start_from_the_models_of_another(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "ROOT", tmp_path)
+    rows = {**TABLE.rows, "three": ("method.name=fca", "method.preset=no-consistency")}
+    table = Table("", "phantom", rows, ("train.rounds=9",), rates=(0.1,), trained_by={"three": "two"})
+    runs = Runs("three", table, 1)
+    made = list[jobs.Job]()
+
+    def make(job: jobs.Job) -> None:
+        made.append(job)
+        runs.records[job.mark] = run(job.row, job.seed, 0.5, kind=job.kind, score=0.5)
+
+    monkeypatch.setattr(runs, "_one", make)
+    runs.make(2, {"two", "three"})
+    assert [job.row for job in made] == ["two", "two", "two", "three", "three"]
+    assert [job.kind for job in made] == ["trial", "run", "run", "run", "run"]
+    last = made[-1]
+    assert last.source == made[2] and f"train.init={made[2].folder}" in last.command
+    assert "train.rounds=0" in last.command and "train.rounds=9" not in last.command
+    assert (runs.rate("three"), runs.trials("three")) == (0.1, [])
+
+    # a record without its folder is made again before what starts from it; one with its folder is not
+    runs.records = {mark: one for mark, one in runs.records.items() if one["row"] != "three"}
+    made[1].folder.mkdir(parents=True)
+    (made[1].folder / "result.json").touch()
+    repeated = made[2]
+    made.clear()
+    runs.make(2, {"three"})
+    assert made[0] == repeated and [job.row for job in made] == ["two", "three", "three"]
+
+
+def test_the_mark_of_a_run_does_not_hold_where_its_source_lies(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = {"one": ("method.name=fca",), "two": ("method.name=fca", "method.preset=no-consistency")}
+    here = Runs("there", Table("", "phantom", rows, trained_by={"two": "one"}), 1).job("two", 0, None)
+    before = here.mark, here.folder
+    monkeypatch.setattr(jobs, "ROOT", tmp_path)
+    assert here.mark == before[0] and here.folder != before[1]
+
+
 def test_what_was_recorded_is_read_back_in_an_order_of_its_own(runs: Runs) -> None:
     kept = {f"{i}": run("one", i, 0.5, mark=f"{i}") for i in (2, 0, 1)}
     records.write("two", kept)

@@ -164,6 +164,18 @@ def test_a_method_without_an_ending_is_reported_as_it_was(
     assert newest is not None and newest[1].round == ROUNDS and newest[1].finished
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_a_run_that_trains_nothing_reports_its_ending(rule: str, tiny: MakeConfig, tmp_path: Path) -> None:
+    """As when a trained model gets another classifier: the source's model, and the ending of this method."""
+    source = run(config_of(tiny, {"name": "equipoise"}, "last"), tmp_path / "source")
+    changed = {"rounds": 0, "init": str(tmp_path / "source")}
+    table = config_of(tiny, {"name": "equipoise"}, rule).table()
+    result = run(resolve({**table, "train": {**table["train"], **changed}}), tmp_path / "ended")
+    assert (result.rounds, result.ending_of) == ([1], [0])
+    assert result.metrics["test"] == source.metrics["test"]
+    check_reported(result, rule)
+
+
 MOSTLY = ["mean_last_5", *(pytest.param(rule, marks=pytest.mark.sweep) for rule in RULES[:2])]
 """the rule with several endings on every run; the others have one, as it has five"""
 

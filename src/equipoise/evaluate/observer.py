@@ -90,7 +90,8 @@ class Evaluation:
         """The rounds that would be reported if this were the end; any other is never reported, whatever
         comes."""
         needed = "validation" if self.options.select == "best_validation" else "test"
-        known = any(needed in row for row in self.history if ENDING not in row)
+        trained = [row for row in self.history if ENDING not in row]
+        known = any(needed in row for row in trained or self.history)
         return frozenset(self.selected()[0]) if known else frozenset()
 
     def _due(self, done: int) -> bool:

@@ -59,13 +59,15 @@ def select(
 
     A rule chooses among the rounds of training; a round that has its ending in the history is reported by
     that one's row, so a mean is over rows of one kind, and no ending is chosen or left out by its own score.
+    A run that trains nothing has an ending at most, and reports it.
     `key` names the validation metric; dots lead into nested metrics ("generalisation.balanced_accuracy"). Of
     equally good rounds the earliest is taken. A mean goes over every number in the rows; what is not a number
     is kept if it is the same in all of them, and None otherwise.
     """
     if rule not in RULES:
         raise ConfigError(unknown("evaluate.select", rule, RULES))
-    rows = sorted((row for row in history if ENDING not in row), key=lambda row: row["round"])
+    trained = [row for row in history if ENDING not in row]
+    rows = sorted(trained or history, key=lambda row: row["round"])
     if not rows:
         raise ConfigError(
             "evaluate.every: no round was evaluated, so there is none to select; lower it or add rounds"
