@@ -26,6 +26,7 @@ LEARNING: dict[str, dict[str, Any]] = LIGHT | {
     "fedadagrad": {"lr": 0.03},
     "moon": {"size": 16},
     "isfl": {"sigma": 0.5},
+    "equipoise": {"ridge": 1.0},
 }
 """Under these a few rounds are enough to learn 64 images by heart; the published ones need more. The numbers
 in `golden/methods.json` are of these."""

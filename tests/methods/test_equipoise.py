@@ -115,7 +115,8 @@ def test_momentum_of_the_coordinator() -> None:
 def solved() -> dict[str, Tensor]:
     """A classifier of three classes on the features of the small net."""
     mean, middle = drawn(3, 64, seed=6).float(), drawn(64, seed=7).float()
-    return {"mean": mean, "middle": middle, "precision": torch.eye(64) / 64, "seen": torch.ones(3)}
+    found = {"mean": mean, "middle": middle, "precision": torch.eye(64) / 64}
+    return found | {"seen": torch.ones(3), "chance": torch.zeros(3)}
 
 
 def test_prediction_is_a_mean_of_both_classifiers(double_net: Visit, solved: dict[str, Tensor]) -> None:
@@ -154,6 +155,7 @@ def test_a_label_never_seen_is_left_to_the_trained_head(double_net: Visit, solve
     net, x = double_net("fed").float(), drawn(4, 3, 16, 16, seed=2).float()
     mean = torch.stack([solved["mean"], -solved["mean"]], 1)
     several = solved | {"mean": mean, "seen": torch.tensor([[1.0, 1.0], [1.0, 0.0], [1.0, 1.0]])}
+    several["chance"] = torch.zeros(3, 2)
     with torch.no_grad():
         found = Equipoise().predict(net, x, None, {"closed": several})
     assert same_bits(found["both"][:, 1], found["trained"][:, 1])

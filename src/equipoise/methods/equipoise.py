@@ -9,7 +9,8 @@ The project's own method, made of the parts that helped on validation images (do
 4. Closed form. Training teaches the body. The classifier that predicts is linear discriminant analysis of its
    features, from sums per class over the images of all sites (`parts/closed.py`): no site and no frequent
    class pulls at it, and it forgets no class. Its logits count κ, those of the trained head 1 − κ.
-5. Even covariance: the mean of those of all classes. Mirrors: features are means over four mirror images.
+5. Even covariance: the mean of those of all classes. Correction: the bias that few images give a class is
+   taken off. Mirrors: features are means over four mirror images.
 6. Own means and limit. A site's own predictor has class means of its own, drawn towards the federation's, and
    predicts the classes that the site has, no others.
 
@@ -49,13 +50,14 @@ class Equipoise(FedAvgM):
     keeps_tuned: ClassVar[bool] = False
     neutral: ClassVar[dict[str, Any] | None] = dict(
         draws=False, balance=False, mixup=0.0, beta=0.0, closed=0.0, own=None, limit=False
-    ) | dict(even_covariance=False, mirrors=False)
+    ) | dict(even_covariance=False, corrected=False, mirrors=False)
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "no-draws": {"draws": False},
         "no-mixup": {"mixup": 0.0},
         "no-momentum": {"beta": 0.0},
         "no-closed-form": {"closed": 0.0},
         "no-even-covariance": {"even_covariance": False},
+        "no-correction": {"corrected": False},
         "no-mirrors": {"mirrors": False},
         "no-own-means": {"own": None},
         "no-limit": {"limit": False},
@@ -71,10 +73,12 @@ class Equipoise(FedAvgM):
     """momentum of the coordinator"""
     closed: float = Field(1.0, ge=0, le=1)
     """κ: share of the closed-form classifier in a prediction; 0 = the trained head alone"""
-    ridge: float = Field(0.1, gt=0)
-    """r: what is added to the covariance, in parts of its mean variance"""
+    ridge: float = Field(6.0, gt=0)
+    """k: k · features ÷ images of its mean variance are added to the covariance"""
     even_covariance: bool = True
     """all classes weigh the same in the covariance, and sites send one of each; off = all images do"""
+    corrected: bool = True
+    """a class of few images is not predicted less often for the chance in its mean"""
     mirrors: bool = True
     """predict by the mean features of an image and its mirror images, where no stage is frozen"""
     own: float | None = Field(200.0, ge=0)
@@ -97,7 +101,8 @@ class Equipoise(FedAvgM):
         if not self.closed or self.crt:
             return server
         total = ask(self.describe, model=server["model"])
-        return server | {"closed": closed.solve({name: total[name] for name in total}, self.ridge)}
+        sums = {name: total[name] for name in total}
+        return server | {"closed": closed.solve(sums, self.ridge, self.corrected)}
 
     def limits(self, classes: int, epochs: int) -> Mapping[str, Limit]:
         return closed.LIMITS

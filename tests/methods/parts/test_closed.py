@@ -30,7 +30,7 @@ def test_logits_are_those_of_gaussians_with_one_covariance() -> None:
     """Differences between classes are differences of log-densities, whatever the classes' sizes."""
     y = torch.tensor([0] * 40 + [1] * 15 + [2] * 5)
     z = F.normalize(drawn(60, 4, seed=1) + 2 * drawn(3, 4, seed=2)[y])
-    solved = closed.solve(totals(z, F.one_hot(y, 3).double()), ridge=0.2)
+    solved = closed.solve(totals(z, F.one_hot(y, 3).double()), ridge=0.2 * 60 / 4, corrected=False)
     x, of = z.numpy(), y.numpy()
     means = [x[of == c].mean(0) for c in range(3)]
     within = sum((x[of == c] - means[c]).T @ (x[of == c] - means[c]) for c in range(3)) / 60
@@ -48,12 +48,14 @@ def test_an_even_covariance_is_the_mean_of_those_of_the_classes() -> None:
     y = torch.tensor([0] * 40 + [1] * 15 + [3] * 5 + [4])
     z = F.normalize(drawn(61, 4, seed=1) + 2 * drawn(5, 4, seed=2)[y])
     z[:40] = F.normalize(z[:40] + 0.5 * drawn(40, 4, seed=8))  # the large class is wider
-    solved = closed.solve(totals(z, F.one_hot(y, 5).double(), even=True), ridge=0.2)
+    solved = closed.solve(totals(z, F.one_hot(y, 5).double(), even=True), ridge=0.2 * 61 / 4)
     of = [z[y == c].numpy() for c in (0, 1, 3, 4)]
     within = sum(np.cov(x.T, bias=True) for x in of) / 4
     expected = np.linalg.inv(within + 0.2 * np.trace(within) / 4 * np.eye(4))
     np.testing.assert_allclose(solved["precision"], expected, rtol=2e-5, atol=1e-5)
     np.testing.assert_allclose(solved["middle"], sum(x.mean(0) for x in of) / 4, atol=1e-6)
+    half = np.trace(expected @ within) / 2
+    np.testing.assert_allclose(solved["chance"], [half / 40, half / 15, 0, half / 5, half], rtol=1e-5)
 
 
 def test_a_label_is_absent_or_present_and_images_without_it_are_neither() -> None:
@@ -61,23 +63,54 @@ def test_a_label_is_absent_or_present_and_images_without_it_are_neither() -> Non
     y = (drawn(30, 2, seed=4) > 0).double()
     y[:12, 0] = torch.nan
     member = torch.stack([1 - y, y], 2).nan_to_num(0.0)
-    solved = closed.solve(totals(z, member), ridge=0.1)
     cov = np.cov(z.numpy().T, bias=True)
     inverse = np.linalg.inv(cov + 0.1 * np.trace(cov) / 3 * np.eye(3))
+    plain, fair = (closed.solve(totals(z, member), 0.1 * 30 / 3, corrected) for corrected in (False, True))
     for label in range(2):
-        yes, no = (z[y[:, label] == value].numpy().mean(0) for value in (1, 0))
-        expected = (z.numpy() - (yes + no) / 2) @ inverse @ (yes - no)
-        np.testing.assert_allclose(closed.logits(z.float(), solved)[:, label], expected, atol=1e-4)
+        yes, no = (z[y[:, label] == value].numpy() for value in (1, 0))
+        middle, apart = (yes.mean(0) + no.mean(0)) / 2, yes.mean(0) - no.mean(0)
+        expected = (z.numpy() - middle) @ inverse @ apart
+        np.testing.assert_allclose(closed.logits(z.float(), plain)[:, label], expected, atol=1e-4)
+        expected += np.trace(inverse @ cov) / 2 * (1 / len(yes) - 1 / len(no))
+        np.testing.assert_allclose(closed.logits(z.float(), fair)[:, label], expected, atol=1e-4)
+
+
+def test_the_correction_is_what_chance_adds_to_the_length_of_a_mean() -> None:
+    """Against a simulation: means of five images from a Gaussian whose mean and covariance are known."""
+    draw = np.random.default_rng(3)
+    mean, root = draw.normal(size=6), draw.normal(size=(6, 6))
+    cov, precision = root @ root.T, np.linalg.inv(root @ root.T + 2 * np.eye(6))
+    found = draw.multivariate_normal(mean, cov, size=(40_000, 5)).mean(1)
+    lengths = np.einsum("nd,de,ne->n", found, precision, found)
+    expected = mean @ precision @ mean + np.trace(precision @ cov) / 5
+    assert lengths.mean() == pytest.approx(expected, rel=0.02)
+    assert mean @ precision @ mean < 0.9 * expected  # so that it is seen
+
+
+def test_a_rare_class_among_many_features_is_found_as_often_as_a_frequent_one() -> None:
+    """200 images of one class and 8 of another, 60 features: the mean of the eight is mostly chance."""
+    y = torch.tensor([0] * 200 + [1] * 8)
+    middles = 0.2 * drawn(2, 60, seed=11)
+    z = F.normalize(drawn(208, 60, seed=12) + middles[y])
+    fresh = torch.arange(2).repeat_interleave(400)
+    x = F.normalize(drawn(800, 60, seed=13) + middles[fresh])
+    recall = {}
+    for corrected in (False, True):
+        solved = closed.solve(totals(z, F.one_hot(y, 2).double()), 4.0, corrected)
+        right = closed.logits(x.float(), solved).argmax(1) == fresh
+        recall[corrected] = [float(right[fresh == c].float().mean()) for c in range(2)]
+    assert recall[False][1] < 0.5 < 0.95 < recall[False][0]
+    assert abs(recall[True][1] - recall[True][0]) < 0.05 and min(recall[True]) > 0.75
 
 
 def test_what_was_never_seen() -> None:
     """A class without images is never predicted; of a label that was never present nothing is said."""
     y = torch.tensor([0, 0, 0, 2, 2, 2])
     z = F.normalize(drawn(6, 3, seed=5))
-    solved = closed.solve(totals(z, F.one_hot(y, 3).double()), ridge=0.1)
+    solved = closed.solve(totals(z, F.one_hot(y, 3).double()), ridge=0.2)
     assert closed.logits(z.float(), solved)[:, 1].tolist() == pytest.approx([closed.NEVER] * 6)
     labels = F.one_hot(y, 3).double()
-    solved = closed.solve(totals(z, torch.stack([1 - labels, labels], 2)), ridge=0.1)
+    solved = closed.solve(totals(z, torch.stack([1 - labels, labels], 2)), ridge=0.2)
     assert solved["seen"].tolist() == [[1, 1], [1, 0], [1, 1]]
     assert closed.logits(z.float(), solved)[:, 1].tolist() == [0.0] * 6
 
@@ -87,7 +120,7 @@ def test_features_that_do_not_differ_and_features_far_apart_give_numbers() -> No
     same = torch.tensor([[1.0, 0.0]] * 4, dtype=torch.float64)
     apart = torch.tensor([[1.0, 0.0]] * 2 + [[0.0, 1.0]] * 2, dtype=torch.float64)
     for z in (same, apart):
-        solved = closed.solve(totals(z, F.one_hot(y, 2).double()), ridge=0.1)
+        solved = closed.solve(totals(z, F.one_hot(y, 2).double()), ridge=0.2)
         scores = closed.logits(z.float(), solved)
         assert bool(scores.isfinite().all()) and float(scores.max()) <= closed.LARGEST * 1.001
     assert scores.argmax(1).tolist() == y.tolist()

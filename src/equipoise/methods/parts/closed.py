@@ -4,7 +4,10 @@ With z the features of an image, brought to length 1, a site sums z and counts i
 sums (z, 1)(z, 1)ᵀ over all images, or class by class. From the totals come class means μ_c, the covariance Σ
 within classes (of all images, or the mean of the classes' own), and the logits of Gaussian classes that are
 all equally likely, against an image that is the mean m of all, or of all classes:
-    w_c = Σ_r⁻¹ (μ_c − m),   b_c = −½ (μ_c + m)ᵀ w_c,   Σ_r = Σ + r (tr Σ / d) I
+    w_c = Σ_r⁻¹ (μ_c − m),   b_c = −½ (μ_c + m)ᵀ w_c,   Σ_r = Σ + r (tr Σ / d) I,   r = k d / n
+for d features and n images: with few images small variances are mostly chance. So is the length of the mean
+of few images, which lowers b_c: E μ̂ᵀ Σ_r⁻¹ μ̂ = μᵀ Σ_r⁻¹ μ + tr(Σ_r⁻¹ Σ) / n_c. Corrected, b_c gets half of the last
+term back; without that a rare class is found too seldom where there are many features.
 Totals do not depend on how images are divided among sites: it is the classifier that all images in one place
 would give. With several labels per image each label has two classes, absent and present, and its logit is the
 difference of theirs; an image without the label is in neither, and Σ is the covariance of all images. Where
@@ -61,12 +64,12 @@ def sums(net: Net, loc: Loc, features: Callable[[Net, Tensor], Tensor], even: bo
     return {"sums": torch.einsum("n...,nd->...d", member, z), "counts": member.sum(0), "second": second}
 
 
-def solve(total: Tree, ridge: float) -> dict[str, Tensor]:
+def solve(total: Tree, ridge: float, corrected: bool = True) -> dict[str, Tensor]:
     """What the classifier is made of: `mean` as `sums` is shaped, that of all images for what was never seen;
-    `middle` [d], `precision` = Σ_r⁻¹ [d, d], and `seen` as `counts` is shaped, 1 or 0. With a `second` of
-    each class all classes weigh the same."""
+    `middle` [d], `precision` = Σ_r⁻¹ [d, d] with k = `ridge`, and as `counts` is shaped `seen`, 1 or 0, and
+    `chance`, what is given back to the bias. With a `second` of each class all classes weigh the same."""
     count, second = total["counts"].double(), total["second"].double()
-    seen, weight = count > 0, count
+    seen, weight, images = count > 0, count, second[..., -1, -1].sum().clamp_min(1)
     if second.dim() == 3:
         second = (second / count.clamp_min(1)[:, None, None]).sum(0)
         weight = seen.double()
@@ -76,9 +79,11 @@ def solve(total: Tree, ridge: float) -> dict[str, Tensor]:
     within = second[:-1, :-1] / whole - torch.outer(middle, middle)
     if count.dim() == 1:
         within -= ((mean - middle).T * weight) @ (mean - middle) / whole
-    spread = within.trace().clamp_min(LEAST) / len(within)
-    precision = torch.linalg.inv(within + ridge * spread * torch.eye(len(within)).to(within))
-    found = {"mean": mean, "middle": middle, "precision": precision, "seen": seen}
+    # r times the mean variance is k / n times all of it
+    added = ridge / images * within.trace().clamp_min(LEAST)
+    precision = torch.linalg.inv(within + added * torch.eye(len(within)).to(within))
+    chance = 0.5 * corrected * seen * (precision * within).sum() / count.clamp_min(1)
+    found = {"mean": mean, "middle": middle, "precision": precision, "seen": seen, "chance": chance}
     return {name: value.float() for name, value in found.items()}
 
 
@@ -102,8 +107,9 @@ def logits(features: Tensor, solved: Tree, mean: Tensor | None = None) -> Tensor
     mean, middle, seen = (solved["mean"] if mean is None else mean), solved["middle"], solved["seen"]
     weight = (mean - middle) @ solved["precision"]
     reached = 0.5 * (weight * (mean - middle)).sum(-1).max()
-    weight = weight * (LARGEST / reached.clamp_min(LARGEST))
-    bias = -0.5 * (weight * (mean + middle)).sum(-1)
+    scale = LARGEST / reached.clamp_min(LARGEST)
+    weight = scale * weight
+    bias = scale * solved["chance"] - 0.5 * (weight * (mean + middle)).sum(-1)
     if seen.dim() == 1:
         bias = torch.where(seen > 0, bias, torch.full_like(bias, NEVER))
     else:
