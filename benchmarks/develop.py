@@ -120,6 +120,9 @@ def page(records: Mapping[str, Record]) -> str:
     lines = ["# The method of our own: what each part gives", "", *NOTES.read_text().splitlines()]
     lines += ["", "## How far from the goal", "", *GOAL.splitlines(), ""]
     lines += goal.lines({name: Runs(name, TABLES[name], 1) for name in goal.SINGLE})
+    lines += ["", "Where images have several labels, in G:", ""]
+    several = {name: Runs(name, TABLES[name], 1) for name in goal.SEVERAL}
+    lines += goal.lines(several, goal.RIVALS_OF_SEVERAL, "generalisation")
     for name, setting in SETTINGS.items():
         found = {row: seeds for row in setting.rows if (seeds := list(of(records, setting, row)))}
         if not found:

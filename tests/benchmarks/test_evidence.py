@@ -516,3 +516,5 @@ def test_the_goal_counts_rivals_that_are_beaten_for_certain_and_those_not_met() 
 def test_rivals_and_tables_of_the_goal_are_rows_and_tables() -> None:
     assert set(goal.SINGLE) <= set(TABLES)
     assert {goal.OWN, *goal.RIVALS} <= set(TABLES["pbc-all"].rows)
+    for name in goal.SEVERAL:
+        assert {goal.OWN, *goal.RIVALS_OF_SEVERAL} <= set(TABLES[name].rows)
