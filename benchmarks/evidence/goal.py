@@ -34,7 +34,7 @@ def gaps(
 def lines(tables: Mapping[str, Runs], rivals: Sequence[str] = RIVALS, view: str = "average") -> Iterator[str]:
     """One table: rivals down, tables across, and a sentence that counts."""
     found = {name: gaps(runs, rivals, view) for name, runs in tables.items()}
-    heads = [f"[{name}]({name}.md)" if runs.records else name for name, runs in tables.items()]
+    heads = [f"[{name}]({name}.md)" if runs.begun else name for name, runs in tables.items()]
     yield "| rival | " + " | ".join(heads) + " |"
     yield "|---" * (len(found) + 1) + "|"
     for row in rivals:

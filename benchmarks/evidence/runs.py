@@ -83,6 +83,11 @@ class Runs:
         self._all(list(sources.values()))
         self._all([job for job in todo if job.mark not in sources])
 
+    @property
+    def begun(self) -> bool:
+        """Whether there is a run for the table's page, and not only short ones that choose a rate."""
+        return any(record["kind"] == RUN for record in self.records.values())
+
     def missing(self, jobs: Iterable[Job]) -> list[Job]:
         return [job for job in jobs if job.mark not in self.records]
 
