@@ -69,11 +69,8 @@ EQUIPOISE: Rows = {
     "Equipoise: no own means": ("method.name=equipoise", "method.preset=no-own-means"),
     "Equipoise: no limit": ("method.name=equipoise", "method.preset=no-limit"),
 }
-PREDICTS = (
-    *("no closed form", "no even covariance", "no correction"),
-    *("no mirrors", "no own means", "no limit"),
-)
-"""parts of Equipoise that training does not depend on"""
+PREDICTS = ("no even covariance", "no correction", "no mirrors", "no own means", "no limit")
+"""parts of Equipoise's computed classifier, which training does not depend on"""
 FEDSDC: Rows = {
     "FedAvgM": ("method.name=fedavgm", "method.preset=fedsdc"),
     "FedSDC": ("method.name=fedsdc",),
