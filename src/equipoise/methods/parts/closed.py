@@ -5,9 +5,11 @@ sums (z, 1)(z, 1)ᵀ over all images, or class by class. From the totals come cl
 within classes (of all images, or the mean of the classes' own), and the logits of Gaussian classes that are
 all equally likely, against an image that is the mean m of all, or of all classes:
     w_c = Σ_r⁻¹ (μ_c − m),   b_c = −½ (μ_c + m)ᵀ w_c,   Σ_r = Σ + r (tr Σ / d) I,   r = k d / n
-for d features and n images: with few images small variances are mostly chance. So is the length of the mean
-of few images, which lowers b_c: E μ̂ᵀ Σ_r⁻¹ μ̂ = μᵀ Σ_r⁻¹ μ + tr(Σ_r⁻¹ Σ) / n_c. Corrected, b_c gets half of the last
-term back; without that a rare class is found too seldom where there are many features.
+for d features and n images: with few images small variances are mostly chance. So is part of the length of
+the mean of few images, which lowers b_c:
+    E μ̂ᵀ Σ_r⁻¹ μ̂ = μᵀ Σ_r⁻¹ μ + tr(Σ_r⁻¹ Σ) / n_c
+Corrected, b_c gets half of the last term back; without that a rare class is found too seldom where there are
+many features.
 Totals do not depend on how images are divided among sites: it is the classifier that all images in one place
 would give. With several labels per image each label has two classes, absent and present, and its logit is the
 difference of theirs; an image without the label is in neither, and Σ is the covariance of all images. Where
