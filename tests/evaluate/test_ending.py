@@ -164,7 +164,9 @@ def test_a_method_without_an_ending_is_reported_as_it_was(
     assert newest is not None and newest[1].round == ROUNDS and newest[1].finished
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    "rule", ["best_validation", *(pytest.param(r, marks=pytest.mark.sweep) for r in ("last", "mean_last_5"))]
+)
 def test_a_run_that_trains_nothing_reports_its_ending(rule: str, tiny: MakeConfig, tmp_path: Path) -> None:
     """As when a trained model gets another classifier: the source's model, and the ending of this method."""
     source = run(config_of(tiny, {"name": "equipoise"}, "last"), tmp_path / "source")
