@@ -77,7 +77,11 @@ def advice(shape: Shape) -> Advice | None:
 
 def best(table: str, rows: Mapping[str, list[Record]], reference: str, view: str) -> Advice | None:
     """The row with the highest mean; None with fewer than two rows, or seeds, to compare. Training alone
-    and pooling the images are no methods and do not count."""
+    and pooling the images are no methods and do not count, nor do seeds that some row lacks."""
+    compared = [found for row, found in rows.items() if row not in BOUNDS and len(found) > 1]
+    seeds = [{record["seed"] for record in found} for found in compared]
+    shared = set.intersection(*seeds) if seeds else set()
+    rows = {row: [record for record in found if record["seed"] in shared] for row, found in rows.items()}
     means = {
         row: statistics.mean(found)
         for row, records in rows.items()

@@ -463,6 +463,14 @@ def test_advice_says_where_other_images_have_another_best_method() -> None:
     assert any("on validation images a" in line for line in advice.reason(found))
 
 
+def test_advice_compares_seeds_that_all_rows_have() -> None:
+    """The reference has a third, worse seed; without it, it is the best row."""
+    reference = [run("FedAvg", seed, value) for seed, value in enumerate((0.6, 0.7, 0.1))]
+    rows = {"FedAvg": reference, "FCA": [run("FCA", seed, 0.6) for seed in range(2)]}
+    found = advice.best("x", rows, "FedAvg", "average")
+    assert found is not None and (found.row, found.seeds) == ("FedAvg", 2)
+
+
 def test_advice_is_the_best_method_of_the_table_with_its_interval() -> None:
     rows = rows_of(a=(0.5, 0.52, 0.51), b=(0.6, 0.63, 0.61), c=(0.9,), Local=(0.8, 0.8, 0.8))
     found = advice.best("t", rows, "a", "average")
