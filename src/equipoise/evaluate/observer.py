@@ -17,7 +17,7 @@ from equipoise.errors import SiteError
 from equipoise.evaluate.metrics import by_attribute, from_scores, from_statistics
 from equipoise.evaluate.options import EvaluateOptions
 from equipoise.evaluate.plausible import boasts, doubt
-from equipoise.evaluate.protocol import ENDING, FIGURE, blend, select, stopped, summarise
+from equipoise.evaluate.protocol import FIGURE, blend, candidates, select, stopped, summarise
 from equipoise.evaluate.scores import Scores, keep_scores, write_scores
 from equipoise.exchange import Answers
 from equipoise.keeping import FIRST
@@ -90,8 +90,7 @@ class Evaluation:
         """The rounds that would be reported if this were the end; any other is never reported, whatever
         comes."""
         needed = "validation" if self.options.select == "best_validation" else "test"
-        trained = [row for row in self.history if ENDING not in row]
-        known = any(needed in row for row in trained or self.history)
+        known = any(needed in row for row in candidates(self.history))
         return frozenset(self.selected()[0]) if known else frozenset()
 
     def _due(self, done: int) -> bool:

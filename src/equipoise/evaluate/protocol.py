@@ -51,6 +51,12 @@ def summarise(
     }
 
 
+def candidates(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows that a rule chooses among: the rounds of training. A run that trains nothing has an ending at
+    most, and reports that."""
+    return [row for row in history if ENDING not in row] or history
+
+
 def select(
     history: list[dict[str, Any]], rule: str, key: str = "balanced_accuracy"
 ) -> tuple[list[int], dict[str, Any]]:
@@ -59,15 +65,13 @@ def select(
 
     A rule chooses among the rounds of training; a round that has its ending in the history is reported by
     that one's row, so a mean is over rows of one kind, and no ending is chosen or left out by its own score.
-    A run that trains nothing has an ending at most, and reports it.
     `key` names the validation metric; dots lead into nested metrics ("generalisation.balanced_accuracy"). Of
     equally good rounds the earliest is taken. A mean goes over every number in the rows; what is not a number
     is kept if it is the same in all of them, and None otherwise.
     """
     if rule not in RULES:
         raise ConfigError(unknown("evaluate.select", rule, RULES))
-    trained = [row for row in history if ENDING not in row]
-    rows = sorted(trained or history, key=lambda row: row["round"])
+    rows = sorted(candidates(history), key=lambda row: row["round"])
     if not rows:
         raise ConfigError(
             "evaluate.every: no round was evaluated, so there is none to select; lower it or add rounds"
