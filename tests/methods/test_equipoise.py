@@ -164,14 +164,39 @@ def test_a_label_never_seen_is_left_to_the_trained_head(double_net: Visit, solve
 
 def test_a_site_knows_its_classes_and_no_others(double_net: Visit, solved: dict[str, Tensor]) -> None:
     net, x = double_net("fed").float(), drawn(4, 3, 16, 16, seed=2).float()
-    mine, server = {"present": torch.tensor([True, False, True])}, {"closed": solved}
+    mine, server = (
+        {"present": torch.tensor([True, False, True]), "images": torch.tensor(6)},
+        {"closed": solved},
+    )
     with torch.no_grad():
         shared = Equipoise().predict(net, x, None, server)["both"]
         own = Equipoise().predict(net, x, mine, server)["both"]
         free = Equipoise(limit=False).predict(net, x, mine, server)["both"]
+        trained = Equipoise(closed=0).predict(net, x, mine, {})["trained"]
     assert same_bits(shared, free)
     assert same_bits(own[:, [0, 2]], shared[:, [0, 2]])
     assert float(own.softmax(1)[:, 1].max()) < 1e-12
+    assert float(trained.softmax(1)[:, 1].max()) < 1e-12
+
+
+def test_the_fewer_images_were_expected_the_less_it_says_that_there_is_none(
+    double_net: Visit, solved: dict[str, Tensor]
+) -> None:
+    net, x = double_net("fed").float(), drawn(4, 3, 16, 16, seed=2).float()
+    mine = {"present": torch.tensor([True, False, False]), "images": torch.tensor(40)}
+    server = {"closed": solved | {"share": torch.tensor([0.49, 0.01, 0.5])}}
+    with torch.no_grad():
+        shared = Equipoise().predict(net, x, None, server)["both"]
+        own = Equipoise().predict(net, x, mine, server)["both"]
+    # 0.4 and 20 images were expected; the mean of a Gamma distribution of shape 0.2 falls to a third, a 101st
+    less = torch.tensor([0.0, math.log(3), math.log(101)])
+    torch.testing.assert_close(own, shared - less)
+
+
+def test_the_share_of_a_class_is_that_of_all_images() -> None:
+    total = {"counts": torch.tensor([6.0, 2.0, 0.0]), "sums": drawn(3, 2, seed=1)}
+    for second in (8 * torch.eye(3), torch.stack([n * torch.eye(3) for n in (6, 2, 0)])):
+        assert closed.solve(total | {"second": second}, 1.0)["share"].tolist() == [0.75, 0.25, 0.0]
 
 
 def test_a_sites_own_predictor_has_its_means(double_net: Visit, solved: dict[str, Tensor]) -> None:

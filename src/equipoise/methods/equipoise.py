@@ -11,8 +11,8 @@ The project's own method, made of the parts that helped on validation images (do
    class pulls at it, and it forgets no class. Its logits count κ, those of the trained head 1 − κ.
 5. Even covariance: the mean of those of all classes. Correction: the bias that few images give a class is
    taken off. Mirrors: features are means over four mirror images.
-6. Own means and limit. A site's own predictor has class means of its own, drawn towards the federation's, and
-   predicts the classes that the site has, no others.
+6. Own means and limit. A site's own predictor has class means of its own, drawn towards the federation's. A
+   class that the site lacks loses log(1 + 5 e) of its logit, e being the images of it that were expected.
 
 The sums are made for every evaluation and after the last round; for a class that one site alone has they show
 the mean feature there. `closed = 0` sends none; with `crt` the re-trained classifier predicts instead.
@@ -84,7 +84,7 @@ class Equipoise(FedAvgM):
     own: float | None = Field(200.0, ge=0)
     """images at which a site's own class means count as much as the federation's; none = those alone"""
     limit: bool = True
-    """a site's own predictor knows the classes that the site has, and no others"""
+    """a site's own predictor is held back from classes that the site lacks, by how many were expected"""
 
     def finish(self, server: Tree, ask: Ask) -> Tree:
         return self.with_classifier(super().finish(server, ask), ask)
@@ -108,7 +108,7 @@ class Equipoise(FedAvgM):
         return closed.LIMITS
 
     def init_site(self, net: Net, loc: Loc) -> Tree:
-        return {"present": loc.counts > 0} if self.limit and loc.task == "single" else {}
+        return closed.held(loc) if self.limit and loc.task == "single" else {}
 
     @torch.no_grad()
     def describe(self, net: Net, loc: Loc) -> Upload:
@@ -146,4 +146,5 @@ class Equipoise(FedAvgM):
             found = closed.beside(found["trained"], z, server["closed"], self.closed, mine, self.own)
         if mine is None or not self.limit or "present" not in mine:
             return found
-        return {name: closed.limited(logits, mine["present"]) for name, logits in found.items()}
+        share = server.get("closed", {}).get("share")
+        return {name: closed.limited(logits, mine, share) for name, logits in found.items()}

@@ -38,7 +38,9 @@ LARGEST = 20.0
 NEVER = -100.0
 """logit of a class without images: below any other, and still a number that can be sent"""
 BELOW = 30.0
-"""how far below all others the logit of a class is that a site does not have"""
+"""how far below all others the logit of a class is that a site does not have, where nothing else is known"""
+UNEVEN = 0.2
+"""shape of the distribution of a class's share over sites: the smaller, the more they differ"""
 
 SUMMED = Limit(images=1.0, least=-math.inf)
 """of numbers between -1 and 1, one for each image"""
@@ -68,8 +70,9 @@ def sums(net: Net, loc: Loc, features: Callable[[Net, Tensor], Tensor], even: bo
 
 def solve(total: Tree, ridge: float, corrected: bool = True) -> dict[str, Tensor]:
     """What the classifier is made of: `mean` as `sums` is shaped, that of all images for what was never seen;
-    `middle` [d], `precision` = Σ_r⁻¹ [d, d] with k = `ridge`, and as `counts` is shaped `seen`, 1 or 0, and
-    `chance`, what is given back to the bias. With a `second` of each class all classes weigh the same."""
+    `middle` [d], `precision` = Σ_r⁻¹ [d, d] with k = `ridge`, and as `counts` is shaped `seen`, 1 or 0,
+    `chance`, what is given back to the bias, and with one label per image `share`, how many images are of the
+    class. With a `second` of each class all classes weigh the same."""
     count, second = total["counts"].double(), total["second"].double()
     seen, weight, images = count > 0, count, second[..., -1, -1].sum().clamp_min(1)
     if second.dim() == 3:
@@ -86,6 +89,8 @@ def solve(total: Tree, ridge: float, corrected: bool = True) -> dict[str, Tensor
     precision = torch.linalg.inv(within + added * torch.eye(len(within)).to(within))
     chance = 0.5 * corrected * seen * (precision * within).sum() / count.clamp_min(1)
     found = {"mean": mean, "middle": middle, "precision": precision, "seen": seen, "chance": chance}
+    if count.dim() == 1:
+        found["share"] = count / images
     return {name: value.float() for name, value in found.items()}
 
 
@@ -133,6 +138,21 @@ def beside(
     return {"both": (1 - part) * trained + part * computed, "trained": trained, "computed": computed}
 
 
-def limited(scores: Tensor, present: Tensor) -> Tensor:
-    """Logits [N, C] in which classes that are not there (bool [C]) are far below all others."""
-    return torch.where(present.to(scores.device), scores, scores.amin(1, keepdim=True) - BELOW)
+def held(loc: Loc) -> dict[str, Tensor]:
+    """What a site keeps for `limited`: which classes are `present` [C], and how many `images` it has."""
+    return {"present": loc.counts > 0, "images": loc.counts.sum()}
+
+
+def limited(scores: Tensor, mine: Tree, share: Tensor | None) -> Tensor:
+    """Logits [N, C] of a site, less what speaks against the classes that it lacks; `mine` as by `held`.
+
+    A class has `share` [C] of all images of the federation. Its share at one site is taken for drawn from a
+    Gamma distribution around that, of shape a = `UNEVEN`. Where e = share · images of the site were expected
+    and none is found, what is expected of it from then on falls to a / (a + e), of which the logarithm is
+    added: it says little that a rare class is not there. Without `share` such classes are far below others.
+    """
+    absent: Tensor = ~mine["present"].to(scores.device)
+    if share is None:
+        return torch.where(absent, scores.amin(1, keepdim=True) - BELOW, scores)
+    expected = share.to(scores) * mine["images"].to(scores)
+    return scores - absent * torch.log1p(expected / UNEVEN)
