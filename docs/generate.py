@@ -31,7 +31,7 @@ from equipoise import api as verbs_of_python
 from equipoise import data, partition, run_folder
 from equipoise.cli.app import command
 from equipoise.cli.catalogue import describe, describe_sets
-from equipoise.config import DEFAULTS
+from equipoise.config import DEFAULTS, load, override
 from equipoise.data.sets import SetData
 from equipoise.engine import EngineOptions
 from equipoise.errors import EXIT_CODES
@@ -50,7 +50,7 @@ ROOT = DOCS.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from evidence.advice import picture  # noqa: E402
-from evidence.lists import TABLES  # noqa: E402
+from evidence.lists import TABLES, Table  # noqa: E402
 
 PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -487,8 +487,15 @@ def results() -> str:
         page = DOCS / "results" / f"{name}.md"
         link = f"[{name}]({name}.md)" if page.exists() else f"{name}, not made yet"
         count = f"{len(first_table(page.read_text()))}" if page.exists() else ""
-        rows.append((link, one.about, count, about, f"[{recipe}.toml](../../recipes/{recipe}.toml)"))
-    return table(("table", "what it is", "rows", "data", "recipe"), rows)
+        made_of = f"[{recipe}.toml](../../recipes/{recipe}.toml)"
+        rows.append((link, one.about, count, budget(one), about, made_of))
+    return table(("table", "what it is", "rows", "rounds × epochs", "data", "recipe"), rows)
+
+
+def budget(one: Table) -> str:
+    """How long every row of a table is trained, and whether its rate was chosen."""
+    train = override(load(ROOT / "recipes" / f"{one.recipe}.toml"), one.common)["train"]
+    return f"{train['rounds']} × {train['epochs']}{'' if one.rates else ', rates not tuned'}"
 
 
 def run_files() -> str:
