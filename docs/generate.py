@@ -506,8 +506,8 @@ def run_files() -> str:
 
 def measured(*wanted: str, multi: bool = False, tuned: bool = True) -> str:
     """Columns of every table that has been made to choose a method by, side by side; `multi`: of those with
-    several labels per image; `tuned`: of those whose rows chose their learning rates, or of the others. The
-    first column of a table marks rows that have not converged."""
+    several labels per image; `tuned`: of those whose rows chose their learning rates, without the parts of
+    methods, or of the others. The first column of a table marks rows that have not converged."""
     found: dict[str, dict[str, dict[str, str]]] = {}
     for name in [name for name, one in TABLES.items() if one.chooses and bool(one.rates) == tuned]:
         path = DOCS / "results" / f"{name}.md"
@@ -522,7 +522,9 @@ def measured(*wanted: str, multi: bool = False, tuned: bool = True) -> str:
     }
     if not found:
         return "Not measured yet."
-    labels = dict.fromkeys(label for cells in found.values() for label in cells)
+    labels = dict.fromkeys(
+        label for cells in found.values() for label in cells if not tuned or ":" not in label
+    )
     columns = [(name, key) for name in found for key in wanted]
     heads = [f"{f'{key}, ' if len(wanted) > 1 else ''}[{name}](results/{name}.md)" for name, key in columns]
 
@@ -701,7 +703,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
         "privacy": lambda: section(PrivacyOptions, "privacy"),
     },
     "choosing.md": {
-        "measured-single": lambda: measured("A bACC", "G bACC", "S bACC", "Δ A"),
+        "measured-single": lambda: measured("A bACC", "Δ A"),
         "measured-multi": lambda: measured("G bACC", multi=True),
         "earlier-global": lambda: measured("G bACC", tuned=False),
         "earlier-own": lambda: measured("S bACC", tuned=False),
