@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from statistics import mean
+from statistics import median
 
 from equipoise.config import load, override
 from evidence.records import RECIPES, RUN, Record
@@ -46,14 +46,18 @@ def missing(runs: Runs, row: str, seeds: int) -> list[Job]:
 
 
 def seconds(runs: Runs, job: Job) -> float | None:
-    """How long a run is likely to take: by the recorded rounds of its row, else of the table, else by the
-    round that the table names; None where nothing is known."""
-    known: list[Record] = [one for one in runs.records.values() if one["seconds"] > 0]
-    mine = [one for one in known if one["row"] == job.row]
-    per_round = [one["seconds"] / rounds_of(runs, one) for one in mine or known]
-    if not per_round and not runs.table.round_seconds:
+    """How long a run is likely to take where nothing else runs: by the quickest recorded round of its row,
+    else by what rows of the table mostly take, else by the round that the table names; None where nothing is
+    known."""
+    quickest = dict[str, float]()
+    for one in runs.records.values():
+        if one["seconds"] > 0 and one["row"] not in runs.table.trained_by:
+            each = one["seconds"] / rounds_of(runs, one)
+            quickest[one["row"]] = min(each, quickest.get(one["row"], each))
+    if not quickest and not runs.table.round_seconds:
         return None
-    return rounds(job) * (mean(per_round) if per_round else runs.table.round_seconds)
+    usual = median(quickest.values()) if quickest else runs.table.round_seconds
+    return rounds(job) * quickest.get(job.row, usual)
 
 
 def rounds(job: Job) -> int:

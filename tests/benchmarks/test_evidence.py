@@ -263,8 +263,9 @@ def test_the_plan_counts_what_is_missing_and_how_long_it_takes(runs: Runs) -> No
         for job in runs.trials(row):
             done = {"row": row, "rate": job.rate, "score": job.rate, "seconds": 80.0}
             runs.records[job.mark] = {"kind": "trial", **done}
-    runs.records[runs.job("one", 0, 0.2).mark] = run("one", 0, 0.5, seconds=100.0, round=10)
-    # ten seconds a round in each record of the first row, so 100 seconds for the ten rounds of the recipe
+    # a run beside other work, which took twice as long, is no measure
+    runs.records[runs.job("one", 0, 0.2).mark] = run("one", 0, 0.5, seconds=200.0, round=10)
+    # ten seconds a round in the short runs of the first row, so 100 seconds for the ten rounds of the recipe
     assert [job.seed for job in plan.missing(runs, "one", 3)] == [1, 2]
     assert plan.seconds(runs, runs.job("one", 1, 0.2)) == pytest.approx(100.0)
     text = list(plan.lines([runs], 2, set()))
