@@ -77,25 +77,29 @@ def advice(shape: Shape) -> Advice | None:
 
 def best(table: str, rows: Mapping[str, list[Record]], reference: str, view: str) -> Advice | None:
     """The row with the highest mean; None with fewer than two rows, or seeds, to compare. Training alone
-    and pooling the images are no methods and do not count, nor do seeds that some row lacks."""
+    and pooling the images are no methods and do not count, nor do seeds that some row lacks. What is said of
+    the row is over all seeds that it shares with the reference."""
     compared = [found for row, found in rows.items() if row not in BOUNDS and len(found) > 1]
     seeds = [{record["seed"] for record in found} for found in compared]
     shared = set.intersection(*seeds) if seeds else set()
-    rows = {row: [record for record in found if record["seed"] in shared] for row, found in rows.items()}
+    alike = {row: [record for record in found if record["seed"] in shared] for row, found in rows.items()}
     means = {
         row: statistics.mean(found)
-        for row, records in rows.items()
+        for row, records in alike.items()
         if row not in BOUNDS and len(found := values(records, view, "balanced_accuracy")) > 1
     }
     if len(means) < 2 or reference not in means:
         return None
     first = max(means, key=lambda row: means[row])
     gap = None if first == reference else difference(rows[first], rows[reference], view)
-    settled = all(record["converged"] is True for row in (first, reference) for record in rows[row])
-    heard = {row: validated(rows[row], view) for row in means}
+    both = {record["seed"] for record in (alike if gap is None else rows)[reference]}
+    told = [record for record in rows[first] if record["seed"] in both]
+    settled = all(record["converged"] is True for record in (*told, *alike[reference]))
+    heard = {row: validated(alike[row], view) for row in means}
     most = max(heard, key=lambda row: heard[row])
     other = most if heard[most] > heard[first] else None
-    return Advice(table, first, means[first], reference, gap, len(rows[first]), settled, other)
+    mean = statistics.mean(values(told, view, "balanced_accuracy"))
+    return Advice(table, first, mean, reference, gap, len(told), settled, other)
 
 
 def validated(records: Iterable[Record], view: str) -> float:

@@ -472,6 +472,14 @@ def test_advice_compares_seeds_that_all_rows_have() -> None:
     assert found is not None and (found.row, found.seeds) == ("FedAvg", 2)
 
 
+def test_advice_says_what_all_seeds_of_the_best_row_and_the_reference_say() -> None:
+    rows = {"a": [run("a", seed, 0.5) for seed in range(4)], "c": [run("c", seed, 0.1) for seed in range(2)]}
+    rows |= {"b": [run("b", seed, value) for seed, value in enumerate((0.6, 0.6, 0.6, 0.8, 0.9))]}
+    found = advice.best("t", rows, "a", "average")
+    assert found is not None and found.gap is not None and (found.row, found.seeds) == ("b", 4)
+    assert (found.gap.seeds, found.gap.mean, found.mean) == (4, pytest.approx(0.15), pytest.approx(0.65))
+
+
 def test_advice_is_the_best_method_of_the_table_with_its_interval() -> None:
     rows = rows_of(a=(0.5, 0.52, 0.51), b=(0.6, 0.63, 0.61), c=(0.9,), Local=(0.8, 0.8, 0.8))
     found = advice.best("t", rows, "a", "average")
