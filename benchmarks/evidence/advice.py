@@ -30,10 +30,10 @@ class Shape:
 
 SHAPES = (
     Shape("A long tail; every site has nearly every class", ("pbc-tail",), "G"),
-    Shape("A long tail; many sites lack the rare classes", ("pbc-all",), "G"),
+    Shape("A long tail; many sites lack the rare classes", ("pbc-skew",), "G"),
     Shape("Real hospitals: other cameras, other patients, other frequencies", ("sites-48",), "A"),
     Shape("The same, and the network is pretrained", ("sites-lite0",), "A"),
-    Shape("Each hospital wants the best predictor for its own patients", ("sites-48", "pbc-all"), "S"),
+    Shape("Each hospital wants the best predictor for its own patients", ("sites-48", "pbc-skew"), "S"),
     Shape("Many small sites that train long between rounds", ("fedsdc-niid1",), "G"),
     Shape("Nothing is imbalanced: sites and classes are alike", ("fedsdc-iid",), "G"),
     Shape("Several findings per image; sites leave one unlabelled", ("fedmlp-1", "fedmlp-list-1"), "G"),

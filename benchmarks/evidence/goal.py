@@ -11,7 +11,7 @@ from evidence.runs import Runs
 
 OWN = "Equipoise"
 RIVALS = ("FCA", "FedIIC", "Fed-MAS", "FedSDC", "FedSDC+", "BalanceFL", "FedAvg + balanced softmax")
-SINGLE = ("sites-48", "sites-lite0", "pbc-all", "pbc-tail", "fedsdc-niid1", "fedsdc-iid")
+SINGLE = ("sites-48", "sites-lite0", "pbc-skew", "pbc-overview", "pbc-tail", "fedsdc-niid1", "fedsdc-iid")
 """the tables with one label per image that are tuned row by row"""
 SEVERAL = ("fedmlp-1", "fedmlp-3", "fedmlp-5", "fedmlp-7", "fedmlp-phantom")
 RIVALS_OF_SEVERAL = ("FedMLP", "FedIRM", "FedNoRo", "FedAvg-PL, weighted")

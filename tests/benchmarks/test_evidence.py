@@ -202,7 +202,7 @@ def test_every_table_names_a_recipe_and_compares_with_a_row_it_has() -> None:
         assert table.compared in table.rows, name
 
 
-NEW = ("fedsdc-niid1", "sites-48", "sites-lite0", "pbc-all", "pbc-tail", "fedsdc-iid")
+NEW = ("fedsdc-niid1", "sites-48", "sites-lite0", "pbc-skew", "pbc-overview", "pbc-tail", "fedsdc-iid")
 SEVERAL = ("fedmlp-1", "fedmlp-3", "fedmlp-5", "fedmlp-7", "fedmlp-phantom")
 
 
@@ -241,7 +241,7 @@ def test_tables_that_judge_have_bounds_both_losses_our_method_and_tell_convergen
 
 
 def test_one_table_has_every_single_label_method() -> None:
-    table = TABLES["pbc-all"]
+    table = TABLES["pbc-overview"]
     found = {row: resolved(table, row) for row in table.rows}
     wanted = {name for name, cls in METHODS.items() if "single" in cls.tasks} - {"fedavg-pl"}
     assert {one.method_name for one in found.values()} >= wanted
@@ -414,15 +414,15 @@ def test_another_table_with_both_rows_is_named_and_decides_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(records, "FOLDER", tmp_path)
-    make_up("pbc-all", (0.60, 0.65, 0.62))
+    make_up("pbc-skew", (0.60, 0.65, 0.62))
     found = {one.text: one for one in claims.findings()}
     one = found["FCA is above balanced softmax on average"]
-    gap, converged = one.elsewhere["pbc-all"]
+    gap, converged = one.elsewhere["pbc-skew"]
     assert one.verdict == "not run yet" and gap.mean == pytest.approx(0.29 / 3) and not converged
     assert not found["FCA is above FedRep, the best other row, on average"].elsewhere
 
 
-@pytest.mark.parametrize(("other", "same"), [("sites-lite0", True), ("pbc-all", True), ("sites-48", False)])
+@pytest.mark.parametrize(("other", "same"), [("sites-lite0", True), ("pbc-skew", True), ("sites-48", False)])
 def test_elsewhere_is_another_table(other: str, same: bool) -> None:
     found = [Runs(name, TABLES[name], 1) for name in (other, "sites-48")]
     assert claims.elsewhere(*found) == same
@@ -431,7 +431,7 @@ def test_elsewhere_is_another_table(other: str, same: bool) -> None:
 def test_another_number_of_missing_labels_is_another_question() -> None:
     """The claims are about each of them."""
     found = [Runs(name, TABLES[name], 1) for name in ("fedmlp-1", "fedmlp-7")]
-    assert not claims.elsewhere(*found) and claims.elsewhere(Runs("pbc-all", TABLES["pbc-all"], 1), found[0])
+    assert not claims.elsewhere(*found) and claims.elsewhere(Runs("pbc-skew", TABLES["pbc-skew"], 1), found[0])
 
 
 def make_up(table: str, fca: tuple[float, ...]) -> None:
@@ -532,6 +532,6 @@ def test_the_goal_counts_rivals_that_are_beaten_for_certain_and_those_not_met() 
 
 def test_rivals_and_tables_of_the_goal_are_rows_and_tables() -> None:
     assert set(goal.SINGLE) <= set(TABLES)
-    assert {goal.OWN, *goal.RIVALS} <= set(TABLES["pbc-all"].rows)
+    assert {goal.OWN, *goal.RIVALS} <= set(TABLES["pbc-skew"].rows)
     for name in goal.SEVERAL:
         assert {goal.OWN, *goal.RIVALS_OF_SEVERAL} <= set(TABLES[name].rows)
