@@ -52,6 +52,8 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from evidence.advice import picture  # noqa: E402
 from evidence.lists import TABLES, Table  # noqa: E402
 
+OVERVIEW = "pbc-overview"
+"""the table that has every method for one label per image"""
 PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -507,9 +509,11 @@ def run_files() -> str:
 def measured(*wanted: str, multi: bool = False, tuned: bool = True) -> str:
     """Columns of every table that has been made to choose a method by, side by side; `multi`: of those with
     several labels per image; `tuned`: of those whose rows chose their learning rates, without the parts of
-    methods, or of the others. The first column of a table marks rows that have not converged."""
+    methods, or of the others. The first column of a table marks rows that have not converged. The table of
+    every method has a place of its own."""
     found: dict[str, dict[str, dict[str, str]]] = {}
-    for name in [name for name, one in TABLES.items() if one.chooses and bool(one.rates) == tuned]:
+    named = [name for name, one in TABLES.items() if one.chooses and bool(one.rates) == tuned]
+    for name in [name for name in named if name != OVERVIEW]:
         path = DOCS / "results" / f"{name}.md"
         cells = first_table(path.read_text()) if path.exists() else {}
         if cells and ("S bACC" not in next(iter(cells.values()))) == multi:
@@ -535,6 +539,17 @@ def measured(*wanted: str, multi: bool = False, tuned: bool = True) -> str:
 
     rows = ((label, *(cell(label, name, key) for name, key in columns)) for label in labels)
     return table(("method", *heads), rows)
+
+
+def every_method() -> str:
+    """Every method that the overview has made, the best first."""
+    path = DOCS / "results" / f"{OVERVIEW}.md"
+    if not path.exists():
+        return "Not measured yet."
+    heads = ("A bACC", "Δ A", "G bACC", "S bACC", "G AUC", "G ACC", "G tail recall", "converged")
+    methods = {label: row for label, row in first_table(path.read_text()).items() if ":" not in label}
+    order = sorted(methods, key=lambda label: -float(methods[label]["A bACC"].split()[0]))
+    return table(("method", *heads), ((label, *(methods[label][head] for head in heads)) for label in order))
 
 
 def first_table(text: str) -> dict[str, dict[str, str]]:
@@ -704,6 +719,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
     },
     "choosing.md": {
         "measured-single": lambda: measured("A bACC", "Δ A"),
+        "measured-every": every_method,
         "measured-multi": lambda: measured("G bACC", multi=True),
         "earlier-global": lambda: measured("G bACC", tuned=False),
         "earlier-own": lambda: measured("S bACC", tuned=False),

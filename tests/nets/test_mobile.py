@@ -6,7 +6,15 @@ import pytest
 import torch
 
 from equipoise.nets import NetOptions, build
-from equipoise.nets.mobile import _same, efficientnet_lite0, mobilenet_v2, rename_lite0, rename_mobilenet_v2
+from equipoise.nets.mobile import (
+    Depthwise,
+    Pointwise,
+    _same,
+    efficientnet_lite0,
+    mobilenet_v2,
+    rename_lite0,
+    rename_mobilenet_v2,
+)
 
 FILES = {
     "efficientnet-lite0": "efficientnet-lite0-57934424.pth",
@@ -32,6 +40,33 @@ def test_parameter_counts(make, count):
 )
 def test_same_padding_with_stride_two(size, kernel, padding):
     assert _same(size, kernel, 2) == padding
+
+
+@pytest.mark.parametrize("kernel", [3, 5])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 2), (1, 4), (3, 2), (4, 4), (2, 7), (6, 6)])
+def test_depthwise_on_small_maps_is_a_plain_convolution(kernel, stride, sizes):
+    is_plain(Depthwise(6, 6, kernel, stride, kernel // 2, groups=6, bias=False), sizes)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 8), (4, 4), (5, 5)])
+def test_pointwise_on_small_maps_is_a_plain_convolution(sizes):
+    is_plain(Pointwise(6, 10, 1, bias=False), sizes)
+
+
+def is_plain(layer, sizes):
+    """The same values and gradients as the function that PyTorch has, in training and outside it."""
+    torch.manual_seed(0)
+    layer = layer.double()
+    x = torch.randn(3, 6, *sizes, dtype=torch.float64, requires_grad=True)
+    plain = torch.nn.functional.conv2d
+    wanted = plain(x, layer.weight, None, layer.stride, layer.padding, groups=layer.groups)
+    found = layer(x)
+    torch.testing.assert_close(found, wanted)
+    sent = torch.randn_like(wanted)
+    gradients = [torch.autograd.grad(y, (x, layer.weight), sent) for y in (found, wanted)]
+    torch.testing.assert_close(*gradients)
+    torch.testing.assert_close(layer.eval()(x), wanted)
 
 
 def test_drop_connect_grows_with_depth_and_keeps_the_mean():

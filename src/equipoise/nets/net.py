@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -92,12 +92,14 @@ class Net(nn.Module):
         """names of parameters that were built to stay as they are"""
         self.still: frozenset[str] = frozenset()
         """names of tensors that are frozen: the same at every site, and not exchanged"""
+        self._still_layers = list[nn.Module]()
         shared = state(self)
         self._first = {key: one.clone() for key, one in self.named_buffers() if key not in shared}
 
     def freeze(self, names: Collection[str]) -> None:
         """Keep tensors as they are: without gradients, and layers of which nothing trains in eval mode."""
         self.still = frozenset(names)
+        self._still_layers = list(whole(self, "", self.still))
         self.fixed |= self.still & {key for key, _ in self.named_parameters()}
 
     def expect(self, halfway: bool) -> None:
@@ -126,20 +128,20 @@ class Net(nn.Module):
         if self.frozen:
             for layer in batch_norms(self):
                 layer.eval()
-        if self.still:
-            for still in self._still_layers():
-                still.eval()
+        for still in self._still_layers:
+            still.eval()
         return self
 
-    def _still_layers(self) -> list[nn.Module]:
-        """The layers of which every parameter is frozen; those without parameters follow the one around
-        them."""
-        layers = list[nn.Module]()
-        for prefix, layer in self.named_modules():
-            names = [f"{prefix}.{key}" for key, _ in layer.named_parameters()]
-            if names and all(name in self.still for name in names):
-                layers += layer.modules()
-        return layers
+
+def whole(layer: nn.Module, prefix: str, still: Collection[str]) -> Iterator[nn.Module]:
+    """The outermost layers of which every parameter is named; those without parameters follow the one around
+    them."""
+    names = [f"{prefix}{key}" for key, _ in layer.named_parameters()]
+    if names and all(name in still for name in names):
+        yield layer
+        return
+    for name, inner in layer.named_children():
+        yield from whole(inner, f"{prefix}{name}.", still)
 
 
 def put_back(net: nn.Module, buffers: Mapping[str, Tensor]) -> None:
