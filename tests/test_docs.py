@@ -150,6 +150,21 @@ def test_a_stale_page_is_noticed(
     assert page.read_text() == fresh
 
 
+def test_every_method_of_the_overview_is_listed_the_best_first(
+    generate: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generate, "DOCS", tmp_path)
+    assert generate.every_method() == "Not measured yet."
+    heads = ["method", "G bACC", "S bACC", "A bACC", "G AUC", "G ACC", "G tail recall", "Δ A", "converged"]
+    rows = [(name, *["1.0"] * 2, best, *["1.0"] * 5) for name, best in (("A", "9.5"), ("B", "80.1 ± 2"))]
+    page = tmp_path / "results" / f"{generate.OVERVIEW}.md"
+    page.parent.mkdir()
+    page.write_text(generate.table(heads, [*rows, ("B: no part", *rows[0][1:])]))
+    listed = generate.every_method().splitlines()
+    assert [line.split(" | ")[0] for line in listed[2:]] == ["| B", "| A"]
+    assert listed[2].startswith("| B | 80.1 ± 2 |")
+
+
 def test_a_page_without_the_place_is_refused(generate: ModuleType) -> None:
     with pytest.raises(SystemExit, match="no place for 'net'"):
         generate.fill("# A page\n", {"net": lambda: ""})
