@@ -54,6 +54,7 @@ from evidence.lists import TABLES, Table  # noqa: E402
 
 OVERVIEW = "pbc-overview"
 """the table that has every method for one label per image"""
+DIVISIONS = {"iid": "alike sites", "dirichlet": "Dirichlet sites", "column": "its own sites"}
 PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -485,18 +486,33 @@ def results() -> str:
     rows = []
     for name, one in TABLES.items():
         recipe = one.recipe
-        about = (ROOT / "recipes" / f"{recipe}.toml").read_text().splitlines()[0].removeprefix("#").strip()
         page = DOCS / "results" / f"{name}.md"
         link = f"[{name}]({name}.md)" if page.exists() else f"{name}, not made yet"
         count = f"{len(first_table(page.read_text()))}" if page.exists() else ""
         made_of = f"[{recipe}.toml](../../recipes/{recipe}.toml)"
-        rows.append((link, one.about, count, budget(one), about, made_of))
+        rows.append((link, one.about, count, budget(one), images_of(one), made_of))
     return table(("table", "what it is", "rows", "rounds × epochs", "data", "recipe"), rows)
+
+
+def recipe_of(one: Table) -> dict[str, Any]:
+    """The recipe of a table with the overrides of all its rows."""
+    return override(load(ROOT / "recipes" / f"{one.recipe}.toml"), one.common)
+
+
+def images_of(one: Table) -> str:
+    """The images of a table, their size, and how they are divided and labelled."""
+    found = recipe_of(one)
+    data, partition = found["data"], found.get("partition", {"kind": "column"})
+    division = f"{partition.get('sites', '')} {DIVISIONS[partition['kind']]}".strip()
+    facts = [data["name"].partition(",")[0], f"{data['image_size']} pixels", division]
+    facts += [f"long tail {partition['long_tail']} : 1"] if "long_tail" in partition else []
+    facts += [f"findings unlabelled at each: {partition['missing']}"] if "missing" in partition else []
+    return "; ".join(facts)
 
 
 def budget(one: Table) -> str:
     """How long every row of a table is trained, and whether its rate was chosen."""
-    train = override(load(ROOT / "recipes" / f"{one.recipe}.toml"), one.common)["train"]
+    train = recipe_of(one)["train"]
     return f"{train['rounds']} × {train['epochs']}{'' if one.rates else ', rates not tuned'}"
 
 

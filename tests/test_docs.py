@@ -165,6 +165,15 @@ def test_every_method_of_the_overview_is_listed_the_best_first(
     assert listed[2].startswith("| B | 80.1 ± 2 |")
 
 
+def test_a_table_has_the_images_of_its_rows_not_those_of_its_recipe(generate: ModuleType) -> None:
+    told = {name: generate.images_of(generate.TABLES[name]) for name in ("pbc-tail", "fedmlp-1", "sites-48")}
+    assert told == {
+        "pbc-tail": "Acevedo-20; 16 pixels; 8 alike sites; long tail 50 : 1",
+        "fedmlp-1": "ChestXray14; 128 pixels; 8 alike sites; findings unlabelled at each: 1",
+        "sites-48": "HAM10000; 48 pixels; its own sites",
+    }
+
+
 def test_a_page_without_the_place_is_refused(generate: ModuleType) -> None:
     with pytest.raises(SystemExit, match="no place for 'net'"):
         generate.fill("# A page\n", {"net": lambda: ""})

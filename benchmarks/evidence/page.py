@@ -81,7 +81,7 @@ def drawn(runs: Runs, seeds: int) -> tuple[list[str], str]:
 def opening(runs: Runs, seeds: int) -> Iterable[str]:
     table = runs.table
     changed = ", ".join(f"`{text}`" for text in table.common)
-    yield f"{table.about[0].upper()}{table.about[1:]}."
+    yield f"{table.about[0].upper()}{table.about[1:]}{'' if table.about.endswith('?') else '.'}"
     yield f"`python benchmarks/tables.py {runs.name} --seeds {seeds}` on `recipes/{table.recipe}.toml`"
     yield (f"with {changed};" if changed else "as it is;")
     yield "every figure is that of the last round, and every run is one line of"
