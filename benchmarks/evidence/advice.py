@@ -14,9 +14,12 @@ from html import escape
 
 from evidence.claims import SEEDS, VIEWS
 from evidence.figures import Difference, difference, on_validation, values
-from evidence.lists import BOUNDS, TABLES
+from evidence.lists import BOUNDS, BOUNDS_CE, TABLES
 from evidence.records import Record
 from evidence.runs import Runs
+
+NO_METHODS = {*BOUNDS, *BOUNDS_CE}
+"""training alone, and on pooled images: they join nothing"""
 
 
 @dataclass(frozen=True)
@@ -79,14 +82,14 @@ def best(table: str, rows: Mapping[str, list[Record]], reference: str, view: str
     """The row with the highest mean; None with fewer than two rows, or seeds, to compare. Training alone
     and pooling the images are no methods and do not count, nor do seeds that some row lacks. What is said of
     the row is over all seeds that it shares with the reference."""
-    compared = [found for row, found in rows.items() if row not in BOUNDS and len(found) > 1]
+    compared = [found for row, found in rows.items() if row not in NO_METHODS and len(found) > 1]
     seeds = [{record["seed"] for record in found} for found in compared]
     shared = set.intersection(*seeds) if seeds else set()
     alike = {row: [record for record in found if record["seed"] in shared] for row, found in rows.items()}
     means = {
         row: statistics.mean(found)
         for row, records in alike.items()
-        if row not in BOUNDS and len(found := values(records, view, "balanced_accuracy")) > 1
+        if row not in NO_METHODS and len(found := values(records, view, "balanced_accuracy")) > 1
     }
     if len(means) < 2 or reference not in means:
         return None

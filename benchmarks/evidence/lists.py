@@ -54,8 +54,13 @@ PRETRAINED_RATES = (1.25e-4, 5e-4, 2e-3)
 """the same, one step lower, where layers start from ImageNet weights"""
 
 BOUNDS: Rows = {
-    "Local": ("method.name=local",),
-    "Centralised": ("method.name=centralised",),
+    "Local": ("method.name=local", *BSM),
+    "Centralised": ("method.name=centralised", *BSM),
+}
+"""training alone, and on the pooled images"""
+BOUNDS_CE: Rows = {
+    "Local (cross-entropy)": ("method.name=local",),
+    "Centralised (cross-entropy)": ("method.name=centralised",),
 }
 EQUIPOISE: Rows = {
     "Equipoise": ("method.name=equipoise",),
@@ -82,6 +87,7 @@ FEDSDC: Rows = {
     "FedSDC M3: shuffle": ("method.name=fedsdc", "method.preset=m3"),
     "FedAvg + balanced softmax": ("method.name=fedavg", *BSM),
     **BOUNDS,
+    **BOUNDS_CE,
     "Equipoise": EQUIPOISE["Equipoise"],
     "FedDisco": ("method.name=feddisco",),
     "FedProx": ("method.name=fedprox", "method.preset=fedsdc"),
@@ -98,18 +104,22 @@ SITES: Rows = {
     "FedSDC": ("method.name=fedsdc",),
     "FedSDC+": ("method.name=fedsdc+",),
     "BalanceFL": ("method.name=balancefl",),
-    "Local": ("method.name=local", *BSM),
-    "Centralised": ("method.name=centralised", *BSM),
+    **BOUNDS,
     "FedAvg (cross-entropy)": ("method.name=fedavg",),
     "FCA: no consistency": ("method.name=fca", "method.preset=no-consistency", *BSM),
     "FCA: federated guides personal": ("method.name=fca", "method.preset=federated-guides-personal", *BSM),
+    "FCA: each guides the other": ("method.name=fca", "method.preset=mutual", *BSM),
+    "FCA: as released": ("method.name=fca", "method.preset=released", *BSM),
     "Fed-MAS: KD alone": (*MAS, "method.preset=kd"),
+    "Fed-MAS: as released": (*MAS, "method.preset=released"),
     "FedIIC: DALA alone": ("method.name=fediic", "method.preset=dala", TWO),
     "FedIIC: DALA + intra": ("method.name=fediic", "method.preset=dala+intra", TWO),
     "FedIIC: DALA + inter": ("method.name=fediic", "method.preset=dala+inter", TWO),
+    "FedIIC: t = 0": ("method.name=fediic", "method.preset=t=0", TWO),
     "FedRep": ("method.name=fedrep", "method.preset=fca", *BSM),
     "FedBABU": ("method.name=fedbabu", *BSM),
     "Equipoise": EQUIPOISE["Equipoise"],
+    "Equipoise: no even covariance": EQUIPOISE["Equipoise: no even covariance"],
 }
 SINGLE: Rows = {
     "FedAvg (cross-entropy)": ("method.name=fedavg",),
@@ -162,22 +172,21 @@ ALL_SINGLE: Rows = {
     "FedAvg + balanced softmax": ("method.name=bsm-fl",),
     **{name: SITES[name] for name in ("FCA", "Fed-MAS", "FedIIC", "FedSDC", "FedSDC+", "BalanceFL")},
     "Equipoise": EQUIPOISE["Equipoise"],
-    "Local": SITES["Local"],
-    "Centralised": SITES["Centralised"],
+    **BOUNDS,
     "FedAvg (cross-entropy)": SINGLE["FedAvg (cross-entropy)"],
     "FedIIC, its own views": SINGLE["FedIIC, its own views"],
-    "FedSDC+, balanced softmax": ("method.name=fedsdc+", *BSM),
+    "FedSDC+ + balanced softmax": ("method.name=fedsdc+", *BSM),
     "FedRep": SITES["FedRep"],
     "FedBABU": SITES["FedBABU"],
-    "FedProx": FCA_LIST["FedProx"],
+    "FedProx + balanced softmax": FCA_LIST["FedProx"],
     "MOON": FCA_LIST["MOON"],
     "FedProc": ("method.name=fedproc", *BSM),
-    "FedAvgM": ("method.name=fedavgm", *BSM),
-    "FedAdam": ("method.name=fedadam", *BSM),
-    "FedYogi": ("method.name=fedyogi", *BSM),
-    "FedAdagrad": ("method.name=fedadagrad", *BSM),
-    "FedDisco": ("method.name=feddisco", *BSM),
-    "ISFL": ("method.name=isfl", *BSM),
+    "FedAvgM + balanced softmax": ("method.name=fedavgm", *BSM),
+    "FedAdam + balanced softmax": ("method.name=fedadam", *BSM),
+    "FedYogi + balanced softmax": ("method.name=fedyogi", *BSM),
+    "FedAdagrad + balanced softmax": ("method.name=fedadagrad", *BSM),
+    "FedDisco + balanced softmax": ("method.name=feddisco", *BSM),
+    "ISFL + balanced softmax": ("method.name=isfl", *BSM),
     "CLIMB": ("method.name=climb", *BSM),
     "CReFF": FCA_LIST["CReFF"],
     "PRR-Imb": ("method.name=prr-imb", "method.warmup=5", *BSM),
@@ -201,6 +210,7 @@ IID: Rows = {
     "FedAvg + balanced softmax": SINGLE["FedAvg + balanced softmax"],
     "Equipoise": EQUIPOISE["Equipoise"],
     **BOUNDS,
+    **BOUNDS_CE,
 }
 
 OVER_ALL = 'train.objective={ name = "bce", over = "all" }'
@@ -227,6 +237,11 @@ FOUND_PARTS: Rows = {
     "FedMLP: MLD + WPC": (*FOUND["FedMLP"], "method.preset=mld+wpc"),
     "FedMLP: MLD + WPC + CR": (*FOUND["FedMLP"], "method.preset=mld+wpc+cr"),
 }
+OWN_PARTS: Rows = {
+    f"Equipoise: {part}": (*FOUND["Equipoise"], f"method.preset={part.replace(' ', '-')}")
+    for part in ("no mixup", "no momentum", "no closed form", "no correction", "no mirrors")
+}
+"""those that do something where images have several labels"""
 CLIPS = {"FedAvg + balanced softmax": 10, "FCA": 30}
 """of 1, 3, 10, 30 and of 10, 30, 100: FCA adds up several losses, so its gradients are larger"""
 PRIVATE: Rows = {
@@ -272,6 +287,7 @@ TABLES: dict[str, Table] = {
         "ham10000-niid1",
         FEDSDC,
         ("train.epochs=5", "train.rounds=40", "evaluate.every=2", *UNSEEN),
+        reference="FedAvg + balanced softmax",
         rates=RATES,
         round_seconds=12.0,
     ),
@@ -283,6 +299,7 @@ TABLES: dict[str, Table] = {
         rates=RATES,
         trial_rounds=6,
         round_seconds=8.0,
+        trained_by={"Equipoise: no even covariance": "Equipoise"},
     ),
     "sites-lite0": Table(
         "HAM10000's four real sites with EfficientNet-Lite0 from ImageNet, 64 pixels, frozen up to its sixth "
@@ -331,18 +348,23 @@ TABLES: dict[str, Table] = {
     "fedmlp-phantom": Table(
         "FedMLP's list and its parts on generated images whose findings are known; 3 of 8 are unlabelled",
         "phantom-findings",
-        {name: tuple(text for text in row if text != TWO) for name, row in FOUND_PARTS.items()},
+        {
+            name: tuple(text for text in row if text != TWO)
+            for name, row in {**FOUND_PARTS, **OWN_PARTS}.items()
+        },
         ("data.scale=0.1", "data.image_size=24", "train.rounds=30", "evaluate.every=2", *UNSEEN),
         rates=RATES,
         trial_rounds=12,
         metric="macro_auc",
         round_seconds=1.5,
+        trained_by=dict.fromkeys(("Equipoise: no correction", "Equipoise: no mirrors"), "Equipoise"),
     ),
     "fedsdc-iid": Table(
         "FedSDC's IID with the local work of the paper: what do methods cost where nothing is imbalanced?",
         "pbc-iid",
         IID,
         ("train.epochs=5", "train.rounds=20", "evaluate.every=1", *UNSEEN),
+        reference="FedAvg + balanced softmax",
         rates=RATES,
         trial_rounds=4,
         round_seconds=16.0,
@@ -371,7 +393,7 @@ TABLES: dict[str, Table] = {
         {
             name: row
             for name, row in FEDSDC.items()
-            if ":" not in name and name not in {**BOUNDS, **EQUIPOISE}
+            if ":" not in name and name not in {**BOUNDS, **BOUNDS_CE, **EQUIPOISE}
         },
     ),
     "privacy": Table(
