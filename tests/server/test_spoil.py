@@ -143,6 +143,16 @@ def test_an_answer_that_runs_ahead_is_slowed_down(tiny: MakeConfig, rows: Rows, 
     assert not journal(tmp_path, "rejected")
 
 
+@pytest.mark.parametrize("method", ["centralised", "fedavg"])
+def test_where_there_is_one_site_its_answers_are_large_beside_nobody(
+    method: str, tiny: MakeConfig, tmp_path: Path
+) -> None:
+    """A first round of many steps may move a new model by many times its size."""
+    config = tiny(method, partition={"kind": "iid", "sites": 1})
+    run(config, tmp_path, wrap=lambda engine: Spoil(engine, "site-00", scaled(150.0), (0,)))
+    assert not journal(tmp_path, "slowed") and not journal(tmp_path, "rejected")
+
+
 def test_a_large_answer_is_judged_alike_after_a_stop(tiny: MakeConfig, rows: Rows, tmp_path: Path) -> None:
     """What earlier rounds have shown is in the checkpoint: of two answers one is left out, resumed or not."""
     config = tiny("fedavg", train={"rounds": 4})

@@ -45,7 +45,7 @@ class ExchangeOptions(Options):
     """largest weight a site may claim; its training images, or a method's own bound, are mostly far below"""
     max_ratio: float = Field(30.0, gt=1)
     """a site that moves the model so many times as far as the median is left out; from a third of it on it is
-    slowed down"""
+    slowed down (a federation of one site has no others to compare with, and none to protect)"""
     clip: float | None = Field(None, gt=0)
     """a site makes its update smaller, before it is sent or masked, where the Euclidean norm is larger than
     this; left out, it sends the update as it is"""

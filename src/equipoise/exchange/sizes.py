@@ -32,14 +32,21 @@ class Sizes:
     what earlier rounds have shown; any other is judged when all have come, so that no order of arrival
     matters: it is taken as it is, made smaller, or left out. One site alone can raise neither the median nor
     what is remembered of it. Where fewer than three answer and nothing is remembered there is no majority to
-    judge by, and a change is only held against the tensors it changes.
+    judge by, and a change is only held against the tensors it changes. Where the federation has one site
+    (`ratio` is None) there are no others to protect, and nothing is judged: its first round may be as many
+    steps as all sites of another federation take together.
     """
 
     def __init__(
-        self, line: Line, bounds: Bounds, ratio: float, known: Mapping[str, float], sent: Mapping[str, Tensor]
+        self,
+        line: Line,
+        bounds: Bounds,
+        ratio: float | None,
+        known: Mapping[str, float],
+        sent: Mapping[str, Tensor],
     ) -> None:
         self._question = line.question
-        self._rules = dict(_rules(line, bounds, ratio, sent))
+        self._rules = {} if ratio is None else dict(_rules(line, bounds, ratio, sent))
         self._known = {part: known.get(self._name(part), 0.0) for part in self._rules}
         self._norms: dict[str, dict[Part, float]] = {}
 

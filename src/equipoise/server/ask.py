@@ -95,7 +95,8 @@ class Exchange(Ask):
     ) -> Iterator[tuple[str, dict[str, Any], Upload]]:
         """The answers that keep the rules. Those that are larger than usual wait until the others are
         known."""
-        sizes = Sizes(line, self._bounds, self._limits.max_ratio, self.norms, sent)
+        ratio = self._limits.max_ratio if len(self._everyone) > 1 else None
+        sizes = Sizes(line, self._bounds, ratio, self.norms, sent)
         waiting, good = list[tuple[str, int]](), set[str]()
         with tempfile.SpooledTemporaryFile(IN_MEMORY) as large:
             for site, data in self._arriving(question, question.asked):
