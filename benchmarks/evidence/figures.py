@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from scipy import stats
 
+from equipoise.compare.gap import LEAST
 from evidence.records import Record
 
 
@@ -72,13 +73,21 @@ def difference(
     return Difference(mean, mean - half, mean + half, len(gaps))
 
 
-def closed(joined: Sequence[Record], alone: Sequence[Record], pooled: Sequence[Record], view: str) -> str:
-    """How much of the gap between training alone and pooling all images was closed, in per cent."""
-    parts = [values(rows, view, "balanced_accuracy") for rows in (joined, alone, pooled)]
-    if not all(parts):
+def closed(
+    joined: Sequence[Record],
+    alone: Sequence[Record],
+    pooled: Sequence[Record],
+    figure: Callable[[Record], float | None],
+) -> str:
+    """How much of the gap between training alone and pooling all images was closed, in per cent, over the
+    seeds that all three have; a dash where the gap is below a point."""
+    found = [{one["seed"]: figure(one) for one in rows} for rows in (joined, alone, pooled)]
+    runs = [tuple(one[seed] for one in found) for seed in found[0] if all(seed in one for one in found)]
+    known = [(j, a, p) for j, a, p in runs if j is not None and a is not None and p is not None]
+    if not known:
         return "–"
-    mine, low, high = (statistics.mean(part) for part in parts)
-    return "–" if high - low < 0.005 else f"{100 * (mine - low) / (high - low):.0f}"
+    gap = statistics.mean(p - a for _, a, p in known)
+    return "–" if gap < LEAST else f"{100 * statistics.mean(j - a for j, a, _ in known) / gap:.0f}"
 
 
 def settled(records: Sequence[Record]) -> str:

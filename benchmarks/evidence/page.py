@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from equipoise.config import load, override, resolve
 from evidence.curves import curves
-from evidence.figures import closed, difference, on_validation, settled, spread, values
+from evidence.figures import closed, difference, on_validation, settled, spread, value, values
 from evidence.records import RECIPES, ROOT, Record
 from evidence.runs import Runs
 
@@ -37,7 +37,11 @@ All seeds have the same test images, so the interval does not say what others wo
 after it has the same difference on validation images (on which our own method was developed)."""
 GAP = """\
 Gap closed: how much of the distance between training alone (*Local*, 0) and training on the pooled images
-(*Centralised*, 100) the row covers, in per cent."""
+(*Centralised*, 100) the row covers, in per cent, over the seeds that all three have."""
+SMALL = """\
+**Read this as a record of an earlier stage**: a small budget, rates that were not tuned, few rows that have
+converged. It says how fast methods start. The [tuned tables](README.md) overrule it wherever they have the
+same rows."""
 ALONE, POOLED = "Local", "Centralised"
 
 
@@ -60,13 +64,14 @@ def drawn(runs: Runs, seeds: int) -> tuple[list[str], str]:
         return [], ""
     recipe = override(load(RECIPES / f"{table.recipe}.toml"), table.common)
     multi = resolve(recipe, ROOT).multi
-    lines = [f"# {name}", "", *opening(runs, seeds), ""]
+    lines = [f"# {name}", "", *([] if table.rates or not table.chooses else [SMALL, ""])]
+    lines += [*opening(runs, seeds), ""]
     same = any(text.startswith("data.split.seed=") for text in table.common)
     lines += main_table(rows, table.compared, MULTI if multi else SINGLE, same)
     lines += ["", NOTE.format(reference=table.compared), *([SAME] * same)]
     if {ALONE, POOLED} <= set(rows):
         lines += [GAP]
-    lines += ["", *recall_table(rows, multi), *tuning(runs, list(rows))]
+    lines += ["", *recall_table(rows, multi), *gap_tables(rows, multi), *tuning(runs, list(rows))]
     missing = [row for row in table.rows if len(rows.get(row, ())) < seeds]
     if missing:
         lines += ["", f"Not all runs are made yet: {', '.join(missing)}."]
@@ -97,7 +102,7 @@ def main_table(
     letter = "A" if view == "average" else "G"
     bounded = {ALONE, POOLED} <= set(rows)
     heads = [*(title for _, _, title in columns), f"Δ {letter}", *([f"Δ {letter} on validation"] * same)]
-    heads += [*(["gap closed"] * bounded), "converged"]
+    heads += [*(["gap closed"] * bounded), "seeds", "converged"]
     yield "| method | " + " | ".join(heads) + " |"
     yield "|---|" + "---|" * len(heads)
     for row, records in rows.items():
@@ -109,8 +114,17 @@ def main_table(
             heard = difference(records, others, view, figure=on_validation)
             cells.append("" if heard is None else f"{100 * heard.mean:+.1f}")
         if bounded:
-            cells.append("" if row in (ALONE, POOLED) else closed(records, rows[ALONE], rows[POOLED], view))
-        yield f"| {row} | " + " | ".join([*cells, settled(records)]) + " |"
+            cells.append("" if row in (ALONE, POOLED) else share(rows, row, of_view(view)))
+        yield f"| {row} | " + " | ".join([*cells, str(len(records)), settled(records)]) + " |"
+
+
+def share(rows: dict[str, list[Record]], row: str, figure: Callable[[Record], float | None]) -> str:
+    """How much of the gap between the two bounds a row closes."""
+    return closed(rows[row], rows[ALONE], rows[POOLED], figure)
+
+
+def of_view(view: str) -> Callable[[Record], float | None]:
+    return lambda record: value(record, view, "balanced_accuracy")
 
 
 def recall_table(rows: dict[str, list[Record]], multi: bool) -> Iterable[str]:
@@ -124,6 +138,27 @@ def recall_table(rows: dict[str, list[Record]], multi: bool) -> Iterable[str]:
     for row, records in rows.items():
         recall = [[one["recall"][c] for one in records if one["recall"][c] is not None] for c in order]
         yield f"| {row} | " + " | ".join(map(spread, recall)) + " |"
+
+
+def gap_tables(rows: dict[str, list[Record]], multi: bool) -> Iterable[str]:
+    """What part of the gap each row closes for each class, and for each site."""
+    if multi or not {ALONE, POOLED} <= set(rows):
+        return  # with several labels recall is of a threshold, and rises where everything is called present
+    first = rows[ALONE][0]
+    classes = [(name, lambda record, c=c: record["recall"][c]) for c, name in enumerate(first["classes"])]
+    sites = [(site, lambda record, site=site: record["sites"].get(site)) for site in first["sites"]]
+    for what, columns in (
+        ("class (recall of the global predictor)", classes),
+        ("site (balanced accuracy of its own predictor)", sites),
+    ):
+        yield ""
+        yield f"Gap closed in per cent, by {what}; –: pooled images give less than a point:"
+        yield ""
+        yield "| method | " + " | ".join(name for name, _ in columns) + " |"
+        yield "|---|" + "---|" * len(columns)
+        for row in rows:
+            if row not in (ALONE, POOLED):
+                yield f"| {row} | " + " | ".join(share(rows, row, figure) for _, figure in columns) + " |"
 
 
 def tuning(runs: Runs, rows: Sequence[str]) -> Iterable[str]:
