@@ -32,9 +32,9 @@ class Sizes:
     what earlier rounds have shown; any other is judged when all have come, so that no order of arrival
     matters: it is taken as it is, made smaller, or left out. One site alone can raise neither the median nor
     what is remembered of it. Where fewer than three answer and nothing is remembered there is no majority to
-    judge by, and a change is only held against the tensors it changes. Where the federation has one site
-    (`ratio` is None) there are no others to protect, and nothing is judged: its first round may be as many
-    steps as all sites of another federation take together.
+    judge by, and a change is only held against the tensors it changes. Where all images are in one
+    place (`ratio` is None) there are no others to protect, and nothing is judged: one answer may be as many
+    steps as all sites of a federation take together.
     """
 
     def __init__(

@@ -35,7 +35,8 @@ IN_MEMORY = 2**26
 
 class Exchange(Ask):
     """A conversation with real sites. `sites` shrinks when an answer is bad or missing: a site that fell out
-    of a round stays out until the next."""
+    of a round stays out until the next. `compared` says whether answers are held against each other: not
+    where all images are in one place, and nobody else can be harmed."""
 
     def __init__(
         self,
@@ -45,6 +46,7 @@ class Exchange(Ask):
         limits: ExchangeOptions,
         journal: Journal,
         bounds: Bounds = Bounds(),
+        compared: bool = True,
         norms: Mapping[str, float] | None = None,
         objection: Objection | None = None,
         progress: Callable[[str, str], None] | None = None,
@@ -56,6 +58,7 @@ class Exchange(Ask):
         self.bytes_up = self.bytes_down = 0
         self.norms = dict(norms or {})
         """by question.leaf: how large answers usually are, as far as earlier rounds have shown"""
+        self._ratio = limits.max_ratio if compared else None
         self._engine, self._ledger, self._limits, self._journal = engine, ledger, limits, journal
         self._bounds, self._objection = bounds, objection
         self._progress, self._on_rejected = progress, on_rejected
@@ -95,8 +98,7 @@ class Exchange(Ask):
     ) -> Iterator[tuple[str, dict[str, Any], Upload]]:
         """The answers that keep the rules. Those that are larger than usual wait until the others are
         known."""
-        ratio = self._limits.max_ratio if len(self._everyone) > 1 else None
-        sizes = Sizes(line, self._bounds, ratio, self.norms, sent)
+        sizes = Sizes(line, self._bounds, self._ratio, self.norms, sent)
         waiting, good = list[tuple[str, int]](), set[str]()
         with tempfile.SpooledTemporaryFile(IN_MEMORY) as large:
             for site, data in self._arriving(question, question.asked):

@@ -127,6 +127,7 @@ class Federation:
             journal=self.journal,
             sites=sites,
             everyone=self.sites,
+            compared=len(self.sites) > 1 and self.method.standard != "pooled",
             round=round,
             rounds=self.rounds,
             seed=self.seed,
