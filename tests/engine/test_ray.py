@@ -181,6 +181,26 @@ def test_a_task_answers_as_a_worker_does_and_checks_what_it_is(
     task._host.cache_clear()
 
 
+FROZEN = {"freeze": "block2", "views_kept": 2}
+
+
+def test_frozen_stages_give_the_bits_of_one_process(
+    there: StandIn, tiny: MakeConfig, rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tasks and the serial run compute the outputs of the frozen stages each for themselves."""
+    monkeypatch.setattr(task, "node", lambda: "here")
+    config = tiny("fca", net=FROZEN)
+    monkeypatch.setenv("EQUIPOISE_CACHE", str(tmp_path / "kept-by-tasks"))
+    spread = run(config.with_engine(kind="ray"), tmp_path / "ray")
+    assert there.asked and list((tmp_path / "kept-by-tasks" / "kept").glob("*.raw"))
+    monkeypatch.setenv("EQUIPOISE_CACHE", str(tmp_path / "kept-here"))
+    serial = run(config, tmp_path / "serial")
+    assert spread.state_hash == serial.state_hash
+    assert rows(tmp_path / "ray") == rows(tmp_path / "serial")
+    assert private(tmp_path / "ray") == private(tmp_path / "serial")
+    task._host.cache_clear()
+
+
 def test_ray_that_is_not_installed_is_named_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install ray on every node"), cluster(EngineOptions()):
@@ -266,6 +286,22 @@ def test_same_bits_on_ray(method: str, nodes: Any, rows: Rows, tmp_path: Path) -
     assert private(tmp_path / "ray") == private(tmp_path / "serial")
     assert not list((tmp_path / "ray").rglob("*.part"))
     assert seen and all("/" in node for node in seen)
+
+
+@marked
+def test_frozen_stages_on_ray(
+    nodes: Any, tiny: MakeConfig, rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes of both nodes compute the outputs of the frozen stages, into one cache; then the serial run
+    into another."""
+    config = tiny("fca", net=FROZEN, train={"seed": 7})  # a seed that no other test has kept outputs of
+    spread = run(config.with_engine(kind="ray"), tmp_path / "ray")
+    monkeypatch.setenv("EQUIPOISE_CACHE", str(tmp_path / "kept-here"))
+    serial = run(config, tmp_path / "serial")
+    assert list((tmp_path / "kept-here" / "kept").glob("*.raw"))
+    assert spread.state_hash == serial.state_hash
+    assert rows(tmp_path / "ray") == rows(tmp_path / "serial")
+    assert private(tmp_path / "ray") == private(tmp_path / "serial")
 
 
 @marked

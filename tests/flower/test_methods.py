@@ -12,6 +12,8 @@ from tests import doctored
 from tests.light import ALIKE, LIGHTEST
 
 from equipoise.config import Config
+from equipoise.deploy import apps
+from equipoise.deploy.coordinator import coordinate
 from equipoise.methods import METHODS
 from equipoise.running import Result, prepare
 from equipoise.server.journal import read as read_journal
@@ -103,6 +105,39 @@ def test_the_coordinator_ends_a_run_early(tiny: MakeConfig, rows: Rows, town: An
         line for line in read_journal(found.folder / "journal.jsonl")[0] if line["event"] == "stopped early"
     ]
     assert [line["round"] for line in ended] == [2]
+
+
+class Broken(Exception):
+    """The coordinator is gone."""
+
+
+@pytest.mark.parametrize("at", [2, *(pytest.param(at, marks=pytest.mark.sweep) for at in (1, 3))])
+def test_a_run_that_ends_early_is_resumed_to_the_same_rounds(
+    at: int, tiny: MakeConfig, rows: Rows, town: Any, once: Once
+) -> None:
+    """Broken off in training, with the round that is the last, and in the ending. No improvement counts, so
+    training ends with the second round; the sites are started anew as well."""
+    train = {"rounds": 9, "stop": {"patience": 1, "least": 1.0}}
+    config = replace(tiny("fedbabu", train=train), method=METHODS["fedbabu"](tune_epochs=1))
+    there = town(config)
+    straight = once(replace(config, evaluate=there.config.evaluate))
+
+    def watch(event: str, facts: dict[str, Any]) -> None:
+        if event == "round" and facts["round"] == at:
+            raise Broken
+
+    with pytest.raises(Broken):
+        coordinate(there.wire, there.run, watch)
+    for folder in there.sites.values():
+        apps.desk(str(folder))._joined.clear()
+    found = there.go()
+    assert straight.ending_of == [2] and straight.stopped_early is not None
+    assert found.stopped_early == straight.stopped_early
+    assert (found.rounds, found.ending_of) == (straight.rounds, straight.ending_of)
+    assert found.state_hash == straight.state_hash
+    assert rows(there.run) == rows(straight.folder)
+    events = [line["event"] for line in read_journal(there.run / "journal.jsonl")[0]]
+    assert events.count("resumed") == 1 and "stopped early" in events
 
 
 def same_as_simulated(config: Config, rows: Rows, town: Any, once: Once) -> Result:

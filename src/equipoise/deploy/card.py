@@ -106,15 +106,17 @@ class Card(Options):
 def rows(
     classes: tuple[str, ...],
     shape: tuple[int, ...],
+    told: Collection[str],
     reported: Collection[str] = (COUNTS,),
-    partly: bool = False,
-    frozen: bool = False,
 ) -> list[dict[str, Any]]:
-    """The ledger's rows for joining, in the form of `Ledger.rows`; `reported` as in a policy's `each`,
-    `partly` whether labels are missing, `frozen` whether the run freezes tensors. Bytes are those of the
-    longest card."""
+    """The ledger's rows for joining, in the form of `Ledger.rows`.
+
+    There is one for each name in `told`: what a card says, or several together say. So nothing is sent that
+    is not listed. `reported` is as in a policy's `each`; bytes are those of the longest card.
+    """
     count, wide = (MOST, f"{len(SPLITS)}×{len(classes)}") if COUNTS in reported else (None, "not reported")
     numbers = list(range(len(classes))) if COUNTS in reported else []
+    counts = dict.fromkeys(SPLITS, [count] * len(classes))
     longest: dict[str, tuple[str, Any]] = {
         "classes": (str(len(classes)), classes),
         "task": ("1", "single"),
@@ -122,14 +124,12 @@ def rows(
         "input": (str(len(LONGEST)), LONGEST),
         "partial": ("1", False),
         "images": (str(len(SPLITS)), dict.fromkeys(SPLITS, MOST)),
-        "counts": (wide, dict.fromkeys(SPLITS, [count] * len(classes))),
+        "counts": (wide, counts),
         "small_cell": ("1", MOST),
         "withheld": (wide, dict.fromkeys(SPLITS, numbers)),
+        "frozen": ("1", "0" * 64),
+        "known": (wide, counts),
     }
-    if frozen:
-        longest["frozen"] = ("1", "0" * 64)
-    if partly:
-        longest["known"] = longest["counts"]
     fixed = {
         "question": JOIN,
         "from_round": 0,
@@ -141,4 +141,5 @@ def rows(
     return [
         fixed | {"leaf": leaf, "shape": size, "bytes": len(json.dumps(value))}
         for leaf, (size, value) in longest.items()
+        if leaf in told
     ]

@@ -131,8 +131,8 @@ def _coordinate(grid: Grid, folder: RunFolder, journal: Journal, watch: Watch) -
         facts = facts_of(cards)
         fits(config, facts.task)
         config.train.try_views(facts.shape[2], facts.shape[0])
-        partly, frozen = any(card.known for card in cards.values()), config.net.freeze is not None
-        joining = rows(facts.classes, facts.shape, partly=partly, frozen=frozen)
+        told = {name for card in cards.values() for name in card.model_fields_set}
+        joining = rows(facts.classes, facts.shape, told)
         begun = prepare(config, facts)
         startable(begun)
         same_frozen(begun, cards)

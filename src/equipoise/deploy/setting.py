@@ -224,8 +224,7 @@ def check_site(folder: Path, file: Path | None = None, overrides: Sequence[str] 
             refused += policy.objections(line.question, line.up, **joined.facts, read=("train",))
     if text := joined.withholding(policy):
         facts["withheld"] = text
-    partly, frozen = joined.known is not None, ledger is not None and config.net.freeze is not None
-    joining = rows(samples.classes, samples.images.shape[1:], policy.each, partly, frozen)
+    joining = rows(samples.classes, samples.images.shape[1:], joined.card(policy), policy.each)
     splits = {split: getattr(joined.held, split) for split in SPLITS}
     doubts = warnings_of(samples, splits, survey(samples), config.data.declared, agreed=True)
     refused = [with_fix(sentence) for sentence in dict.fromkeys(refused)]
