@@ -5,7 +5,7 @@
 | `config.toml` | the config with every default filled in, as it was when the run began |
 | `code.json` | fingerprints of your own code that the config names; it must be the same on resume |
 | `blueprint.json` | what is trained: task, classes, image size, normalisation, network, shared names |
-| `frozen.safetensors` | with `net.freeze`: the tensors that never change |
+| `frozen.safetensors` | where tensors are frozen: the tensors that never change |
 | `data.json` | how many images of which class every site holds |
 | `ledger.json` | every tensor that leaves a site, by question: kind, shape, bytes, who can read it |
 | `journal.jsonl` | what happened, in order, a line each |
