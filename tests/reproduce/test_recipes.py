@@ -14,7 +14,7 @@ from equipoise.config import Config, load, resolve
 from equipoise.data import JoinedData
 from equipoise.errors import ConfigError
 from equipoise.reproduce import Paper, find, names, read
-from equipoise.reproduce.plan import chosen, placed, shrunk, small_arms
+from equipoise.reproduce.plan import chosen, placed, shrunk, small_arms, stopping
 from equipoise.reproduce.recipe import FOLDER
 from equipoise.setup import fits
 from equipoise.site.views import VIEWS
@@ -31,6 +31,7 @@ def configs(paper: Paper, small: bool = False, data: Path = Path("downloads")) -
     if small:
         table = shrunk(table, paper.recipe)
         arms = small_arms(paper, arms, table, Path.cwd())
+        arms = [stopping(arm, table, Path.cwd()) for arm in arms]
     return {arm.label: resolve(variant(table, arm, 0)) for arm in arms}
 
 
@@ -68,6 +69,12 @@ def test_every_row_resolves_at_both_scales(name: str) -> None:
             and config.train.rounds <= full[label].train.rounds
         )
         assert config.train.stop is not None and config.train.rounds // config.evaluate.every >= 20
+        warmup = getattr(config.method, "warmup", None) or 0
+        watched = config.train.stop.patience * config.evaluate.every
+        assert config.train.stop.after >= warmup + 0.2 * config.train.rounds - 0.5
+        assert 0.35 * config.train.rounds <= watched < 0.45 * config.train.rounds
+        early = config.train.stop.after + watched < config.train.rounds
+        assert early or warmup >= 0.4 * config.train.rounds
         assert config.data.split.validation > 0
 
 

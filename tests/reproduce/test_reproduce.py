@@ -6,6 +6,7 @@ import csv
 import io
 import itertools
 import json
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from tests import doctored
 from equipoise.errors import ConfigError, DataError
 from equipoise.methods import METHODS
 from equipoise.nets.registry import NETS
+from equipoise.reproduce import beside as besides
 from equipoise.reproduce import cost as costs
-from equipoise.reproduce import find, listing, prepare, read, reproduce
+from equipoise.reproduce import find, listing, prepare, read, reproduce, sheet
 from equipoise.reproduce.beside import summarise, value
 from equipoise.reproduce.plan import placed
 from equipoise.reproduce.recipe import names, notes_of
@@ -68,6 +70,8 @@ def test_ours_beside_the_papers(phantom: Path, tmp_path: Path) -> None:
         and f"{cell['difference']:+.1f}" in page
     )
     assert "not of the paper's own files" in page and facts["scale"] == "small"
+    assert facts["rows"]["FCA"]["converged"] == [None, None]  # one round says nothing
+    assert "–: not known, for want of validation images" in page
     (row,) = (
         row
         for row in csv.DictReader(io.StringIO((out / "reproduction.csv").read_text()))
@@ -125,9 +129,9 @@ def test_averages_over_tables_and_p_values_stand_beside_ours(phantom: Path, tmp_
     lines = {
         line.split("|")[1].strip(): line.split("|") for line in text.splitlines() if line.startswith("|")
     }
-    assert [cell.strip() for cell in lines["method"][-4:-1]] == ["p", "paper p", "runs"]
-    assert [cell.strip() for cell in lines["A"][-4:-1]] == ["", "", "2"]
-    assert [cell.strip() for cell in lines["B"][-4:-2]] == [f"{versus:.3f}", r"\< 0.001"]
+    assert [cell.strip() for cell in lines["method"][-5:-1]] == ["p", "paper p", "converged", "runs"]
+    assert [cell.strip() for cell in lines["A"][-5:-1]] == ["", "", "–", "2"]
+    assert [cell.strip() for cell in lines["B"][-5:-3]] == [f"{versus:.3f}", r"\< 0.001"]
     assert "paired t test against A" in text
     (row,) = (
         row
@@ -137,6 +141,51 @@ def test_averages_over_tables_and_p_values_stand_beside_ours(phantom: Path, tmp_
     assert (
         row["p paper"] == "< 0.001" and row["Average ACC paper"] == "61.5" and row["Average ACC ours"] == ""
     )
+
+
+def test_every_row_says_whether_it_has_converged(
+    phantom: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The results are made up: what is tested is what becomes of them."""
+    (tmp_path / "printed.toml").write_text(PRINTED.replace("rounds = 1", "rounds = 8"))
+    task = prepare(read(tmp_path / "printed.toml"), phantom, seeds=(0, 1), base=tmp_path)
+    known: dict[str, bool | None] = {"A/0": True, "A/1": True, "B/0": True, "B/1": False}
+    compared = {"versus": {}, "failures": [], "reference": "A"}
+    monkeypatch.setattr(besides, "compare", lambda *_: compared)
+    monkeypatch.setattr(besides, "results_of", lambda *_: ended(known))
+    monkeypatch.setattr(besides, "page", lambda out: out)
+    facts = reproduce(task, tmp_path)
+    assert facts["rows"]["A"]["converged"] == [True, True]
+    assert facts["rows"]["B"]["converged"] == [True, False]
+    text = (tmp_path / "reproduction.md").read_text()
+    assert re.search(r"\| A .*\| 2 of 2 \| 2 \|", text) and re.search(r"\| B .*\| 1 of 2 † \| 2 \|", text)
+    assert "†: not all of them" in text and "within one\npoint of the quarter before" in text
+    written = list(csv.DictReader(io.StringIO((tmp_path / "reproduction.csv").read_text())))
+    assert [row["converged"] for row in written] == ["2", "1"]
+    assert r"1 of 2 $\dagger$" in (tmp_path / "reproduction.tex").read_text()
+
+    known |= dict.fromkeys(("A/0", "A/1"), None)
+    known.pop("B/1")  # it failed
+    facts = reproduce(task, tmp_path)
+    assert facts["rows"]["A"]["converged"] == [None, None] and facts["rows"]["B"]["converged"] == [True]
+    text = (tmp_path / "reproduction.md").read_text()
+    assert re.search(r"\| A .*\| – \| 2 \|", text)
+    assert re.search(r"\| B .*\| 1 of 1 \| 1 of 2 \|", text)
+    written = list(csv.DictReader(io.StringIO((tmp_path / "reproduction.csv").read_text())))
+    assert [row["converged"] for row in written] == ["", "1"]
+
+
+def ended(known: dict[str, bool | None]) -> dict[str, Any]:
+    """The result of every run, as its folder has it."""
+    test = {"generalisation": {"accuracy": 0.5}}
+    return {name: {"metrics": {"test": test}, "converged": one} for name, one in known.items()}
+
+
+def test_a_table_of_an_older_version_can_still_be_shown() -> None:
+    cell = {"ours": 41.5, "ours_std": None, "paper": 40.0, "paper_std": 1.5, "difference": 1.5}
+    facts = {"columns": ["ACC"], "runs": 1, "rows": {"A": {"runs": 1, "cells": {"ACC": cell}}}}
+    (row,) = sheet(facts).rows
+    assert row.remarks[-2:] == ("–", "1")
 
 
 # What is asked for ------------------------------------------------------------------------------------------
@@ -177,6 +226,7 @@ def test_own_values_win_and_those_of_methods_go_where_they_belong(phantom: Path,
     assert (
         "small-cnn on images of 24 pixels, at most 2 rounds (local epochs: 10)" in told
         and "Changed by hand: method.target=mob" in told
+        and "not improved for 1 of its evaluations, not counting its first 0 rounds" in told
     )
     assert "Random weights in place of ImageNet weights of ResNet-18 and of MoCo-v2" in told
 

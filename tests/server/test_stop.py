@@ -59,6 +59,23 @@ def test_a_small_improvement_counts_only_if_it_is_asked_for() -> None:
     assert ended(*slow, patience=2, least=0.011) == 3
 
 
+def test_the_first_rounds_are_not_looked_at() -> None:
+    """Neither to end the run, nor as what later rounds must improve on."""
+    late = (0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.7, 0.7)
+    assert ended(*late, patience=2) == 3
+    assert ended(*late, patience=2, after=3) == 8  # 4 is the first that counts; best is 6
+    assert ended(*late, patience=2, after=5) == 8
+    assert ended(*late, patience=2, after=6) is None  # 7 is the first that counts, and 8 waits alone
+    assert ended(*late, patience=2, after=8) is None
+    early = (0.9, 0.3, 0.4, 0.5, 0.6, 0.6)
+    assert ended(*early, patience=2) == 3
+    assert ended(*early, patience=2, after=1) is None
+    assert ended(*early, patience=1, after=1) == 6
+    every = {"patience": 1, "after": 10}  # rounds, not evaluations
+    found = stopped(history(0.5, 0.9, 0.3, 0.4, 0.4, every=5), **every)
+    assert found is not None and found[0] == 25 and "since round 20" in found[1]
+
+
 def test_an_ending_is_no_round_of_training() -> None:
     ending = {"round": 3, "ending_of": 2, "validation": {"generalisation": {"balanced_accuracy": 0.1}}}
     assert stopped([*history(0.3, 0.2), ending], patience=2) is None
@@ -156,6 +173,28 @@ def test_broken_off_anywhere_it_ends_as_it_would_have(
     assert newest is not None and newest[1].finished
 
 
+def test_a_run_goes_on_for_the_rounds_that_are_not_looked_at(
+    tiny: MakeConfig, rows: Rows, tmp_path: Path
+) -> None:
+    """Nothing is learnt, so round 4 is the best that counts; broken off before it or after, it ends alike."""
+    config = config_of(tiny, {"name": "fedavg"}, stop={"patience": PATIENCE, "after": 3})
+    straight = run(config, tmp_path / "straight")
+    assert straight.stopped_early is not None and straight.stopped_early["round"] == 6
+    assert "since round 4, for 2 evaluated rounds" in straight.stopped_early["reason"]
+    for at in (2, 5):
+
+        def watch(event: str, facts: dict[str, Any], at: int = at) -> None:
+            if event == "round" and facts["round"] == at:
+                raise Broken
+
+        folder = tmp_path / f"broken-{at}"
+        with pytest.raises(Broken):
+            run(config, folder, watch=watch)
+        again = resume(folder)
+        assert again.state_hash == straight.state_hash and rows(folder) == rows(straight.folder)
+        assert again.stopped_early == straight.stopped_early
+
+
 def test_the_same_bits_in_a_pool(tiny: MakeConfig, rows: Rows, tmp_path: Path) -> None:
     config = config_of(tiny, {"name": "fca"}, lr=0.01, batch_size=32, stop={"patience": 1, "least": 0.5})
     serial = run(config, tmp_path / "serial")
@@ -179,10 +218,11 @@ def test_without_validation_images_it_cannot_be(tiny: MakeConfig, tmp_path: Path
     [
         (
             {"patience": 3, "leest": 0.1},
-            r"'train\.stop\.leest': did you mean 'least'.*valid: least, on, patience",
+            r"'train\.stop\.leest': did you mean 'least'.*valid: after, least, on, patience",
         ),
         ({}, "'train.stop.patience' is missing"),
         ({"patience": 0}, "'train.stop.patience' is 0"),
+        ({"patience": 2, "after": -1}, "'train.stop.after' is -1"),
         ({"patience": 2, "on": "test"}, "train.stop.on"),
     ],
 )

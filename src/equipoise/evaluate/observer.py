@@ -124,7 +124,7 @@ class Evaluation:
     def stopped(self) -> tuple[int, str] | None:
         """The round after which training ends early, and why, where `train.stop` says so."""
         stop = self.blueprint.train.stop
-        return None if stop is None else stopped(self.history, stop.patience, stop.least)
+        return None if stop is None else stopped(self.history, stop.patience, stop.least, stop.after)
 
     @property
     def samples(self) -> Samples:

@@ -111,13 +111,18 @@ def converged(history: Sequence[dict[str, Any]]) -> bool | None:
     return abs(mean(late) - mean(before)) <= POINT + ROUNDING
 
 
-def stopped(history: Sequence[dict[str, Any]], patience: int, least: float = 0.0) -> tuple[int, str] | None:
+def stopped(
+    history: Sequence[dict[str, Any]], patience: int, least: float = 0.0, after: int = 0
+) -> tuple[int, str] | None:
     """The round after which training ends early, and why; None while validation still improves.
 
     It follows from the rounds up to that one alone, so a run that is resumed ends where it would have.
+    Rounds up to `after` are left out: neither do they count as waiting, nor is their best to be improved on.
     """
     best, since, waited = -1.0, 0, 0
     for round, value in _validated(history):
+        if round <= after:
+            continue
         if value > best and value - best >= least - ROUNDING:
             best, since, waited = value, round, 0
             continue

@@ -10,7 +10,15 @@ from typing import Any
 
 from equipoise.compare import Plan, compare
 from equipoise.compare import page as comparison_page
-from equipoise.compare.summary import p_text, read_facts, results_of
+from equipoise.compare.summary import (
+    CONVERGED,
+    CONVERGED_NOTE,
+    NOT_ALL,
+    converged_text,
+    p_text,
+    read_facts,
+    results_of,
+)
 from equipoise.keeping import write_atomic, write_json
 from equipoise.report import Sheet
 from equipoise.report.table import Figure, Row, Table, Value, comma_separated, latex, markdown
@@ -41,6 +49,7 @@ def reproduce(
     text = f"# {facts['table']}: {facts['title']}\n\n" + markdown(shown) + "\n"
     text += NOTE.format(runs=_runs(task.plan), source=facts["source"])
     text += P_NOTE.format(reference=compared["reference"]) if _with_p(facts) else ""
+    text += "\n" + CONVERGED_NOTE.format(not_all=NOT_ALL)
     text += "".join(f"\n- {remark}" for remark in facts["remarks"]) + "\n" * bool(facts["remarks"])
     text += "".join(f"\nFailed: {one['run']}: {one['error']}\n" for one in facts["failures"])
     for name, content in {
@@ -58,7 +67,7 @@ def page(out: Path) -> Path:
     """Write the page of the table in a folder: that of the comparison, with the paper's numbers first."""
     facts = read_facts(out / FACTS)
     note = "Per cent, mean ± standard deviation; paper: as published; Δ: ours minus the paper's."
-    note += f" {facts['source']}."
+    note += f" {facts['source']}. {CONVERGED_NOTE.format(not_all=NOT_ALL).strip()}"
     note += "".join(f" {remark.rstrip('.')}." for remark in facts["remarks"])
     return comparison_page(out, [Sheet(f"Beside the paper: {facts['title']}", sheet(facts), note)])
 
@@ -70,15 +79,18 @@ def summarise(task: Task, out: Path, versus: Mapping[str, Any]) -> dict[str, Any
     """
     recipe, plan = task.paper.recipe, task.plan
     results = results_of(plan, out)
-    tests_of: dict[str, list[dict[str, Any]]] = {arm.label: [] for arm in plan.arms}
+    results_by_row: dict[str, list[dict[str, Any]]] = {arm.label: [] for arm in plan.arms}
     for job in plan.jobs:
         if job.name in results:
-            tests_of[job.arm.label].append(results[job.name]["metrics"]["test"])
+            results_by_row[job.arm.label].append(results[job.name])
     whole = len(plan.arms) == len(task.paper.arms)
-    shown = {label: row for label, row in recipe.rows.items() if label in tests_of or (whole and row.cannot)}
+    shown = {
+        label: row for label, row in recipe.rows.items() if label in results_by_row or (whole and row.cannot)
+    }
     rows = {}
     for label, row in shown.items():
-        tests = tests_of.get(label, [])
+        ended = results_by_row.get(label, [])
+        tests = [result["metrics"]["test"] for result in ended]
         cells = {}
         for name, column in recipe.columns.items():
             places = (column,) if isinstance(column, str) else column
@@ -92,7 +104,8 @@ def summarise(task: Task, out: Path, versus: Mapping[str, Any]) -> dict[str, Any
                 "paper_std": spread,
                 "difference": None if ours is None or middle is None else 100 * ours.mean - middle,
             }
-        rows[label] = {"runs": len(tests), "cells": cells}
+        settled = [result.get(CONVERGED) for result in ended]
+        rows[label] = {"runs": len(ended), CONVERGED: settled, "cells": cells}
         if row.p_value:
             rows[label]["p"] = {"ours": versus.get(label, {}).get("p", {}).get("t"), "paper": row.p_value}
     cannot = [f"{label} is not run: {row.cannot}" for label, row in shown.items() if row.cannot]
@@ -122,7 +135,7 @@ def value(test: Mapping[str, Any], places: Sequence[str]) -> float | None:
 
 
 def sheet(facts: Mapping[str, Any]) -> Table:
-    """For people: three columns for every metric, then how many runs there are."""
+    """For people: three columns for every metric, then how many runs have converged, and of how many."""
     heads = [head for name in facts["columns"] for head in (name, "paper", "Δ")]
     heads += ["p", "paper p"] if _with_p(facts) else []
     rows = []
@@ -130,8 +143,10 @@ def sheet(facts: Mapping[str, Any]) -> Table:
         cells = [text for name in facts["columns"] for text in texts(row["cells"][name])]
         cells += _p_texts(row) if _with_p(facts) else []
         runs = f"{row['runs']}" + ("" if row["runs"] == facts["runs"] else f" of {facts['runs']}")
-        rows.append(Row(label, (), (*cells, runs)))
-    return Table((), tuple(rows), (*heads, "runs"))
+        # a table that an older version wrote does not say
+        settled = converged_text([{CONVERGED: one} for one in row.get(CONVERGED, ())])
+        rows.append(Row(label, (), (*cells, settled, runs)))
+    return Table((), tuple(rows), (*heads, CONVERGED, "runs"))
 
 
 def texts(cell: Mapping[str, float | None]) -> tuple[str, str, str]:
@@ -169,8 +184,9 @@ def _numbers(facts: Mapping[str, Any]) -> tuple[list[str], list[list[Value]]]:
         cells: list[Value] = [row["cells"][name][part] for name in facts["columns"] for part in parts]
         if _with_p(facts):
             cells += [row["p"]["ours"], row["p"]["paper"]] if "p" in row else [None, None]
-        rows.append([label, *cells, row["runs"]])
-    return [*heads, "runs"], rows
+        known = [one for one in row[CONVERGED] if one is not None]
+        rows.append([label, *cells, sum(known) if known else None, row["runs"]])
+    return [*heads, CONVERGED, "runs"], rows
 
 
 def _runs(plan: Plan) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +21,15 @@ from equipoise.reproduce.recipe import Paper, Recipe, flat, notes_of
 SCALES = ("full", "small")
 
 SMALL_SIZE, SMALL_BATCH, SMALL_VALIDATION = 32, 32, 0.1
-SMALL_EPOCHS, SMALL_EVALUATIONS, SMALL_PATIENCE = 200, 25, 5
-"""the budget of a run: local epochs over all its rounds; how often it is evaluated; evaluations without an
-improvement on validation images after which it ends"""
+SMALL_EPOCHS, SMALL_EVALUATIONS = 200, 25
+"""the budget of a run: local epochs over all its rounds; how often it is evaluated"""
+SMALL_START, SMALL_PATIENCE = 0.2, 0.35
+"""when a run ends before its budget does, as shares of it: rounds after a warm-up that are not looked at, and
+evaluations without an improvement on validation images. tests/reproduce/test_stopping.py replays both on the
+recorded runs: less would end runs that still improve"""
 SMALL_TRAIN = {
     "optimizer": "adam", "lr": 2e-3, "momentum": 0.0, "nesterov": False,
-    "schedule": "constant", "milestones": [], "stop": {"patience": SMALL_PATIENCE},
+    "schedule": "constant", "milestones": [],
 }  # fmt: skip
 """what a small network that starts at random learns with; the papers' rates are for large pretrained ones"""
 IN_ROUNDS = ("warmup", "ramp")
@@ -74,6 +78,8 @@ def prepare(
         arms = small_arms(paper, arms, table, base)
     changes = tuple(map(setting, overrides))
     arms = [Arm(arm.label, (*arm.changes, *fitting(changes, arm, table, base))) for arm in arms]
+    if small:
+        arms = [stopping(arm, table, base) for arm in arms]
     configs = [resolve(variant(table, arm), base) for arm in arms]
     lacking = missing_weights(recipe, configs)
     if lacking and not small and not from_scratch:
@@ -146,11 +152,12 @@ def placed(paper: Paper, data: Path | None, base: Path) -> dict[str, Any]:
 
 def shrunk(table: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
     """The table for a laptop: a small network on small images, an optimiser that suits it, and rounds of as
-    many local epochs as in the paper until validation improves no more, at most `SMALL_EPOCHS` in all."""
+    many local epochs as in the paper, at most `SMALL_EPOCHS` in all; `stopping` ends them early."""
     data, train, evaluate = (dict(table.get(name, {})) for name in ("data", "train", "evaluate"))
     data["image_size"] = min(data.get("image_size", SMALL_SIZE), SMALL_SIZE)
     data["split"] = validated(data.get("split", {}))
     train |= SMALL_TRAIN
+    train.pop("stop", None)  # each row has its own
     rounds = max(1, SMALL_EPOCHS // train.get("epochs", 1))
     train["rounds"] = min(train.get("rounds", rounds), rounds)
     train["batch_size"] = min(train.get("batch_size", SMALL_BATCH), SMALL_BATCH)
@@ -182,20 +189,38 @@ def small_arms(paper: Paper, arms: Sequence[Arm], table: Mapping[str, Any], base
     return [Arm(arm.label, (*arm.changes, *further(arm))) for arm in arms]
 
 
+def stopping(arm: Arm, table: Mapping[str, Any], base: Path) -> Arm:
+    """The row with an early end that suits its rounds and its warm-up; what it says of `train.stop` itself
+    comes later, and wins."""
+    rest = tuple(change for change in arm.changes if not change[0].startswith("train.stop"))
+    config = resolve(variant(table, Arm(arm.label, rest)), base)
+    warmup = getattr(config.method, "warmup", None) or 0
+    rule = stop_rule(config.train.rounds, config.evaluate.every, warmup)
+    return Arm(arm.label, (*((f"train.stop.{key}", value) for key, value in rule.items()), *arm.changes))
+
+
+def stop_rule(rounds: int, every: int, warmup: int = 0) -> dict[str, int]:
+    """`train.stop` of a run with so many rounds, evaluated every so many."""
+    patience = math.ceil(SMALL_PATIENCE * math.ceil(rounds / every))
+    return {"patience": max(1, patience), "after": warmup + round(SMALL_START * rounds)}
+
+
 def small_remark(configs: Sequence[Config]) -> str:
     """The sentence that says what was shrunk, as the runs have it in the end."""
 
     def each(values: Iterable[object]) -> str:
         return " or ".join(dict.fromkeys(map(str, values)))
 
+    stops = [one.train.stop for one in configs if one.train.stop is not None]
     return (
         f"Small scale: {each(one.net.name for one in configs)} on images of "
         f"{each(one.data.image_size for one in configs)} pixels, at most "
         f"{each(one.train.rounds for one in configs)} rounds (local epochs: "
         f"{each(one.train.epochs for one in configs)}), {each(one.train.optimizer for one in configs)} at "
-        f"{each(one.train.lr for one in configs)}; a run ends when validation has not improved for "
-        f"{SMALL_PATIENCE} evaluations. These numbers are no reproduction of the paper's: only the order of "
-        "the rows can be compared, and that with care."
+        f"{each(one.train.lr for one in configs)}; a run ends early when balanced accuracy on "
+        f"validation images has not improved for {each(one.patience for one in stops)} of its evaluations, "
+        f"not counting its first {each(one.after for one in stops)} rounds. These numbers are no "
+        "reproduction of the paper's: only the order of the rows can be compared, and that with care."
     )
 
 

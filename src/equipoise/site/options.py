@@ -32,6 +32,9 @@ class StopOptions(Options):
     """what must improve: the global predictor's balanced accuracy on the validation images of all sites"""
     least: float = Field(0.0, ge=0, le=1)
     """smallest improvement that counts, from 0 to 1; 0 = any"""
+    after: int = Field(0, ge=0)
+    """first rounds that are not looked at, such as a method's warm-up: patience begins after them, and their
+    best is not what later rounds must improve on"""
 
 
 class TrainOptions(Options):
