@@ -1,7 +1,7 @@
 """Cost of each method relative to FedAvg: time and bytes per round, measured in one run with rounds
 interleaved.
 
-    python benchmarks/methods.py [fca fediic …] [--net small-cnn] [--size 32] [--rounds 6] [--write]
+    python benchmarks/methods.py [fca fediic …] [--net small-cnn] [--size 32] [--rounds 6] [--bytes] [--write]
 
 Serial engine, the same plain view for all (augmentation is not what is compared), one local epoch, the same
 optimiser; noise images, or made-up ones where a method needs several labels per image (half of the labels are
@@ -10,6 +10,14 @@ last column is what their passes alone take: training steps and forward passes o
 network, layout and batches, as a ratio of FedAvg's steps. (Fed-MAS's frozen network is no part of it: its
 features are computed once, as the view is always the same.) `--write` keeps the figures in
 docs/results/costs.json, with what each method needs and what leaves a site, for the table in docs/methods.md.
+
+An evaluation asks all sites twice at most: for what a method's predictors are made of, if the server lacks
+that, and how each predictor, which is sent to them, does on their images. Its bytes beyond those of FedAvg's
+evaluation, where the model is sent once, are a ratio of FedAvg's round too. The answers to its last question
+are left out: counts and histograms of scores for each prediction, of a size that no network changes.
+
+`--bytes` counts bytes alone, of the methods on file, whose times stay: bytes are the same on every machine,
+however busy it is.
 """
 
 from __future__ import annotations
@@ -40,6 +48,14 @@ LATE: dict[str, dict[str, Any]] = {
 PASSES = {"fediic": (2, 1), "fedmas": (1, 1), "fedmlp": (1, 3)}
 """views in a training step, and forward passes over all images beside it: class losses; the received model's
 distances; features before training, the received model's predictions in every step, features after it"""
+
+FIGURES = {
+    "time": "time",
+    "bytes": "bytes",
+    "evaluation": "bytes more for an evaluation",
+    "passes": "for its passes alone",
+}
+"""what is kept of a method, each as a ratio of FedAvg's round"""
 
 
 class Nobody:
@@ -78,6 +94,17 @@ class Stepper:
         self.commits.save(self.server, self.done, self.versions)
         self.bytes = (ask.bytes_up + ask.bytes_down) // len(federation.sites)
         return time.perf_counter() - start
+
+    def evaluated(self) -> int:
+        """Bytes per site of an evaluation after the last round, without the counts that are its result."""
+        federation = self.federation
+        last = self.done - 1, self.versions, federation.sites, self.versions
+        ask = federation.exchange(*last, writes=False)
+        predictors = federation.method.predictors(self.server, ask).values()
+        asked = ask.bytes_up
+        for tree in predictors:
+            ask(federation.method.evaluate, server=tree, own=torch.tensor(True))
+        return (asked + ask.bytes_down) // len(federation.sites)
 
     def close(self) -> None:
         self.commits.__exit__(None, None, None)
@@ -126,8 +153,23 @@ def config_of(name: str, task: str, given: argparse.Namespace, folder: Path) -> 
             "net": {"name": given.net},
             "method": {"name": name, **LATE.get(name, {})},
             "train": train | {"views": ["eval"] * len(cls.views)},
+            "evaluate": {"exact": False},
         }
     )
+
+
+def timed(arm: str, times: list[list[float]], reference: Stepper) -> dict[str, float]:
+    """A method's time as a ratio of FedAvg's, and that of its passes alone where it has more than steps."""
+    found = {"time": round(statistics.median(own / plain for plain, own in times), 2)}
+    if arm in PASSES:
+        plain = [reference.bare(*PASSES[arm]) / reference.bare(1, 0) for _ in times]
+        found["passes"] = round(statistics.median(plain), 2)
+    return found
+
+
+def told(found: dict[str, float]) -> str:
+    """A method's figures in a line."""
+    return "   ".join(f"{found[key]:5.2f} × {text}" for key, text in FIGURES.items() if key in found)
 
 
 def needs(config: Config, stepper: Stepper) -> dict[str, Any]:
@@ -160,30 +202,28 @@ def main() -> None:
     parser.add_argument("--sites", type=int, default=4)
     parser.add_argument("--images", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--bytes", action="store_true", help="count bytes, time nothing")
     parser.add_argument("--write", action="store_true", help="keep the figures for the documentation")
     given = parser.parse_args()
     setting = f"{given.net} at {given.size} px, {given.sites} sites × {given.images} images"
-    print(f"{setting}; round ÷ FedAvg's round, median of {given.rounds}")
+    print(f"{setting}; round ÷ FedAvg's round" + ("" if given.bytes else f", median of {given.rounds}"))
     costs = json.loads(WRITTEN.read_text()) if WRITTEN.exists() else {}
     with one_thread(), tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for arm in given.methods:
+        for arm in [name for name in given.methods if name in costs or not given.bytes]:
             task = METHODS[arm].tasks[0]
             configs = [config_of(one, task, given, folder) for one in ("fedavg", arm)]
             pair = [Stepper(config, Path(tempfile.mkdtemp(dir=folder))) for config in configs]
-            times = [[stepper.step() for stepper in pair] for _ in range(given.rounds + 1)][1:]
-            found = {
-                "time": round(statistics.median(own / reference for reference, own in times), 2),
-                "bytes": round(pair[1].bytes / pair[0].bytes, 2),
-            }
-            if arm in PASSES:
-                plain = [pair[0].bare(*PASSES[arm]) / pair[0].bare(1, 0) for _ in range(given.rounds)]
-                found["passes"] = round(statistics.median(plain), 2)
-            extra = f"   {found['passes']:5.2f} × for its passes alone" if "passes" in found else ""
-            print(
-                f"  {arm:12} {found['time']:5.2f} × time   {found['bytes']:5.2f} × bytes{extra}", flush=True
-            )
-            costs[arm] = {**found, **needs(configs[1], pair[1]), "setting": setting}
+            rounds = 1 if given.bytes else given.rounds
+            times = [[stepper.step() for stepper in pair] for _ in range(rounds + 1)][1:]
+            found = {} if given.bytes else timed(arm, times, pair[0])
+            more = pair[1].evaluated() - pair[0].evaluated()
+            sent = {"bytes": pair[1].bytes, "evaluation": more}
+            found |= {key: round(count / pair[0].bytes, 2) + 0.0 for key, count in sent.items()}  # no -0.0
+            print(f"  {arm:12} {told(found)}", flush=True)
+            known = costs[arm] | found if given.bytes else found
+            figures = {key: known[key] for key in FIGURES if key in known}
+            costs[arm] = {**figures, **needs(configs[1], pair[1]), "setting": setting}
             for stepper in pair:
                 stepper.close()
     if given.write:

@@ -215,13 +215,23 @@ def overview() -> str:
     return table(("name", "in a sentence", "from", "labels per image"), rows)
 
 
+EVALUATED = (
+    "The last column is a ratio of bytes too: what an evaluation (`evaluate.every`) sends beyond FedAvg's, "
+    "which sends the model once more, half of a round. It is the method's own questions, and what else is "
+    "sent to be tested: a larger model, a classifier, several predictors. The answers to the test are left "
+    "out for all: counts and histograms of scores for each prediction, of a size that depends on classes and "
+    "not on the network. What `equipoise` asks for grows with the classes and the square of the features."
+)
+"""what the column of an evaluation counts"""
+
+
 def costs() -> str:
     """What each method needs, sends and costs, from the figures that `benchmarks/methods.py --write` left."""
     found = json.loads((DOCS / "results" / "costs.json").read_text())
     rows = []
     for name in METHODS:
         if name not in found:
-            rows.append((f"[`{name}`](#{address(name)})", "not measured yet", *[""] * 6))
+            rows.append((f"[`{name}`](#{address(name)})", "not measured yet", *[""] * 7))
             continue
         cost = found[name]
         time = f"{cost['time']:.2f}" + (
@@ -237,6 +247,7 @@ def costs() -> str:
                 ", ".join(f"{leaf} ({kind})" for leaf, kind in cost["leaves"].items()),
                 time,
                 f"{cost['bytes']:.2f}",
+                f"{cost['evaluation']:.2f}",
             )
         )
     heads = (
@@ -248,9 +259,10 @@ def costs() -> str:
         "leaves the site",
         "time ÷ FedAvg",
         "bytes ÷ FedAvg",
+        "evaluation ÷ FedAvg",
     )
     settings = sorted({cost["setting"] for cost in found.values()})
-    return table(heads, rows) + f"\n\nMeasured with {'; '.join(settings)}."
+    return table(heads, rows) + f"\n\nMeasured with {'; '.join(settings)}. {EVALUATED}"
 
 
 def private() -> str:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import math
+from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
 from equipoise.config import resolve
-from equipoise.errors import MethodError
+from equipoise.errors import MethodError, Rejected
+from equipoise.exchange import Bounds, ExchangeOptions, Line, check, encode_upload
+from equipoise.exchange.ledger import entries
 from equipoise.exchange.withhold import withhold
 from equipoise.leaves import Sum
 from equipoise.methods.base import Method
@@ -26,6 +31,7 @@ from equipoise.running import run
 from equipoise.site import Batch, Loc, accounting
 from equipoise.testing import same_bits
 
+ROOT = Path(__file__).resolve().parents[2]
 NAME = "equipoise"
 OFF = Equipoise.neutral or {}
 Visit = Callable[..., Any]
@@ -196,7 +202,8 @@ def test_the_fewer_images_were_expected_the_less_it_says_that_there_is_none(
 def test_the_share_of_a_class_is_that_of_all_images() -> None:
     total = {"counts": torch.tensor([6.0, 2.0, 0.0]), "sums": drawn(3, 2, seed=1)}
     for second in (8 * torch.eye(3), torch.stack([n * torch.eye(3) for n in (6, 2, 0)])):
-        assert closed.solve(total | {"second": second}, 1.0)["share"].tolist() == [0.75, 0.25, 0.0]
+        solved = closed.solve(total | {"second": closed.packed(second)}, 1.0)
+        assert solved["share"].tolist() == [0.75, 0.25, 0.0]
 
 
 def test_a_sites_own_predictor_has_its_means(double_net: Visit, solved: dict[str, Tensor]) -> None:
@@ -252,6 +259,37 @@ def test_a_class_that_a_site_withholds_is_in_no_sum(make_config: Callable[..., A
         assert same_bits(leaf.value[[0, 2]], up[name].value[[0, 2]]), name  # type: ignore[index]
 
 
+@pytest.mark.parametrize("even", [True, False])
+def test_a_site_sends_a_triangle_of_each_matrix(
+    even: bool, make_config: Callable[..., Any], visit: Visit
+) -> None:
+    """Of 64 features and three classes: a matrix has 65 · 66 / 2 = 2,145 numbers of 8 bytes."""
+    config = make_config({"name": NAME, "even_covariance": even})
+    up = config.method.describe(*visit(config, "north", question="describe"))
+    found = {entry.leaf: entry.bytes() for entry in entries(up)}
+    assert found == {"sums": 3 * 64 * 8, "counts": 3 * 8, "second": (3 if even else 1) * 2_145 * 8}
+
+
+def test_an_answer_of_whole_matrices_is_refused(make_config: Callable[..., Any], visit: Visit) -> None:
+    """As a site with an older version would send it: by its size, or by its shape; and a number that the
+    site's images cannot add up to."""
+    config = make_config({"name": NAME})
+    net, loc = visit(config, "north", question="describe")
+    up = config.method.describe(net, loc)
+    line = Line("describe", 0, entries(up), 0)
+    bounds = Bounds(config.method.limits(3, 1), {"north": {"train": loc.samples}})
+    check("north", encode_upload(up), line, ExchangeOptions(), bounds)
+    second = cast(Tensor, up["second"].value)
+    cases = {
+        r"its answer has [\d,]+ bytes, at most [\d,]+ are possible": closed.unpacked(second),
+        r"tensor 'second' has shape \(2145,\), not \(3, 2145\)": second[0],
+        r"leaf 'second' has .* possible with the images the site has": 4 * second,
+    }
+    for reason, value in cases.items():
+        with pytest.raises(Rejected, match=reason):
+            check("north", encode_upload(up | {"second": Sum(value)}), line, ExchangeOptions(), bounds)
+
+
 def test_neutral_is_fedavg_and_every_part_is_felt(make_config: Callable[..., Any], visit: Visit) -> None:
     """At a site with two classes of three; momentum and classifier change no local training."""
 
@@ -270,11 +308,50 @@ def test_neutral_is_fedavg_and_every_part_is_felt(make_config: Callable[..., Any
 
 
 def test_a_preset_changes_one_thing() -> None:
+    """And every part has one."""
     usual = Equipoise().model_dump()
     for name, preset in Equipoise.presets.items():
         ((key, value),) = preset.items()
         assert usual[key] != value, name
         assert OFF[key] == value, name
+    assert sorted(key for preset in Equipoise.presets.values() for key in preset) == sorted(OFF)
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The benchmark that fills docs/results/costs.json."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("methods")
+
+
+def test_costs_have_what_an_evaluation_sends(measured: ModuleType, tmp_path: Path) -> None:
+    """FedAvg: the model, to be tested. Beside it: the model for `describe`, the sums of eight classes back,
+    and what the classifier is made of, to be tested too."""
+    given = Namespace(net="small-cnn", size=16, sites=2, images=16)
+    rounds, evaluations = {}, {}
+    for name in ("fedavg", NAME):
+        (tmp_path / name).mkdir()
+        stepper = measured.Stepper(measured.config_of(name, "single", given, tmp_path), tmp_path / name)
+        stepper.step()
+        rounds[name], evaluations[name] = stepper.bytes, stepper.evaluated()
+        stepper.close()
+    model = rounds["fedavg"] / 2
+    assert rounds[NAME] == pytest.approx(rounds["fedavg"], rel=0.01)
+    assert evaluations["fedavg"] == pytest.approx(model, rel=0.01)
+    sums, classifier = 8 * 8 * (2_145 + 64 + 1), 4 * (8 * 64 + 64 + 64 * 64 + 3 * 8)
+    found = evaluations[NAME] - evaluations["fedavg"]
+    assert found == pytest.approx(model + sums + classifier, rel=0.01)
+
+
+def test_the_table_of_costs_says_what_an_evaluation_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = json.loads((ROOT / "docs" / "results" / "costs.json").read_text())
+    assert costs[NAME]["evaluation"] > 1 and costs["fedavg"]["evaluation"] == 0
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    heads, _, *rows = importlib.import_module("generate").costs().splitlines()
+    shown = {row.split("`")[1]: row.removesuffix(" |").split(" | ")[-1] for row in rows if "`" in row}
+    assert heads.endswith(" | evaluation ÷ FedAvg |")
+    for name, cost in costs.items():
+        assert shown[name] == f"{cost['evaluation']:.2f}", name
 
 
 def test_mixup_and_differential_privacy_do_not_go_together(

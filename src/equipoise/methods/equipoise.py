@@ -15,14 +15,14 @@ The project's own method, made of the parts that helped on validation images (do
    class that the site lacks loses log(1 + 5 e) of its logit, e being the images of it that were expected.
 
 The sums are made for every evaluation and after the last round; for a class that one site alone has they show
-the mean feature there. `closed = 0` sends none; with `crt` the re-trained classifier predicts instead.
+the mean feature there. `second` is one triangle of a matrix per class, C (d + 1)(d + 2) / 2 numbers for C
+classes and d features. `closed = 0` sends none; with `crt` the re-trained classifier predicts instead.
 Leaves the site: delta, loss (means); sums, counts, second (sums). Stays: which classes it has, their sums.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -53,6 +53,7 @@ class Equipoise(FedAvgM):
     ) | dict(even_covariance=False, corrected=False, mirrors=False)
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "no-draws": {"draws": False},
+        "no-balance": {"balance": False},
         "no-mixup": {"mixup": 0.0},
         "no-momentum": {"beta": 0.0},
         "no-closed-form": {"closed": 0.0},
@@ -64,7 +65,7 @@ class Equipoise(FedAvgM):
     }
 
     draws: bool = True
-    """draw the classes of a site equally often; off = images as they come"""
+    """one label per image: draw the classes of a site equally often; off = images as they come"""
     balance: bool = True
     """the loss among the site's classes, balanced where draws are not; off = the base loss of the config"""
     mixup: float = Field(0.4, ge=0, le=0.5)
@@ -76,15 +77,15 @@ class Equipoise(FedAvgM):
     ridge: float = Field(6.0, gt=0)
     """k: k · features ÷ images of its mean variance are added to the covariance"""
     even_covariance: bool = True
-    """all classes weigh the same in the covariance, and sites send one of each; off = all images do"""
+    """one label per image: classes weigh alike in the covariance, sites send one of each; off = images do"""
     corrected: bool = True
     """a class of few images is not predicted less often for the chance in its mean"""
     mirrors: bool = True
     """predict by the mean features of an image and its mirror images, where no stage is frozen"""
     own: float | None = Field(200.0, ge=0)
-    """images at which a site's own class means count as much as the federation's; none = those alone"""
+    """one label per image: images at which a site's class means count half; none = the federation's alone"""
     limit: bool = True
-    """a site's own predictor is held back from classes that the site lacks, by how many were expected"""
+    """one label per image: a site's predictor is held back from classes it lacks, by how many are expected"""
 
     def finish(self, server: Tree, ask: Ask) -> Tree:
         return self.with_classifier(super().finish(server, ask), ask)
@@ -101,8 +102,7 @@ class Equipoise(FedAvgM):
         if not self.closed or self.crt:
             return server
         total = ask(self.describe, model=server["model"])
-        sums = {name: total[name] for name in total}
-        return server | {"closed": closed.solve(sums, self.ridge, self.corrected)}
+        return server | {"closed": closed.solve(total, self.ridge, self.corrected)}
 
     def limits(self, classes: int, epochs: int) -> Mapping[str, Limit]:
         return closed.LIMITS
@@ -124,7 +124,7 @@ class Equipoise(FedAvgM):
         return loc.fit(net, self.loss, order=loc.balanced if even else None)
 
     def loss(self, net: Net, batch: Batch, loc: Loc) -> Tensor:
-        return mixed_loss(net, batch, partial(self.balanced, loc=loc), self.mixup, loc.scratch["blend"])
+        return mixed_loss(net, batch, lambda z, y: self.balanced(z, y, loc), self.mixup, loc.scratch["blend"])
 
     def balanced(self, logits: Tensor, y: Tensor, loc: Loc) -> Tensor:
         """The loss of the labels; with `balance` all classes of the site count alike."""

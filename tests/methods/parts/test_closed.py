@@ -13,6 +13,7 @@ from torch import Tensor
 
 from equipoise.methods.parts import closed
 from equipoise.nets import Net
+from equipoise.testing import same_bits
 from equipoise.tree import Tree
 
 
@@ -23,7 +24,22 @@ def drawn(*shape: int, seed: int) -> Tensor:
 def totals(z: Tensor, member: Tensor, even: bool = False) -> Tree:
     longer = torch.cat([z, torch.ones(len(z), 1, dtype=z.dtype)], 1)
     each = torch.einsum("nc,nd,ne->cde", member, longer, longer) if even else longer.T @ longer
-    return {"sums": torch.einsum("n...,nd->...d", member, z), "counts": member.sum(0), "second": each}
+    sums = {"sums": torch.einsum("n...,nd->...d", member, z), "counts": member.sum(0)}
+    return sums | {"second": closed.packed(each)}
+
+
+def test_a_symmetric_matrix_is_sent_once() -> None:
+    """The lower triangle, row by row: its last number is the lower right one, how many images there are."""
+    one = torch.tensor([[1.0, 2.0, 4.0], [2.0, 3.0, 5.0], [4.0, 5.0, 6.0]], dtype=torch.float64)
+    assert closed.packed(one).tolist() == [1, 2, 3, 4, 5, 6]
+    assert torch.equal(closed.unpacked(closed.packed(one)), one)
+    for size in (1, 2, 65):
+        half = drawn(3, size, size, seed=size)
+        each = half + half.mT
+        sent = closed.packed(each)
+        assert sent.shape == (3, size * (size + 1) // 2)
+        assert same_bits(closed.unpacked(sent), each)
+        assert same_bits(closed.unpacked(sent)[1], closed.unpacked(sent[1]))
 
 
 def test_logits_are_those_of_gaussians_with_one_covariance() -> None:
@@ -153,6 +169,7 @@ def test_sums_of_sites_are_the_sums_of_their_images(
         labels.append(loc.train.labels)
     z, y = F.normalize(torch.cat(features)).double(), torch.cat(labels)
     pooled = totals(z, F.one_hot(y, 3).double(), even)
+    assert parts[0]["second"].shape == ((3, 2_145) if even else (2_145,))
     for name, value in pooled.items():
         torch.testing.assert_close(sum(part[name] for part in parts), value, rtol=1e-5, atol=1e-6)
 
@@ -167,4 +184,5 @@ def test_sums_of_a_site_that_labels_some_findings(
     known = loc.train.known
     assert not known.all()
     assert found["counts"].sum(1).tolist() == known.sum(0).tolist()
-    assert float(found["second"][-1, -1]) == loc.samples
+    assert found["second"].shape == ((net.width + 1) * (net.width + 2) // 2,)
+    assert float(found["second"][-1]) == loc.samples

@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from equipoise.exchange import Answers
 from equipoise.leaves import SAMPLES, Limit
 from equipoise.nets import Net
 from equipoise.site import Loc
@@ -52,28 +53,46 @@ LIMITS: Mapping[str, Limit] = {
 """of the answers to the question `describe`, see `sums`"""
 
 
+def packed(symmetric: Tensor) -> Tensor:
+    """The lower triangles, row by row, of symmetric matrices [..., n, n]: [..., n (n + 1) / 2]."""
+    row, column = torch.tril_indices(*symmetric.shape[-2:])
+    return symmetric[..., row, column]
+
+
+def unpacked(triangle: Tensor) -> Tensor:
+    """The symmetric matrices that have these lower triangles."""
+    size = (math.isqrt(8 * triangle.shape[-1] + 1) - 1) // 2
+    row, column = torch.tril_indices(size, size)
+    symmetric = triangle.new_empty(*triangle.shape[:-1], size, size)
+    symmetric[..., row, column] = triangle
+    symmetric[..., column, row] = triangle
+    return symmetric
+
+
 def sums(net: Net, loc: Loc, features: Callable[[Net, Tensor], Tensor], even: bool) -> dict[str, Tensor]:
     """What a site adds to the totals: `sums` [C, d], `counts` [C], several labels: [C, 2, d] and [C, 2]; and
-    `second` [d + 1, d + 1], with `even` and one label per image that of each class [C, d + 1, d + 1]."""
+    `second`, of the symmetric matrix [d + 1, d + 1] one triangle, see `packed`: (d + 1)(d + 2) / 2 numbers;
+    with `even` and one label per image as many for each class."""
     z = torch.cat([F.normalize(features(net, batch.x)).cpu().double() for batch in loc.scan()])
     y = loc.train.labels.cpu()
     longer = F.pad(z, (0, 1), value=1.0)
-    second = longer.T @ longer
     if y.dim() == 1:
         member = F.one_hot(y, len(loc.classes)).double()
-        if even:
-            second = torch.stack([(longer * of[:, None]).T @ longer for of in member.T])
     else:
         member = torch.stack([1 - y, y], 2).nan_to_num(0.0).double()
+    if even and y.dim() == 1:
+        second = torch.stack([packed((longer * of[:, None]).T @ longer) for of in member.T])
+    else:
+        second = packed(longer.T @ longer)
     return {"sums": torch.einsum("n...,nd->...d", member, z), "counts": member.sum(0), "second": second}
 
 
-def solve(total: Tree, ridge: float, corrected: bool = True) -> dict[str, Tensor]:
+def solve(total: Tree | Answers, ridge: float, corrected: bool = True) -> dict[str, Tensor]:
     """What the classifier is made of: `mean` as `sums` is shaped, that of all images for what was never seen;
     `middle` [d], `precision` = Σ_r⁻¹ [d, d] with k = `ridge`, and as `counts` is shaped `seen`, 1 or 0,
     `chance`, what is given back to the bias, and with one label per image `share`, how many images are of the
     class. With a `second` of each class all classes weigh the same."""
-    count, second = total["counts"].double(), total["second"].double()
+    count, second = total["counts"].double(), unpacked(total["second"].double())
     seen, weight, images = count > 0, count, second[..., -1, -1].sum().clamp_min(1)
     if second.dim() == 3:
         second = (second / count.clamp_min(1)[:, None, None]).sum(0)
