@@ -65,6 +65,7 @@ BOUNDS_CE: Rows = {
 EQUIPOISE: Rows = {
     "Equipoise": ("method.name=equipoise",),
     "Equipoise: no draws": ("method.name=equipoise", "method.preset=no-draws"),
+    "Equipoise: no balance": ("method.name=equipoise", "method.balance=false"),
     "Equipoise: no mixup": ("method.name=equipoise", "method.preset=no-mixup"),
     "Equipoise: no momentum": ("method.name=equipoise", "method.preset=no-momentum"),
     "Equipoise: no closed form": ("method.name=equipoise", "method.preset=no-closed-form"),
@@ -239,7 +240,7 @@ FOUND_PARTS: Rows = {
 }
 OWN_PARTS: Rows = {
     f"Equipoise: {part}": (*FOUND["Equipoise"], f"method.preset={part.replace(' ', '-')}")
-    for part in ("no mixup", "no momentum", "no closed form", "no correction", "no mirrors")
+    for part in ("no balance", "no mixup", "no momentum", "no closed form", "no correction", "no mirrors")
 }
 """those that do something where images have several labels"""
 CLIPS = {"FedAvg + balanced softmax": 10, "FCA": 30}
