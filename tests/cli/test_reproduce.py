@@ -77,6 +77,7 @@ def test_a_table_for_people_and_for_programs(cli, phantom: Path) -> None:
     done = cli(*words)
     assert done.code == 0, done.err
     assert "Small scale" in done.out and "(66.3 ± 1.7)" in done.out
+    assert "converged" in done.out and "†: still moving" in done.out
     facts = json.loads(cli(*words, "--json").out)
     assert facts == doctored.table(Path("runs/fedsdc-table2-small/reproduction.json"))
     assert list(facts["rows"]) == ["M3 shuffle"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from equipoise.reproduce.beside import reproduce, sheet, texts
+from equipoise.reproduce.beside import reproduce, settled, sheet, texts
 from equipoise.reproduce.cost import estimate, listing
 from equipoise.reproduce.plan import SCALES, Task, prepare
 from equipoise.reproduce.recipe import Paper, Recipe, Row, find, names, read
@@ -23,6 +23,7 @@ __all__ = [
     "prepare",
     "read",
     "reproduce",
+    "settled",
     "sheet",
     "texts",
 ]

@@ -104,8 +104,8 @@ def summarise(task: Task, out: Path, versus: Mapping[str, Any]) -> dict[str, Any
                 "paper_std": spread,
                 "difference": None if ours is None or middle is None else 100 * ours.mean - middle,
             }
-        settled = [result.get(CONVERGED) for result in ended]
-        rows[label] = {"runs": len(ended), CONVERGED: settled, "cells": cells}
+        flat = [result.get(CONVERGED) for result in ended]
+        rows[label] = {"runs": len(ended), CONVERGED: flat, "cells": cells}
         if row.p_value:
             rows[label]["p"] = {"ours": versus.get(label, {}).get("p", {}).get("t"), "paper": row.p_value}
     cannot = [f"{label} is not run: {row.cannot}" for label, row in shown.items() if row.cannot]
@@ -143,10 +143,13 @@ def sheet(facts: Mapping[str, Any]) -> Table:
         cells = [text for name in facts["columns"] for text in texts(row["cells"][name])]
         cells += _p_texts(row) if _with_p(facts) else []
         runs = f"{row['runs']}" + ("" if row["runs"] == facts["runs"] else f" of {facts['runs']}")
-        # a table that an older version wrote does not say
-        settled = converged_text([{CONVERGED: one} for one in row.get(CONVERGED, ())])
-        rows.append(Row(label, (), (*cells, settled, runs)))
+        rows.append(Row(label, (), (*cells, settled(row), runs)))
     return Table((), tuple(rows), (*heads, CONVERGED, "runs"))
+
+
+def settled(row: Mapping[str, Any]) -> str:
+    """How many runs of a row have converged; a dash where none can tell (a table of an older version)."""
+    return converged_text([{CONVERGED: one} for one in row.get(CONVERGED, ())])
 
 
 def texts(cell: Mapping[str, float | None]) -> tuple[str, str, str]:

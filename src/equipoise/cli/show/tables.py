@@ -57,20 +57,21 @@ def compared(facts: dict[str, Any], folder: Path) -> None:
 
 def reproduced(facts: dict[str, Any], folder: Path) -> None:
     """Ours, the paper's in brackets, the difference; then what is not as in the paper."""
-    from equipoise.reproduce import texts
+    from equipoise.reproduce import settled, texts
 
     console, rows = terminal(), facts["rows"].values()
     columns = []
     for name in facts["columns"]:
         cells = [texts(row["cells"][name]) for row in rows]
         columns.append((escape(name), [f"{ours} ({paper}) {gap}" for ours, paper, gap in cells]))
+    columns.append(("converged", [settled(row) for row in rows]))
     columns.append(("runs", [str(row["runs"]) for row in rows]))
     console.print(f"[bold]{escape(facts['table'])}[/]  {escape(facts['title'])} ({escape(facts['source'])})")
     for table in stacked(console, ("", [*map(escape, facts["rows"])]), columns):
         console.print(table)
     for remark in facts["remarks"]:
         console.print(f"- {escape(remark)}")
-    console.print("per cent: ours (the paper's) difference, ± standard deviation")
+    console.print("per cent: ours (the paper's) difference, ± standard deviation; †: still moving at the end")
     console.print(f"tables  {escape(str(folder / 'reproduction.md'))}, .csv, .tex", soft_wrap=True)
     console.print(f"report  {escape(str(folder / 'report.html'))}", soft_wrap=True)
 
