@@ -43,6 +43,7 @@ def test_nothing_said_is_a_whole_run() -> None:
     [
         ({"trian": {}}, "unknown section 'trian': did you mean 'train'? valid: data"),
         ({"train": {"round": 3}}, "unknown key 'train.round': did you mean 'rounds'? valid: "),
+        ({"train": {"stop": {"patince": 3}}}, "unknown key 'train.stop.patince': did you mean 'patience'?"),
         ({"train": {"lerning_rate": 3}}, "unknown key 'train.lerning_rate'"),
         (
             {"data": {"split": {"tset": 0.2}}},

@@ -27,7 +27,7 @@ from equipoise.initial import settled
 from equipoise.locate import Allow, Code, Parts, context, named
 from equipoise.losses import ObjectiveOptions, parse_objective
 from equipoise.methods import Method, look_up
-from equipoise.names import nearest, unknown
+from equipoise.names import first_mistake, nearest, unknown
 from equipoise.nets import NETS, NetOptions
 from equipoise.opening import TEXT, open_regular
 from equipoise.partition import PartitionOptions
@@ -425,7 +425,7 @@ def validate(
     try:
         return cls.model_validate(dict(table), context=context(parts) if parts else None)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        first = first_mistake(error)
     place = ".".join([where, *(str(part) for part in first["loc"])])
     if first["type"] == "extra_forbidden":
         owner, *rest = _owner(cls, first["loc"][:-1]), first["loc"][-1]

@@ -1,9 +1,14 @@
-"""Did you mean …: the nearest valid name for a mistyped one."""
+"""Did you mean …: the nearest valid name for a mistyped one, told before anything else."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+    from pydantic_core import ErrorDetails
 
 
 def nearest(name: str, valid: Iterable[str]) -> str | None:
@@ -33,3 +38,9 @@ def unknown(what: str, name: str, valid: Iterable[str]) -> str:
     guess = nearest(name, names)
     hint = f"did you mean '{guess}'? " if guess else ""
     return f"unknown {what} '{name}': {hint}valid: {', '.join(names)}"
+
+
+def first_mistake(error: ValidationError) -> ErrorDetails:
+    """The mistake to tell: a key that does not exist, which may be why another one is missing."""
+    found = error.errors(include_url=False)
+    return min(found, key=lambda one: one["type"] != "extra_forbidden")

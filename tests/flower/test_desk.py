@@ -174,6 +174,7 @@ def test_private_state_is_for_our_eyes_only(asked: Asked) -> None:
         ('name = "../a"\n[data]', "'name'"),
         ('name = "a"\nsuperlink = "http://fl.example.org:8000"\n[data]', "without http://"),
         ('name = "a"\nsuperlnk = "x:1"\n[data]', "did you mean 'superlink'"),
+        ('nmae = "a"\n[data]', "did you mean 'name'"),
         ('name = "a"\ninsecure = true\n[data]', "unknown key 'insecure'"),
         ("name = ", "not valid TOML"),
     ],

@@ -31,7 +31,7 @@ from equipoise.data.samples import Samples, fingerprint
 from equipoise.data.sets import SETS
 from equipoise.data.stored import StoredData
 from equipoise.errors import DataError
-from equipoise.names import unknown
+from equipoise.names import first_mistake, unknown
 from equipoise.options import Options
 
 READERS: dict[str, type[DataOptions]] = {
@@ -171,7 +171,7 @@ class JoinedData(DataOptions):
         try:
             return READERS[part.kind].model_validate(keys)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
+            first = first_mistake(error)
             place = ".".join(map(str, (f"parts[{self.parts.index(part)}]", *first["loc"])))
             raise ValueError(f"{place}: {first['msg'].removeprefix('Value error, ')}") from None
 

@@ -33,7 +33,7 @@ from equipoise.exchange.robust import Rule
 from equipoise.exchange.withhold import by_class, class_dimension, withhold
 from equipoise.locate import Code, named
 from equipoise.methods import METHODS, fingerprint
-from equipoise.names import nearest, unknown
+from equipoise.names import first_mistake, nearest, unknown
 from equipoise.opening import read_text
 from equipoise.options import Options
 from equipoise.partition import covered, small_cells
@@ -293,7 +293,7 @@ def read_policy(path: Path) -> Policy:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path} is not a readable policy: {error}") from error
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        first = first_mistake(error)
         place = ".".join(map(str, first["loc"]))
         guess = nearest(place, Policy.model_fields) if first["type"] == "extra_forbidden" else None
         raise ConfigError(

@@ -53,7 +53,7 @@ from equipoise.keeping import FIRST, append_line, as_hash, read_json, write_json
 from equipoise.locate import Allow, named
 from equipoise.memory import keep_memory
 from equipoise.methods.base import OWN, POOLED
-from equipoise.names import unknown
+from equipoise.names import first_mistake, unknown
 from equipoise.opening import read_text
 from equipoise.options import Options
 from equipoise.partition import Holding, PartitionOptions, divide, small_cells, without_small_cells
@@ -115,7 +115,7 @@ def read_site(folder: Path) -> SiteOptions:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        first = first_mistake(error)
         place = ".".join(map(str, first["loc"]))
         if first["type"] == "extra_forbidden":
             raise ConfigError(f"{path}: {unknown('key', place, SiteOptions.model_fields)}") from None
