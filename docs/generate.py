@@ -372,7 +372,7 @@ def method(name: str, cls: type[Method], told_at: str | None) -> str:
         ("from", facts["paper"]),
         ("labels per image", words(facts["tasks"])),
         ("views", code(cls.views)),
-        ("recommends", code(f"train.{key} = {plain(value)}" for key, value in facts["recommends"].items())),
+        ("recommends", code(facts["advice"])),
         ("leaves the site", facts["leaves"]),
         ("private tensors", code(facts["private"])),
         ("questions to a site", code(cls.questions())),

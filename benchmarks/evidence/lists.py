@@ -247,7 +247,7 @@ FOUND_PARTS: Rows = {
 }
 OWN_PARTS: Rows = {
     f"Equipoise: {part}": (*FOUND["Equipoise"], f"method.preset={part.replace(' ', '-')}")
-    for part in ("no balance", "no mixup", "no momentum", "no closed form", "no correction", "no mirrors")
+    for part in ("no momentum", "no closed form", "no correction", "no mirrors")
 }
 """those that do something where images have several labels"""
 CLIPS = {"FedAvg + balanced softmax": 10, "FCA": 30}

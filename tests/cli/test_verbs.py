@@ -127,6 +127,8 @@ def test_methods_lists_all_and_one(cli) -> None:
     assert all(row["leaves"] and row["paper"] and row["about"] for row in rows.values())
     assert rows["fca"]["private"] == ["head.own.*"]
     assert rows["fedavg"]["leaves"] == "delta (mean), loss (mean)"
+    assert rows["fednoro"]["advice"] == ['train.objective = "bce"  # several labels per image']
+    assert rows["fca"]["advice"] == ['train.objective = "balanced_softmax"', "train.persist_optimizer = true"]
 
 
 def test_one_method_shows_fields_and_presets(cli) -> None:

@@ -8,14 +8,27 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from equipoise.config import recommended, spelt
 from equipoise.data.sets import SETS
 from equipoise.methods import METHODS, Method, find
 from equipoise.options import described
+
+LABELS = {"single": "one label per image", "multi": "several labels per image"}
 
 
 def describe_all() -> list[dict[str, Any]]:
     """All methods that come with Equipoise."""
     return [describe(name) for name in METHODS]
+
+
+def advice(method: type[Method]) -> list[str]:
+    """What a method recommends for [train], as the config has it; and for which labels, where not for all."""
+    lines = []
+    for key, value in method.recommends.items():
+        fits = [task for task in method.tasks if key in recommended(method, multi=task == "multi")]
+        remark = "" if len(fits) == len(method.tasks) else f"  # {LABELS[fits[0]]}"
+        lines.append(f"train.{key} = {spelt(key, value)}{remark}")
+    return lines
 
 
 def describe(name: str) -> dict[str, Any]:
@@ -30,6 +43,7 @@ def describe(name: str) -> dict[str, Any]:
         "leaves": _leaves(method),
         "private": list(method.private),
         "recommends": method.recommends,
+        "advice": advice(method),
         "fields": [
             {
                 "name": key,

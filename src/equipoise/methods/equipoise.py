@@ -3,7 +3,7 @@
 The project's own method, made of the parts that helped on validation images (docs/results/own-method.md).
 
 1. Draws. The classes of a site come equally often, and the loss is among them: CE(z, y), or where images come
-   as they are balanced softmax, CE(z + log n, y). Several labels: positives and negatives weigh alike.
+   as they are balanced softmax, CE(z + log n, y). Several labels: the base loss alone, without 1 and 2.
 2. Mixup (`parts/mixup.py`): a rare image that is drawn again and again is not learnt by heart.
 3. Momentum of the coordinator: v ← β v − Δ, w ← w − v; BatchNorm statistics move by Δ.
 4. Closed form. Training teaches the body. The classifier that predicts is linear discriminant analysis of its
@@ -35,7 +35,6 @@ from equipoise.leaves import Limit, Sum, Upload
 from equipoise.losses import among
 from equipoise.methods.opt import FedAvgM
 from equipoise.methods.parts import closed
-from equipoise.methods.parts.crt import balanced_loss
 from equipoise.methods.parts.mirror import mirrored
 from equipoise.methods.parts.mixup import mixed_loss
 from equipoise.nets import Net
@@ -48,6 +47,7 @@ class Equipoise(FedAvgM):
 
     paper: ClassVar[str] = "this project"
     keeps_tuned: ClassVar[bool] = False
+    recommends: ClassVar[dict[str, Any]] = {"objective": {"name": "bce"}}
     neutral: ClassVar[dict[str, Any] | None] = dict(
         draws=False, balance=False, mixup=0.0, beta=0.0, closed=0.0, own=None, limit=False
     ) | dict(even_covariance=False, corrected=False, mirrors=False)
@@ -67,9 +67,9 @@ class Equipoise(FedAvgM):
     draws: bool = True
     """one label per image: draw the classes of a site equally often; off = images as they come"""
     balance: bool = True
-    """the loss among the site's classes, balanced where draws are not; off = the base loss of the config"""
+    """one label: the loss among the site's classes, balanced where draws are not; off = that of the config"""
     mixup: float = Field(0.4, ge=0, le=0.5)
-    """m: the largest share of another image in an image; 0 = images as they are"""
+    """m: one label per image: the largest share of another image in an image; 0 = images as they are"""
     beta: float = Field(0.5, ge=0, lt=1)
     """momentum of the coordinator"""
     closed: float = Field(1.0, ge=0, le=1)
@@ -124,14 +124,14 @@ class Equipoise(FedAvgM):
         return loc.fit(net, self.loss, order=loc.balanced if even else None)
 
     def loss(self, net: Net, batch: Batch, loc: Loc) -> Tensor:
+        if loc.task == "multi":
+            return loc.objective(net(batch.x), batch.y)
         return mixed_loss(net, batch, lambda z, y: self.balanced(z, y, loc), self.mixup, loc.scratch["blend"])
 
     def balanced(self, logits: Tensor, y: Tensor, loc: Loc) -> Tensor:
-        """The loss of the labels; with `balance` all classes of the site count alike."""
+        """The loss of one label per image; with `balance` all classes of the site count alike."""
         if not self.balance:
             return loc.objective(logits, y)
-        if loc.task == "multi":
-            return balanced_loss(logits, y, loc)
         if not self.draws:
             logits = logits + loc.counts.clamp_min(0.5).log().to(logits)
         return F.cross_entropy(among(logits, loc.counts > 0), y)

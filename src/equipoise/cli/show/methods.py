@@ -35,9 +35,8 @@ def method(one: dict[str, Any]) -> None:
     console.print(escape(one["text"]), end="\n\n", soft_wrap=True)
     private = escape(", ".join(one["private"]) or "nothing")
     console.print(f"labels: {', '.join(one['tasks'])}   stays at the site: {private}")
-    if one["recommends"]:
-        advice = ", ".join(f"train.{key} = {value}" for key, value in one["recommends"].items())
-        console.print(escape(f"recommends: {advice}"))
+    if one["advice"]:
+        console.print(escape(f"recommends: {', '.join(one['advice'])}"))
     if one["fields"]:
         table = grid("method.…", "default", "type", "meaning", right=4)
         for field in one["fields"]:
