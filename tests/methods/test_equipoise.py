@@ -241,7 +241,7 @@ def test_ending_keeps_the_classifier_of_the_last_model(
         parts.append({name: leaf.value for name, leaf in up.items()})
     total = {name: sum(part[name] for part in parts) for name in parts[0]}
     z = drawn(9, 64, seed=9).float()
-    expected = closed.logits(z, closed.solve(total, Equipoise().ridge))
+    expected = closed.logits(z, closed.solve(total, Equipoise().ridge, spread=Equipoise().own_covariance))
     torch.testing.assert_close(closed.logits(z, server["closed"]), expected, rtol=1e-2, atol=1e-2)
 
 

@@ -1,22 +1,20 @@
 """Equipoise: classes drawn evenly, mixup, and a classifier that is computed instead of trained.
 
-The project's own method, made of the parts that helped on validation images (docs/results/own-method.md).
-
+The project's own, of parts that helped on validation images (docs/results/own-method.md).
 1. Draws. The classes of a site come equally often, and the loss is among them: CE(z, y), or where images come
    as they are balanced softmax, CE(z + log n, y). Several labels: the base loss alone, without 1 and 2.
 2. Mixup (`parts/mixup.py`): a rare image that is drawn again and again is not learnt by heart.
 3. Momentum of the coordinator: v ← β v − Δ, w ← w − v; BatchNorm statistics move by Δ.
-4. Closed form. Training teaches the body. The classifier that predicts is linear discriminant analysis of its
-   features, from sums per class over the images of all sites (`parts/closed.py`): no site and no frequent
-   class pulls at it, and it forgets no class. Its logits count κ, those of the trained head 1 − κ.
-5. Even covariance: the mean of those of all classes. Correction: the bias that few images give a class is
-   taken off. Mirrors: features are means over four mirror images.
+4. Closed form. Training teaches the body. The classifier that predicts is discriminant analysis of its
+   features, from sums per class over all sites (`parts/closed.py`): no site and no frequent class pulls at
+   it. Its logits count κ, those of the trained head 1 − κ.
+5. Even covariance: the mean of those of all classes; where images are many, classes have more of their own.
+   Corrected: without the bias that few images give a class. Mirrors: the mean features of four mirror images.
 6. Own means and limit. A site's own predictor has class means of its own, drawn towards the federation's. A
    class that the site lacks loses log(1 + 5 e) of its logit, e being the images of it that were expected.
 
-The sums are made for every evaluation and after the last round; for a class that one site alone has they show
-the mean feature there. `second` is one triangle of a matrix per class, C (d + 1)(d + 2) / 2 numbers for C
-classes and d features. `closed = 0` sends none; with `crt` the re-trained classifier predicts instead.
+Sums are made for every evaluation and at the end, C (d + 1)(d + 4) / 2 numbers for C classes and d features; of
+a class that one site alone has they show the mean feature. With `closed = 0`, and with `crt`, there are none.
 Leaves the site: delta, loss (means); sums, counts, second (sums). Stays: which classes it has, their sums.
 """
 
@@ -50,7 +48,7 @@ class Equipoise(FedAvgM):
     recommends: ClassVar[dict[str, Any]] = {"objective": {"name": "bce"}}
     neutral: ClassVar[dict[str, Any] | None] = dict(
         draws=False, balance=False, mixup=0.0, beta=0.0, closed=0.0, own=None, limit=False
-    ) | dict(even_covariance=False, corrected=False, mirrors=False)
+    ) | dict(even_covariance=False, own_covariance=None, corrected=False, mirrors=False)
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "no-draws": {"draws": False},
         "no-balance": {"balance": False},
@@ -58,6 +56,7 @@ class Equipoise(FedAvgM):
         "no-momentum": {"beta": 0.0},
         "no-closed-form": {"closed": 0.0},
         "no-even-covariance": {"even_covariance": False},
+        "no-own-covariance": {"own_covariance": None},
         "no-correction": {"corrected": False},
         "no-mirrors": {"mirrors": False},
         "no-own-means": {"own": None},
@@ -78,6 +77,8 @@ class Equipoise(FedAvgM):
     """k: k · features ÷ images of its mean variance are added to the covariance"""
     even_covariance: bool = True
     """one label per image: classes weigh alike in the covariance, sites send one of each; off = images do"""
+    own_covariance: float | None = Field(10.0, gt=0)
+    """s: where each class sends one, it has its own by h / (h + s · features), h images a class; none = 0"""
     corrected: bool = True
     """a class of few images is not predicted less often for the chance in its mean"""
     mirrors: bool = True
@@ -102,7 +103,7 @@ class Equipoise(FedAvgM):
         if not self.closed or self.crt:
             return server
         total = ask(self.describe, model=server["model"])
-        return server | {"closed": closed.solve(total, self.ridge, self.corrected)}
+        return server | {"closed": closed.solve(total, self.ridge, self.corrected, self.own_covariance)}
 
     def limits(self, classes: int, epochs: int) -> Mapping[str, Limit]:
         return closed.LIMITS
@@ -120,8 +121,7 @@ class Equipoise(FedAvgM):
 
     def fit(self, net: Net, loc: Loc) -> float:
         loc.scratch["blend"] = loc.generator("blend")
-        even = self.draws and loc.task == "single"
-        return loc.fit(net, self.loss, order=loc.balanced if even else None)
+        return loc.fit(net, self.loss, order=loc.balanced if self.draws and loc.task == "single" else None)
 
     def loss(self, net: Net, batch: Batch, loc: Loc) -> Tensor:
         if loc.task == "multi":

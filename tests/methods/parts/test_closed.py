@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from scipy import stats
 from torch import Tensor
 
 from equipoise.methods.parts import closed
@@ -72,6 +73,51 @@ def test_an_even_covariance_is_the_mean_of_those_of_the_classes() -> None:
     np.testing.assert_allclose(solved["middle"], sum(x.mean(0) for x in of) / 4, atol=1e-6)
     half = np.trace(expected @ within) / 2
     np.testing.assert_allclose(solved["chance"], [half / 40, half / 15, 0, half / 5, half], rtol=1e-5)
+
+
+def test_with_many_images_classes_have_covariances_of_their_own() -> None:
+    """Differences between classes are differences of log-densities: of Gaussians whose covariance is (1 − α)
+    times the mean of all and α times the class's own. A class that was never seen changes nothing."""
+    sizes, spread = {0: 40, 1: 15, 3: 24}, 2.0
+    y = torch.cat([torch.full((n,), c) for c, n in sizes.items()])
+    z = F.normalize(drawn(79, 4, seed=1) * (1 + y[:, None] / 3) + 2 * drawn(5, 4, seed=2)[y])
+    total = totals(z, F.one_hot(y, 5).double(), even=True)
+    images = 3 / sum(1 / n for n in sizes.values())
+    share = images / (images + spread * 4)
+    own = {c: np.cov(z[y == c].numpy().T, bias=True) for c in sizes}
+    mean = sum(own.values()) / 3
+    added = 0.2 * np.trace(mean) / 4 * np.eye(4)
+    fresh, expected = F.normalize(drawn(50, 4, seed=3)), []
+    for c in sizes:
+        covariance = (1 - share) * mean + share * own[c] + added
+        middle = z[y == c].mean(0).numpy()
+        expected.append(stats.multivariate_normal(middle, covariance).logpdf(fresh.numpy()))
+    solved = closed.solve(total, ridge=0.2 * 79 / 4, corrected=False, spread=spread)
+    assert solved["precision"].shape == (5, 4, 4)
+    found = closed.logits(3 * fresh.float(), solved)
+    assert found[:, [2, 4]].eq(closed.NEVER).all() and found.amax(1).eq(0).all()
+    density = np.stack(expected, 1)
+    density -= density.max(1, keepdims=True)
+    np.testing.assert_allclose(found[:, [0, 1, 3]], np.maximum(density, closed.NEVER), atol=2e-3)
+    fair = closed.solve(total, ridge=0.2 * 79 / 4, spread=spread)
+    for c, n in sizes.items():
+        covariance = (1 - share) * mean + share * own[c]
+        back = np.trace(np.linalg.inv(covariance + added) @ covariance) / 2 / n
+        assert float(fair["chance"][c] - solved["chance"][c]) == pytest.approx(back, rel=1e-4)
+
+
+def test_with_few_images_all_classes_have_the_same_covariance() -> None:
+    """As many images as one of the classes has count little: the share follows from the harmonic mean. What
+    would be below a twentieth is left out, and only one matrix is sent."""
+    assert closed.own_share(torch.tensor([300.0, 300.0]), 64, 10.0) == pytest.approx(300 / 940)
+    assert closed.own_share(torch.tensor([300.0, 0.0, 300.0]), 64, 10.0) == pytest.approx(300 / 940)
+    assert closed.own_share(torch.tensor([3000.0, 30.0]), 64, 10.0) == pytest.approx(59.4 / 699.4, rel=1e-3)
+    assert closed.own_share(torch.tensor([3000.0, 10.0]), 64, 10.0) == 0.0
+    assert closed.own_share(torch.zeros(2), 64, 10.0) == 0.0
+    y = torch.tensor([0] * 40 + [1] * 2)
+    total = totals(F.normalize(drawn(42, 30, seed=4)), F.one_hot(y, 2).double(), even=True)
+    plain, wide = closed.solve(total, 6.0), closed.solve(total, 6.0, spread=10.0)
+    assert all(same_bits(plain[name], wide[name]) for name in plain)
 
 
 def test_a_label_is_absent_or_present_and_images_without_it_are_neither() -> None:

@@ -10,6 +10,10 @@ the mean of few images, which lowers b_c:
     E μ̂ᵀ Σ_r⁻¹ μ̂ = μᵀ Σ_r⁻¹ μ + tr(Σ_r⁻¹ Σ) / n_c
 Corrected, b_c gets half of the last term back; without that a rare class is found too seldom where there are
 many features.
+Classes may also have covariances of their own (regularised discriminant analysis, Friedman 1989): Σ_c is
+(1 − α) Σ + α the class's own, with one α = h / (h + s d) for all classes and h the harmonic mean of how many
+images they have. Then the logit of z is −½ (z − μ_c)ᵀ Σ_c,r⁻¹ (z − μ_c) − ½ log |Σ_c,r|. An α for each class
+would make the covariances of rare classes wider than those of others, and rare classes found too seldom.
 Totals do not depend on how images are divided among sites: it is the classifier that all images in one place
 would give. With several labels per image each label has two classes, absent and present, and its logit is the
 difference of theirs; an image without the label is in neither, and Σ is the covariance of all images. Where
@@ -42,6 +46,8 @@ BELOW = 30.0
 """how far below all others the logit of a class is that a site does not have, where nothing else is known"""
 UNEVEN = 0.2
 """shape of the distribution of a class's share over sites: the smaller, the more they differ"""
+LEAST_OWN = 0.05
+"""share α of a class's own covariance, at least; below it a matrix for each class is not worth sending"""
 
 SUMMED = Limit(images=1.0, least=-math.inf)
 """of numbers between -1 and 1, one for each image"""
@@ -87,16 +93,20 @@ def sums(net: Net, loc: Loc, features: Callable[[Net, Tensor], Tensor], even: bo
     return {"sums": torch.einsum("n...,nd->...d", member, z), "counts": member.sum(0), "second": second}
 
 
-def solve(total: Tree | Answers, ridge: float, corrected: bool = True) -> dict[str, Tensor]:
+def solve(
+    total: Tree | Answers, ridge: float, corrected: bool = True, spread: float | None = None
+) -> dict[str, Tensor]:
     """What the classifier is made of: `mean` as `sums` is shaped, that of all images for what was never seen;
-    `middle` [d], `precision` = Σ_r⁻¹ [d, d] with k = `ridge`, and as `counts` is shaped `seen`, 1 or 0,
-    `chance`, what is given back to the bias, and with one label per image `share`, how many images are of the
+    `middle` [d]; `precision` = Σ_r⁻¹ [d, d] with k = `ridge`, or [C, d, d] where classes have covariances of
+    their own, s = `spread`; and as `counts` is shaped `seen`, 1 or 0, `chance`, what is given back for it
+    less half the logarithm of the volume, and with one label per image `share`, how many images are of the
     class. With a `second` of each class all classes weigh the same."""
     count, second = total["counts"].double(), unpacked(total["second"].double())
     seen, weight, images = count > 0, count, second[..., -1, -1].sum().clamp_min(1)
+    each = None
     if second.dim() == 3:
-        second = (second / count.clamp_min(1)[:, None, None]).sum(0)
-        weight = seen.double()
+        each = second / count.clamp_min(1)[:, None, None]
+        second, weight = each.sum(0), seen.double()
     whole = second[-1, -1].clamp_min(1)
     middle = second[-1, :-1] / whole
     mean = torch.where(seen[..., None], total["sums"].double() / count.clamp_min(1)[..., None], middle)
@@ -104,13 +114,27 @@ def solve(total: Tree | Answers, ridge: float, corrected: bool = True) -> dict[s
     if count.dim() == 1:
         within -= ((mean - middle).T * weight) @ (mean - middle) / whole
     # r times the mean variance is k / n times all of it
-    added = ridge / images * within.trace().clamp_min(LEAST)
-    precision = torch.linalg.inv(within + added * torch.eye(len(within)).to(within))
-    chance = 0.5 * corrected * seen * (precision * within).sum() / count.clamp_min(1)
-    found = {"mean": mean, "middle": middle, "precision": precision, "seen": seen, "chance": chance}
+    added = ridge / images * within.trace().clamp_min(LEAST) * torch.eye(len(within)).to(within)
+    volume = torch.logdet(within + added)
+    if each is not None and spread is not None and (share := own_share(count, len(within), spread)):
+        own = each[:, :-1, :-1] - mean[:, :, None] * mean[:, None]
+        own = torch.where(seen[:, None, None], own, within)
+        within = (1 - share) * within + share * own
+    precision = torch.linalg.inv(within + added)
+    chance = corrected * seen * (precision * within).sum((-2, -1)) / count.clamp_min(1)
+    bias = 0.5 * (chance + volume - torch.logdet(within + added))
+    found = {"mean": mean, "middle": middle, "precision": precision, "seen": seen, "chance": bias}
     if count.dim() == 1:
         found["share"] = count / images
     return {name: value.float() for name, value in found.items()}
+
+
+def own_share(count: Tensor, features: int, spread: float) -> float:
+    """α: how much of a class's covariance is its own; 0 where that is next to nothing."""
+    known = count[count > 0]
+    images = float(len(known) / known.reciprocal().sum()) if len(known) else 0.0
+    share = images / (images + spread * features)
+    return share if share >= LEAST_OWN else 0.0
 
 
 def own_means(solved: Tree, mine: Tree, strength: float) -> Tensor:
@@ -131,17 +155,24 @@ def logits(features: Tensor, solved: Tree, mean: Tensor | None = None) -> Tensor
     A class without images is never predicted; a label of which one side was never seen gets 0.
     """
     mean, middle, seen = (solved["mean"] if mean is None else mean), solved["middle"], solved["seen"]
-    weight = (mean - middle) @ solved["precision"]
-    reached = 0.5 * (weight * (mean - middle)).sum(-1).max()
+    z, precision, bias = F.normalize(features), solved["precision"].to(features), solved["chance"]
+    from_middle = mean - middle
+    weight = (from_middle[..., None, :] @ precision).squeeze(-2)
+    reached = 0.5 * (weight * from_middle).sum(-1).max()
     scale = LARGEST / reached.clamp_min(LARGEST)
+    if precision.dim() == 3:
+        away = z[:, None] - mean.to(z)
+        scores = scale * (bias - 0.5 * torch.einsum("ncd,cde,nce->nc", away, precision, away))
+        scores = scores.masked_fill(seen == 0, -math.inf)
+        return (scores - scores.amax(1, keepdim=True)).clamp_min(NEVER)
     weight = scale * weight
-    bias = scale * solved["chance"] - 0.5 * (weight * (mean + middle)).sum(-1)
+    bias = scale * bias - 0.5 * (weight * (mean + middle)).sum(-1)
     if seen.dim() == 1:
         bias = torch.where(seen > 0, bias, torch.full_like(bias, NEVER))
     else:
         both = seen.amin(1)
         weight, bias = (weight[:, 1] - weight[:, 0]) * both[:, None], (bias[:, 1] - bias[:, 0]) * both
-    return F.linear(F.normalize(features), weight.to(features), bias.to(features))
+    return F.linear(z, weight.to(z), bias.to(z))
 
 
 def beside(
