@@ -164,7 +164,8 @@ def logits(features: Tensor, solved: Tree, mean: Tensor | None = None) -> Tensor
         away = z[:, None] - mean.to(z)
         scores = scale * (bias - 0.5 * torch.einsum("ncd,cde,nce->nc", away, precision, away))
         scores = scores.masked_fill(seen == 0, -math.inf)
-        return (scores - scores.amax(1, keepdim=True)).clamp_min(NEVER)
+        result: Tensor = (scores - scores.amax(1, keepdim=True)).clamp_min(NEVER)
+        return result
     weight = scale * weight
     bias = scale * bias - 0.5 * (weight * (mean + middle)).sum(-1)
     if seen.dim() == 1:
