@@ -63,7 +63,7 @@ hand nothing decides it.
 Every row of a table chose its learning rate among the same three, by short runs on validation images:
 by balanced accuracy, in FedMLP's tables by AUC. All rows of a table have the same rounds. Seeds above: in how
 many seeds the row that should be better is. Elsewhere: the same difference in other tables where the claim
-should hold too; it does not count for the verdict. A † marks rows that have not all converged.
+should hold too; it does not count for the verdict. A † marks differences of which a row has not converged.
 """
 WORDS = """\
 ## Words

@@ -562,7 +562,7 @@ def measured(*wanted: str, multi: bool = False, tuned: bool = True) -> str:
 
     def cell(label: str, name: str, key: str) -> str:
         row = found[name].get(label, {})
-        unsure = key == wanted[0] and "†" in row.get("converged", "")
+        unsure = key == wanted[0] and "†" in row.get("moved", "")
         return f"{row.get(key, '')} †" if unsure else row.get(key, "")
 
     rows = ((label, *(cell(label, name, key) for name, key in columns)) for label in labels)
@@ -574,7 +574,7 @@ def every_method() -> str:
     path = DOCS / "results" / f"{OVERVIEW}.md"
     if not path.exists():
         return "Not measured yet."
-    heads = ("A bACC", "Δ A", "G bACC", "S bACC", "G AUC", "G ACC", "G tail recall", "converged")
+    heads = ("A bACC", "Δ A", "G bACC", "S bACC", "G AUC", "G ACC", "G tail recall", "moved")
     methods = {label: row for label, row in first_table(path.read_text()).items() if ":" not in label}
     order = sorted(methods, key=lambda label: -float(methods[label]["A bACC"].split()[0]))
     return table(("method", *heads), ((label, *(methods[label][head] for head in heads)) for label in order))

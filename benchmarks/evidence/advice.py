@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from html import escape
 
 from evidence.claims import SEEDS, VIEWS
-from evidence.figures import Difference, difference, on_validation, values
+from evidence.figures import Difference, converged, difference, on_validation, values
 from evidence.lists import BOUNDS, BOUNDS_CE, TABLES
 from evidence.records import Record
 from evidence.runs import Runs
@@ -97,12 +97,11 @@ def best(table: str, rows: Mapping[str, list[Record]], reference: str, view: str
     gap = None if first == reference else difference(rows[first], rows[reference], view)
     both = {record["seed"] for record in (alike if gap is None else rows)[reference]}
     told = [record for record in rows[first] if record["seed"] in both]
-    settled = all(record["converged"] is True for record in (*told, *alike[reference]))
     heard = {row: validated(alike[row], view) for row in means}
     most = max(heard, key=lambda row: heard[row])
     other = most if heard[most] > heard[first] else None
     mean = statistics.mean(values(told, view, "balanced_accuracy"))
-    return Advice(table, first, mean, reference, gap, len(told), settled, other)
+    return Advice(table, first, mean, reference, gap, len(told), converged(told, alike[reference]), other)
 
 
 def validated(records: Iterable[Record], view: str) -> float:
@@ -128,7 +127,7 @@ def picture() -> str:
     ]
     for i, shape in enumerate(SHAPES):
         parts += drawn(shape, TOP + STEP * i)
-    note = "† not all runs have converged, or none can tell. Brackets: 95 % interval over seeds."
+    note = "† one of the two rows has not converged, or none can tell. Brackets: 95 % interval over seeds."
     return "\n".join([*parts, *words(20, height - 12, [note], "#555"), "</svg>", ""])
 
 

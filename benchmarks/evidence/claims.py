@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from evidence.figures import Difference, difference, on_validation
+from evidence.figures import Difference, converged, difference, on_validation
 from evidence.lists import TABLES
 from evidence.records import ROOT, Record
 from evidence.runs import Runs
@@ -153,7 +153,7 @@ def measured(runs: Runs, rows: Decides) -> Measured:
         difference(better, worse, view, rows.metric),
         difference(better, worse, view, rows.metric, on_validation),
         above(better, worse, rows),
-        all(run["converged"] is True for run in (*better, *worse)),
+        converged(better, worse),
         (runs.rate(rows.better), runs.rate(rows.worse)),
         max(runs.table.rates),
     )

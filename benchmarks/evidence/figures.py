@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from scipy import stats
 
 from equipoise.compare.gap import LEAST
+from equipoise.evaluate.protocol import POINT, ROUNDING
 from evidence.records import Record
 
 
@@ -90,9 +91,20 @@ def closed(
     return "–" if gap < LEAST else f"{100 * statistics.mean(j - a for j, a, _ in known) / gap:.0f}"
 
 
+def drift(records: Sequence[Record]) -> float | None:
+    """How far a row was still moving: mean validation balanced accuracy of its last quarter of rounds, less
+    that of the quarter before, over all its runs; None where nobody can tell."""
+    found = [record["moved"] for record in records]
+    return None if not found or None in found else statistics.mean(found)
+
+
+def converged(*rows: Sequence[Record]) -> bool:
+    """Whether all of the rows moved by a point at most."""
+    found = [drift(records) for records in rows]
+    return all(one is not None and abs(one) <= POINT + ROUNDING for one in found)
+
+
 def settled(records: Sequence[Record]) -> str:
-    """How many of the runs have converged; marked where not all have, a dash where none can tell."""
-    if all(record["converged"] is None for record in records):
-        return "–"
-    done = sum(record["converged"] is True for record in records)
-    return f"{done} of {len(records)}" + ("" if done == len(records) else " †")
+    """How far a row was still moving, marked where that is more than a point; a dash where none can tell."""
+    found = drift(records)
+    return "–" if found is None else f"{100 * found:+.1f}" + ("" if converged(records) else " †")

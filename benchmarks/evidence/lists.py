@@ -81,6 +81,13 @@ PREDICTED = tuple(f"Equipoise: {part}" for part in PARTS)
 """parts of Equipoise's computed classifier, which training does not depend on"""
 COVARIANCES = PREDICTED[:2]
 """those that say whose covariance it has"""
+RIVALS: Rows = {
+    "FCA": ("method.name=fca", *BSM),
+    "Fed-MAS": MAS,
+    "FedIIC": ("method.name=fediic", TWO),
+    "BalanceFL": ("method.name=balancefl",),
+}
+"""the papers' other methods, and the best other one, in tables of FedSDC's clients"""
 FEDSDC: Rows = {
     "FedAvgM": ("method.name=fedavgm", "method.preset=fedsdc"),
     "FedSDC": ("method.name=fedsdc",),
@@ -94,6 +101,7 @@ FEDSDC: Rows = {
     **BOUNDS_CE,
     "Equipoise": EQUIPOISE["Equipoise"],
     "Equipoise: no own covariance": EQUIPOISE["Equipoise: no own covariance"],
+    **RIVALS,
     "FedDisco": ("method.name=feddisco",),
     "FedProx": ("method.name=fedprox", "method.preset=fedsdc"),
     "ISFL": ("method.name=isfl",),
@@ -103,12 +111,10 @@ FEDSDC: Rows = {
 }
 SITES: Rows = {
     "FedAvg + balanced softmax": ("method.name=fedavg", *BSM),
-    "FCA": ("method.name=fca", *BSM),
-    "Fed-MAS": MAS,
-    "FedIIC": ("method.name=fediic", TWO),
+    **{name: RIVALS[name] for name in ("FCA", "Fed-MAS", "FedIIC")},
     "FedSDC": ("method.name=fedsdc",),
     "FedSDC+": ("method.name=fedsdc+",),
-    "BalanceFL": ("method.name=balancefl",),
+    "BalanceFL": RIVALS["BalanceFL"],
     **BOUNDS,
     "FedAvg (cross-entropy)": ("method.name=fedavg",),
     "FCA: no consistency": ("method.name=fca", "method.preset=no-consistency", *BSM),
@@ -224,6 +230,7 @@ IID: Rows = {
     "Equipoise: no own covariance": EQUIPOISE["Equipoise: no own covariance"],
     **BOUNDS,
     **BOUNDS_CE,
+    **RIVALS,
 }
 
 OVER_ALL = 'train.objective={ name = "bce", over = "all" }'
@@ -351,7 +358,7 @@ TABLES: dict[str, Table] = {
     "pbc-tail": Table(
         "the long tail of pbc-overview at eight alike sites: is it the tail, or the skew between sites?",
         "pbc-iid",
-        {name: ALL_SINGLE[name] for name in (*CORE, "FedSDC", "FedIIC, its own views")},
+        {name: ALL_SINGLE[name] for name in (*PAPERS, "FedIIC, its own views")},
         ("data.image_size=16", "partition.sites=8", "partition.long_tail=50", *OVERVIEW),
         rates=RATES,
         trial_rounds=6,
@@ -408,7 +415,7 @@ TABLES: dict[str, Table] = {
         {
             name: row
             for name, row in FEDSDC.items()
-            if ":" not in name and name not in {**BOUNDS, **BOUNDS_CE, **EQUIPOISE}
+            if ":" not in name and name not in {**BOUNDS, **BOUNDS_CE, **EQUIPOISE, **RIVALS}
         },
     ),
     "privacy": Table(

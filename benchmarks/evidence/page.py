@@ -28,10 +28,10 @@ MULTI = (
 NOTE = """\
 G: the global predictor on the union of test sets; S: each site's own predictor on its own test set, mean
 over sites; A: the mean of both. Per cent, mean ± standard deviation over seeds. Δ: difference from
-*{reference}*, seed by seed, with its 95 % interval (Student's t over seeds). Converged: runs whose mean
-validation bACC over the last quarter of rounds is within one point of the quarter before; a † marks rows
-where not all are, which may tell how fast a method starts rather than how far it gets; –: without validation
-images nobody can tell."""
+*{reference}*, seed by seed, with its 95 % interval (Student's t over seeds). Moved: mean validation bACC (G)
+of the last quarter of rounds less that of the quarter before, over all seeds; a † marks rows that moved by
+more than a point and so have not converged: they may tell how fast a method starts rather than how far it
+gets; –: without validation images nobody can tell."""
 SAME = """\
 All seeds have the same test images, so the interval does not say what others would have given; the column
 after it has the same difference on validation images (on which our own method was developed)."""
@@ -104,7 +104,7 @@ def main_table(
     letter = "A" if view == "average" else "G"
     bounded = {ALONE, POOLED} <= set(rows)
     heads = [*(title for _, _, title in columns), f"Δ {letter}", *([f"Δ {letter} on validation"] * same)]
-    heads += [*(["gap closed"] * bounded), "seeds", "converged"]
+    heads += [*(["gap closed"] * bounded), "seeds", "moved"]
     yield "| method | " + " | ".join(heads) + " |"
     yield "|---|" + "---|" * len(heads)
     for row, records in rows.items():

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from statistics import median
 
-from equipoise.config import load, override
-from evidence.records import RECIPES, RUN, Record
+from evidence.records import RUN, Record
 from evidence.runs import Job, Runs
 
 
@@ -57,12 +56,7 @@ def seconds(runs: Runs, job: Job) -> float | None:
     if not quickest and not runs.table.round_seconds:
         return None
     usual = median(quickest.values()) if quickest else runs.table.round_seconds
-    return rounds(job) * quickest.get(job.row, usual)
-
-
-def rounds(job: Job) -> int:
-    """How many rounds the run has, by its recipe and what is changed in it."""
-    return int(override(load(RECIPES / f"{job.recipe}.toml"), job.settings)["train"]["rounds"])
+    return job.rounds * quickest.get(job.row, usual)
 
 
 def rounds_of(runs: Runs, record: Record) -> int:

@@ -12,10 +12,13 @@ from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from equipoise.config import load, override
+from equipoise.evaluate.protocol import moved
 from equipoise.version import __version__
 from evidence.lists import Table
-from evidence.records import RUN, TRIAL, Record, mark, read, record_of, validated, write
+from evidence.records import RECIPES, RUN, TRIAL, Record, mark, read, record_of, validated, write
 
 ROOT = Path(__file__).resolve().parents[2]
 ROUNDS, INIT = "train.rounds=", "train.init="
@@ -50,6 +53,11 @@ class Job:
     @property
     def folder(self) -> Path:
         return ROOT / "runs" / "tables" / self.table / f"{self.kind}-{self.mark}"
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds it has, by its recipe and what is changed in it."""
+        return int(override(load(RECIPES / f"{self.recipe}.toml"), self.settings)["train"]["rounds"])
 
     @property
     def ended(self) -> bool:
@@ -124,10 +132,11 @@ class Runs:
         return Job(self.name, self.table.recipe, row, overrides, seed, rate)
 
     def finished(self, row: str, seeds: int) -> list[Record]:
-        """The recorded runs of a row."""
+        """The recorded runs of a row, with how far each `moved` in its last quarter of rounds."""
         rate = self.rate(row)
         jobs = [self.job(row, seed, rate) for seed in range(seeds)]
-        return [self.records[job.mark] for job in jobs if job.mark in self.records]
+        found = [(job, self.records[job.mark]) for job in jobs if job.mark in self.records]
+        return [record | {"moved": moved(history(record, job.rounds))} for job, record in found]
 
     def _all(self, jobs: list[Job]) -> None:
         with ThreadPoolExecutor(self.jobs) as pool:
@@ -162,6 +171,16 @@ class Runs:
         with self._lock:
             self.failures.append(f"{job.row}, seed {job.seed}: {reason}")
         print(f"  {job.row}, seed {job.seed}: FAILED: {reason}", file=sys.stderr, flush=True)
+
+
+def history(record: Record, rounds: int) -> list[dict[str, Any]]:
+    """The evaluated rounds of training of a recorded run, each with what it said of the validation images.
+    A method's ending counts as a round after the last and is left out."""
+    return [
+        {"round": round, "validation": {"generalisation": {"balanced_accuracy": shared}}}
+        for round, shared, *_ in record["curve"]
+        if round <= rounds
+    ]
 
 
 def seconds(folder: Path) -> float:

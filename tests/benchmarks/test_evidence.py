@@ -26,12 +26,19 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from evidence import advice, claims, goal, page, plan, records  # noqa: E402
 from evidence import runs as jobs  # noqa: E402
 from evidence.curves import curves  # noqa: E402
-from evidence.figures import Difference, closed, difference, on_validation, settled  # noqa: E402
+from evidence.figures import (  # noqa: E402
+    Difference,
+    closed,
+    converged,
+    difference,
+    on_validation,
+    settled,
+)
 from evidence.figures import value as taken  # noqa: E402
 from evidence.lists import TABLES, Table  # noqa: E402
 from evidence.runs import Runs  # noqa: E402
 
-from equipoise.evaluate.protocol import converged  # noqa: E402
+from equipoise.evaluate.protocol import moved  # noqa: E402
 
 TABLE = Table(
     "two rows", "phantom", {"one": ("method.name=fedavg",), "two": ("method.name=fca",)}, rates=(0.1, 0.2)
@@ -42,7 +49,7 @@ def run(row: str, seed: int, value: float, **facts: Any) -> records.Record:
     metrics = {view: {"balanced_accuracy": value} for view in records.VIEWS}
     usual = {"curve": [[1, value, value, value, 0.1]], "recall": [value, None], "support": [5, 3]}
     return {
-        **{"kind": "run", "row": row, "seed": seed, "rate": 0.1, "metrics": metrics, "converged": True},
+        **{"kind": "run", "row": row, "seed": seed, "rate": 0.1, "metrics": metrics, "moved": 0.0},
         **{"classes": ["a", "b"], "seconds": 60.0, **usual, **facts},
     }
 
@@ -154,9 +161,28 @@ def test_a_gap_is_closed_by_its_share() -> None:
 
 
 def test_rows_that_have_not_converged_are_marked() -> None:
-    assert settled([run("x", 0, 0.5), run("x", 1, 0.5)]) == "2 of 2"
-    assert settled([run("x", 0, 0.5), run("x", 1, 0.5, converged=None)]) == "1 of 2 †"
-    assert settled([run("x", 0, 0.5, converged=None)]) == "–"
+    """By the mean over their runs; a point is not yet too much."""
+
+    def row(*moves: float | None) -> list[records.Record]:
+        return [run("x", seed, 0.5, moved=moved) for seed, moved in enumerate(moves)]
+
+    assert settled(row(0.03, -0.01)) == "+1.0" and converged(row(0.03, -0.01), row(0.0))
+    assert settled(row(-0.03, 0.0)) == "-1.5 †" and not converged(row(0.0), row(-0.03, 0.0))
+    assert settled(row(0.0, None)) == settled([]) == "–" and not converged(row(0.0, None))
+
+
+def test_how_far_a_run_moved_follows_from_its_rounds_of_training(runs: Runs) -> None:
+    """The last quarter less the one before; the ending, which counts as a round after the last, is left
+    out."""
+    table = Table("", "phantom", {"one": ("method.name=fedavg", "train.rounds=8")})
+    runs = Runs("one", table, 1)
+    values = (0.1, 0.1, 0.1, 0.1, 0.2, 0.3, 0.4, 0.6, 0.9)
+    curve = [[round + 1, value, None, 0.5, 0.5] for round, value in enumerate(values)]
+    for seed, points in enumerate((curve, curve[:3])):
+        job = runs.job("one", seed, None)
+        runs.records[job.mark] = run("one", seed, 0.5, curve=points)
+    found = [record["moved"] for record in runs.finished("one", 2)]
+    assert found == [pytest.approx(0.25), None]
 
 
 def test_the_page_names_rows_that_are_missing_and_how_rates_were_chosen(
@@ -243,7 +269,7 @@ def test_tables_that_judge_have_bounds_both_losses_our_method_and_tell_convergen
             {"round": r, "validation": {"generalisation": {"balanced_accuracy": 0.5}}}
             for r in range(one.evaluate.every, one.train.rounds + 1, one.evaluate.every)
         ]
-        assert converged(history) is True, row
+        assert moved(history) == 0.0, row
         assert one.data.split.seed == 0 and one.data.split.validation == 0.2
         # a learning rate must be chosen by rounds in which the method does what it is made for
         assert (getattr(one.method, "warmup", None) or 0) < table.trial_rounds, row
@@ -468,7 +494,7 @@ def test_a_table_whose_seeds_have_the_same_test_images_hears_validation_images()
     for record in rows["b"]:
         record["curve"] = [[1, 0.6, 0.5, 0.5, 0.1]]
     heads, _, reference, other = page.main_table(rows, "a", page.SINGLE, same=True)
-    assert "| Δ A | Δ A on validation | seeds | converged |" in heads
+    assert "| Δ A | Δ A on validation | seeds | moved |" in heads
     assert reference.split("|")[-5:-3] == ["  ", "  "]
     assert other.split("|")[-4] == " +5.0 "
     assert "validation" not in next(iter(page.main_table(rows, "a", page.SINGLE)))
@@ -547,7 +573,7 @@ def make_up(table: str, fca: tuple[float, ...]) -> None:
         kept[other.mark] = run(row, 0, 0.99, rate=8e-3)
         for seed, value in enumerate(figures):
             job = made.job(row, seed, 2e-3)
-            kept[job.mark] = run(row, seed, value, rate=2e-3, converged=seed != 1)
+            kept[job.mark] = run(row, seed, value, rate=2e-3)
     records.write(table, {mark: {**one, "mark": mark} for mark, one in kept.items()})
 
 
@@ -604,7 +630,7 @@ def test_the_picture_says_what_is_recorded_and_what_is_not(
     for row, figures in {"FedAvg (missing = 0)": (0.5, 0.5, 0.5), "FedMLP": (0.56, 0.57, 0.58)}.items():
         for seed, value in enumerate(figures):
             mark = made.job(row, seed, None).mark
-            kept[mark] = run(row, seed, value, mark=mark, rate=0, converged=None)
+            kept[mark] = run(row, seed, value, mark=mark, rate=0)
     records.write("fedmlp-list-1", kept)
     drawn = advice.picture()
     assert drawn.count("not measured yet") == len(advice.SHAPES) - 1

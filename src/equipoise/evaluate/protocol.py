@@ -97,8 +97,14 @@ def select(
 
 
 def converged(history: Sequence[dict[str, Any]]) -> bool | None:
-    """Whether the mean validation balanced accuracy of the last quarter of rounds is within one point of that
-    of the quarter before; None where there are too few evaluated rounds, or no validation images.
+    """Whether a run has moved by a point at most; None where nobody can tell."""
+    found = moved(history)
+    return None if found is None else abs(found) <= POINT + ROUNDING
+
+
+def moved(history: Sequence[dict[str, Any]]) -> float | None:
+    """How far the mean validation balanced accuracy of the last quarter of rounds is above that of the
+    quarter before; None where there are too few evaluated rounds, or no validation images.
 
     A method's ending is no round of training and does not count.
     """
@@ -108,7 +114,7 @@ def converged(history: Sequence[dict[str, Any]]) -> bool | None:
     before = [value for round, value in validated if 2 * last < 4 * round <= 3 * last]
     if min(len(late), len(before)) < FEWEST:
         return None
-    return abs(mean(late) - mean(before)) <= POINT + ROUNDING
+    return mean(late) - mean(before)
 
 
 def stopped(
