@@ -35,7 +35,8 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     for name, cls in METHODS.items()
     for preset in ("", *cls.presets)
 }
-TOLERANCES = {"loss": 5e-4, "size": 3e-4, "logits": 3e-3, "test_loss": 5e-3}
+TOLERANCES = {"loss": 5e-4, "size": 3e-4, "logits": 8e-3, "test_loss": 8e-3}
+"""relative; processors with other instructions differ by up to half a per cent after two rounds"""
 UNSTEADY = ("fedmlp released", "fedmas kd-1")
 METRIC_TOLERANCE = 0.06
 METRICS = ("accuracy", "balanced_accuracy", "macro_auc")

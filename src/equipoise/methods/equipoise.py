@@ -10,7 +10,7 @@ The project's own, of parts that helped on validation images (docs/results/own-m
    it. Its logits count κ, those of the trained head 1 − κ.
 5. Even covariance: the mean of those of all classes; where images are many, classes have more of their own.
    Corrected: without the bias that few images give a class. Mirrors: the mean features of four mirror images.
-6. Own means and limit. A site's own predictor has class means of its own, drawn towards the federation's. A
+6. Own means and limit. In the end a site's own predictor has class means drawn towards its own. In all rounds a
    class that the site lacks loses log(1 + 5 e) of its logit, e being the images of it that were expected.
 
 Sums are made for every evaluation and at the end, C (d + 1)(d + 4) / 2 numbers for C classes and d features; of
