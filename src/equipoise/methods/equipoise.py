@@ -10,11 +10,11 @@ The project's own, of parts that helped on validation images (docs/results/own-m
    it. Its logits count κ, those of the trained head 1 − κ.
 5. Even covariance: the mean of those of all classes; where images are many, classes have more of their own.
    Corrected: without the bias that few images give a class. Mirrors: the mean features of four mirror images.
-6. Own means and limit. In the end a site's own predictor has class means drawn towards its own. In all rounds a
-   class that the site lacks loses log(1 + 5 e) of its logit, e being the images of it that were expected.
+6. Own means and limit. In the end a site's own predictor has class means drawn towards its own. In all rounds
+   a class that the site lacks loses log(1 + 5 e) of its logit, e being the images of it that were expected.
 
-Sums are made for every evaluation and at the end, C (d + 1)(d + 4) / 2 numbers for C classes and d features; of
-a class that one site alone has they show the mean feature. With `closed = 0`, and with `crt`, there are none.
+Sums are made for every evaluation and at the end, C (d + 1)(d + 4) / 2 numbers for C classes and d features.
+Of a class that one site alone has they show the mean feature. `closed = 0` sends none, nor does `crt`.
 Leaves the site: delta, loss (means); sums, counts, second (sums). Stays: which classes it has, their sums.
 """
 

@@ -5,8 +5,9 @@ sums (z, 1)(z, 1)ᵀ over all images, or class by class. From the totals come cl
 within classes (of all images, or the mean of the classes' own), and the logits of Gaussian classes that are
 all equally likely, against an image that is the mean m of all, or of all classes:
     w_c = Σ_r⁻¹ (μ_c − m),   b_c = −½ (μ_c + m)ᵀ w_c,   Σ_r = Σ + r (tr Σ / d) I,   r = k d / n
-for d features and n images: with few images small variances are mostly chance. So is part of the length of
-the mean of few images, which lowers b_c:
+for d features and n images: with few images small variances are mostly chance. (Several labels: n images are
+labelled for one, on average, since Σ_r⁻¹ also multiplies the chance in the means of those.) So is part of the
+length of the mean of few images, which lowers b_c:
     E μ̂ᵀ Σ_r⁻¹ μ̂ = μᵀ Σ_r⁻¹ μ + tr(Σ_r⁻¹ Σ) / n_c
 Corrected, b_c gets half of the last term back; without that a rare class is found too seldom where there are
 many features.
@@ -114,7 +115,8 @@ def solve(
     if count.dim() == 1:
         within -= ((mean - middle).T * weight) @ (mean - middle) / whole
     # r times the mean variance is k / n times all of it
-    added = ridge / images * within.trace().clamp_min(LEAST) * torch.eye(len(within)).to(within)
+    known = images if count.dim() == 1 else count.sum(1).mean().clamp_min(1)
+    added = ridge / known * within.trace().clamp_min(LEAST) * torch.eye(len(within)).to(within)
     volume = torch.logdet(within + added)
     if each is not None and spread is not None and (share := own_share(count, len(within), spread)):
         own = each[:, :-1, :-1] - mean[:, :, None] * mean[:, None]
