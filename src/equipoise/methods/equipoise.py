@@ -14,7 +14,7 @@ The project's own, of parts that helped on validation images (docs/results/own-m
    a class that the site lacks loses log(1 + 5 e) of its logit, e being the images of it that were expected.
 
 Sums are made for every evaluation and at the end, C (d + 1)(d + 4) / 2 numbers for C classes and d features.
-Of a class that one site alone has they show the mean feature. `closed = 0` sends none, nor does `crt`.
+Of a class that one site alone has they show how its features are spread. `closed = 0` or `crt`: none are.
 Leaves the site: delta, loss (means); sums, counts, second (sums). Stays: which classes it has, their sums.
 """
 

@@ -1,4 +1,4 @@
-"""A classifier in closed form: linear discriminant analysis from sums over images, which sites can add up.
+"""A classifier in closed form: discriminant analysis from sums over images, which sites can add up.
 
 With z the features of an image, brought to length 1, a site sums z and counts images for every class, and
 sums (z, 1)(z, 1)ᵀ over all images, or class by class. From the totals come class means μ_c, the covariance Σ
