@@ -54,13 +54,14 @@ class Limit:
     sites').
 
     It holds for the weight of a `Mean`, and for every value of a `Sum` or an `Each`; none may be less than
-    `least`.
+    `least`, or where they are `signed` than minus the limit.
     """
 
     plain: float = 0.0
     images: float = 0.0
     total: float = 0.0
     least: float = 0.0
+    signed: bool = False
     split: str = "train"
 
 

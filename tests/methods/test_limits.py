@@ -86,6 +86,10 @@ def test_values_are_bounded_where_a_method_says_so(kind: Any) -> None:
     assert "nothing below 1 is possible" in str(problem(limits, {"samples": kind(torch.tensor(0))}))
     assert problem(limits, {"free": kind(torch.tensor([-1e6]))}) is None
     assert problem(limits, {"count": kind(torch.zeros(0))}) is None
+    signed = {"train.sums": Limit(images=1, signed=True)}
+    assert problem(signed, {"sums": kind(torch.tensor([-10.0, 10.0]))}) is None
+    assert "nothing below -10 is possible" in str(problem(signed, {"sums": kind(torch.tensor([-10.1]))}))
+    assert "leaf 'sums' has 10.1" in str(problem(signed, {"sums": kind(torch.tensor([10.1]))}))
 
 
 def test_the_largest_rescue_factor_is_within_its_limit() -> None:

@@ -115,13 +115,14 @@ class Bounds:
                 continue
             total = self.totals.get(limit.split, 0) if limit.total else 0
             most = limit.plain + limit.images * self.images[site].get(limit.split, 0) + limit.total * total
+            least = -most if limit.signed else limit.least
             what = f"the weight of '{name}'" if isinstance(leaf, Mean) else f"leaf '{name}'"
             for x in [torch.as_tensor(leaf.weight)] if isinstance(leaf, Mean) else tensors_of(leaf).values():
                 if not x.numel():
                     continue
                 low, high = (float(edge) for edge in torch.aminmax(x.to(torch.float64)))
-                if low < limit.least - SLACK:
-                    return f"{what} has {low:g}, and nothing below {limit.least:g} is possible"
+                if low < least - SLACK * (1 + abs(least)):
+                    return f"{what} has {low:g}, and nothing below {least:g} is possible"
                 if high > most * (1 + SLACK) + SLACK:
                     return (
                         f"{what} has {high:g}, and at most {most:g} are possible with the images the site has"

@@ -16,7 +16,6 @@ Leaves the site: sums and counts per class (sums), delta, loss (means). Stays: n
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -67,7 +66,7 @@ class FedProc(Method):
         return {**server, "model": plus(server["model"], up["delta"]), "prototypes": prototypes}
 
     def limits(self, classes: int, epochs: int) -> Mapping[str, Limit]:
-        return {"train.sums": Limit(images=1.0, least=-math.inf), "train.counts": SAMPLES}
+        return {"train.sums": Limit(images=1.0, signed=True), "train.counts": SAMPLES}
 
     def alpha(self, round: int, rounds: int) -> float:
         """Share of the base loss."""

@@ -75,25 +75,34 @@ def test_an_even_covariance_is_the_mean_of_those_of_the_classes() -> None:
     np.testing.assert_allclose(solved["chance"], [half / 40, half / 15, 0, half / 5, half], rtol=1e-5)
 
 
-def test_with_many_images_classes_have_covariances_of_their_own() -> None:
+@pytest.mark.parametrize("noise", [1.0, 0.1])
+def test_with_many_images_classes_have_covariances_of_their_own(noise: float) -> None:
     """Differences between classes are differences of log-densities: of Gaussians whose covariance is (1 − α)
-    times the mean of all and α times the class's own. A class that was never seen changes nothing."""
+    times the mean of all and α times the class's own. A class that was never seen changes nothing. Where
+    images of a class are nearly alike all of it is scaled."""
     sizes, spread = {0: 40, 1: 15, 3: 24}, 2.0
     y = torch.cat([torch.full((n,), c) for c, n in sizes.items()])
-    z = F.normalize(drawn(79, 4, seed=1) * (1 + y[:, None] / 3) + 2 * drawn(5, 4, seed=2)[y])
+    middles = 2 * drawn(5, 4, seed=2)
+    z = F.normalize(noise * drawn(79, 4, seed=1) * (1 + y[:, None] / 3) + middles[y])
     total = totals(z, F.one_hot(y, 5).double(), even=True)
     images = 3 / sum(1 / n for n in sizes.values())
     share = images / (images + spread * 4)
     own = {c: np.cov(z[y == c].numpy().T, bias=True) for c in sizes}
-    mean = sum(own.values()) / 3
+    means = {c: z[y == c].mean(0).numpy() for c in sizes}
+    mean, middle = sum(own.values()) / 3, sum(means.values()) / 3
     added = 0.2 * np.trace(mean) / 4 * np.eye(4)
-    fresh, expected = F.normalize(drawn(50, 4, seed=3)), []
+    whole = np.linalg.inv(mean + added)
+    reached = max((means[c] - middle) @ whole @ (means[c] - middle) / 2 for c in sizes)
+    scale = min(1.0, closed.LARGEST / reached)
+    assert (scale == 1.0) == (noise == 1.0)
+    between = (middles[[0, 1, 3, 0, 1]] + middles[[1, 3, 0, 1, 3]]) / 2
+    fresh, expected = F.normalize(between.repeat(10, 1) + noise * drawn(50, 4, seed=3)), []
     for c in sizes:
         covariance = (1 - share) * mean + share * own[c] + added
-        middle = z[y == c].mean(0).numpy()
-        expected.append(stats.multivariate_normal(middle, covariance).logpdf(fresh.numpy()))
+        expected.append(scale * stats.multivariate_normal(means[c], covariance).logpdf(fresh.numpy()))
     solved = closed.solve(total, ridge=0.2 * 79 / 4, corrected=False, spread=spread)
     assert solved["precision"].shape == (5, 4, 4)
+    np.testing.assert_allclose(solved["precision"][2], scale * whole, rtol=1e-4, atol=1e-4)
     found = closed.logits(3 * fresh.float(), solved)
     assert found[:, [2, 4]].eq(closed.NEVER).all() and found.amax(1).eq(0).all()
     density = np.stack(expected, 1)
@@ -102,8 +111,78 @@ def test_with_many_images_classes_have_covariances_of_their_own() -> None:
     fair = closed.solve(total, ridge=0.2 * 79 / 4, spread=spread)
     for c, n in sizes.items():
         covariance = (1 - share) * mean + share * own[c]
-        back = np.trace(np.linalg.inv(covariance + added) @ covariance) / 2 / n
+        back = scale * np.trace(np.linalg.inv(covariance + added) @ covariance) / 2 / n
         assert float(fair["chance"][c] - solved["chance"][c]) == pytest.approx(back, rel=1e-4)
+
+
+def test_the_class_that_is_farthest_says_how_much_logits_are_held_back() -> None:
+    far, near = torch.tensor([[1.0, 0.0], [0.1, 0.0]]), torch.tensor([[0.1, 0.0], [0.0, 0.1]])
+    assert float(closed.restrained(far, 100 * torch.eye(2))) == pytest.approx(closed.LARGEST / 50)
+    assert float(closed.restrained(near, 100 * torch.eye(2))) == 1.0
+
+
+def test_a_narrow_class_does_not_flatten_the_logits_of_others() -> None:
+    """Three classes as they are, and a fourth whose images are nearly alike: how far the logits of the three
+    are apart has nothing to do with how narrow the fourth is."""
+    y = torch.arange(8000) % 4
+    middle, noise = drawn(4, 32, seed=1) / 2, drawn(8000, 32, seed=2)
+    sharp = []
+    for narrow in (1.0, 0.03):
+        width = torch.tensor([narrow, 1, 1, 1], dtype=torch.float64)[y]
+        total = totals(F.normalize(middle[y] + width[:, None] * noise), F.one_hot(y, 4).double(), even=True)
+        solved = closed.solve(total, 6.0, spread=10.0)
+        assert solved["precision"].shape == (4, 32, 32)
+        wide = F.normalize(middle[y] + noise)[y > 0].float()
+        sharp.append(float(closed.logits(wide, solved)[:, 1:].softmax(1).amax(1).mean()))
+    assert sharp[1] == pytest.approx(sharp[0], abs=0.02)
+
+
+def test_features_learnt_by_heart_have_logits_with_a_measure() -> None:
+    """Images of a class that hardly differ would be told apart by thousands. Means are twice as far from each
+    other as from the middle, so four times as much."""
+    y = torch.arange(400) % 2
+    z = F.normalize(torch.tensor([[1.0, 0.0], [0.0, 1.0]])[y].double() + 1e-3 * drawn(400, 2, seed=3))
+    for spread in (None, 10.0):
+        solved = closed.solve(totals(z, F.one_hot(y, 2).double(), even=True), 50.0, spread=spread)
+        assert solved["precision"].dim() == (2 if spread is None else 3)
+        scores = closed.logits(z.float(), solved)
+        gap = (scores[:, 0] - scores[:, 1]).abs()
+        assert float(gap.min()) > 3.5 * closed.LARGEST and float(gap.max()) < 4.5 * closed.LARGEST
+        assert scores.argmax(1).tolist() == y.tolist()
+
+
+@pytest.mark.parametrize("spread", [None, 2.0])
+def test_sums_that_no_features_have_give_numbers(spread: float | None) -> None:
+    """A site may send second moments of which a direction has less than none: the covariance is repaired."""
+    y = torch.arange(300) % 3
+    total = totals(F.normalize(drawn(300, 6, seed=1)), F.one_hot(y, 3).double(), even=True)
+    direction = F.normalize(drawn(7, seed=2), dim=0)
+    spoiled = closed.unpacked(total["second"]) - 60 * torch.outer(direction, direction)
+    solved = closed.solve(total | {"second": closed.packed(spoiled)}, 6.0, spread=spread)
+    assert all(bool(value.isfinite().all()) for value in solved.values())
+    assert bool(closed.logits(drawn(9, 6, seed=3).float(), solved).isfinite().all())
+    matrices = solved["precision"].double().reshape(-1, 6, 6)
+    assert float(torch.linalg.eigvalsh(matrices).min()) > 0
+
+
+def test_a_sites_own_means_count_where_classes_have_covariances_of_their_own() -> None:
+    """The density is that around the site's mean."""
+    y = torch.arange(400) % 2
+    z = F.normalize(drawn(400, 4, seed=1) + 2 * drawn(2, 4, seed=2)[y])
+    solved = closed.solve(totals(z, F.one_hot(y, 2).double(), even=True), 1.0, spread=2.0)
+    mine = {"sums": drawn(2, 4, seed=4).float(), "counts": torch.tensor([6.0, 3.0])}
+    fresh = F.normalize(drawn(7, 4, seed=3)).float()
+    mean = closed.own_means(solved, mine, 5.0)
+    density = [
+        stats.multivariate_normal(mean[c], np.linalg.inv(solved["precision"][c].double())).logpdf(fresh)
+        + float(solved["chance"][c])
+        + float(np.linalg.slogdet(np.linalg.inv(solved["precision"][c].double()))[1]) / 2
+        for c in (0, 1)
+    ]
+    found = closed.beside(torch.zeros(7, 2), fresh, solved, 1.0, mine, 5.0)["both"]
+    np.testing.assert_allclose(found[:, 0] - found[:, 1], density[0] - density[1], atol=1e-3)
+    shared = closed.beside(torch.zeros(7, 2), fresh, solved, 1.0, mine, None)["both"]
+    assert not torch.allclose(found, shared, atol=0.1)
 
 
 def test_with_few_images_all_classes_have_the_same_covariance() -> None:

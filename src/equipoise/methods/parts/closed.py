@@ -40,7 +40,7 @@ from equipoise.tree import Tree
 LEAST = 1e-4
 """variance within classes, at least; of features of length 1 all variance together is at most 1"""
 LARGEST = 20.0
-"""logit of a class at its own mean, at most"""
+"""how far the logit of a class at its own mean is above that of the mean of all, at most"""
 NEVER = -100.0
 """logit of a class without images: below any other, and still a number that can be sent"""
 BELOW = 30.0
@@ -50,7 +50,7 @@ UNEVEN = 0.2
 LEAST_OWN = 0.05
 """share α of a class's own covariance, at least; below it a matrix for each class is not worth sending"""
 
-SUMMED = Limit(images=1.0, least=-math.inf)
+SUMMED = Limit(images=1.0, signed=True)
 """of numbers between -1 and 1, one for each image"""
 LIMITS: Mapping[str, Limit] = {
     "describe.counts": SAMPLES,
@@ -101,7 +101,8 @@ def solve(
     `middle` [d]; `precision` = Σ_r⁻¹ [d, d] with k = `ridge`, or [C, d, d] where classes have covariances of
     their own, s = `spread`; and as `counts` is shaped `seen`, 1 or 0, `chance`, what is given back for it
     less half the logarithm of the volume, and with one label per image `share`, how many images are of the
-    class. With a `second` of each class all classes weigh the same."""
+    class. With a `second` of each class all classes weigh the same. Where classes have covariances of their
+    own, `precision` and `chance` are scaled already, see `restrained`."""
     count, second = total["counts"].double(), unpacked(total["second"].double())
     seen, weight, images = count > 0, count, second[..., -1, -1].sum().clamp_min(1)
     each = None
@@ -117,18 +118,39 @@ def solve(
     # r times the mean variance is k / n times all of it
     known = images if count.dim() == 1 else count.sum(1).mean().clamp_min(1)
     added = ridge / known * within.trace().clamp_min(LEAST) * torch.eye(len(within)).to(within)
-    volume = torch.logdet(within + added)
+    covariance = positive(within + added, float(added[0, 0]))
+    precision, volume = torch.linalg.inv(covariance), torch.zeros_like(count)
     if each is not None and spread is not None and (share := own_share(count, len(within), spread)):
+        scale = restrained(mean - middle, precision)
         own = each[:, :-1, :-1] - mean[:, :, None] * mean[:, None]
-        own = torch.where(seen[:, None, None], own, within)
-        within = (1 - share) * within + share * own
-    precision = torch.linalg.inv(within + added)
+        within = (1 - share) * within + share * torch.where(seen[:, None, None], own, within)
+        wide = positive(within + added, float(added[0, 0]))
+        precision = scale * torch.linalg.inv(wide)
+        volume = scale * (torch.logdet(wide) - torch.logdet(covariance))
     chance = corrected * seen * (precision * within).sum((-2, -1)) / count.clamp_min(1)
-    bias = 0.5 * (chance + volume - torch.logdet(within + added))
+    bias = 0.5 * (chance - volume)
     found = {"mean": mean, "middle": middle, "precision": precision, "seen": seen, "chance": bias}
     if count.dim() == 1:
         found["share"] = count / images
     return {name: value.float() for name, value in found.items()}
+
+
+def positive(covariance: Tensor, least: float) -> Tensor:
+    """Symmetric matrices as they are where all are positive definite, as those of features always are; or,
+    where a site sent something else, with eigenvalues of at least `least`."""
+    if not torch.linalg.cholesky_ex(covariance).info.any():
+        return covariance
+    values, vectors = torch.linalg.eigh(covariance)
+    repaired: Tensor = (vectors * values.clamp_min(least)[..., None, :]) @ vectors.mT
+    return repaired
+
+
+def restrained(from_middle: Tensor, precision: Tensor) -> Tensor:
+    """What logits are multiplied by, at most 1, so that at no class mean one is above `LARGEST`: features
+    learnt by heart hardly differ within a class, and logits would be without measure. `precision` is that of
+    all classes: one that is narrow by itself does not flatten the logits of others."""
+    reached = 0.5 * ((from_middle @ precision) * from_middle).sum(-1).max()
+    return LARGEST / reached.clamp_min(LARGEST)
 
 
 def own_share(count: Tensor, features: int, spread: float) -> float:
@@ -156,26 +178,25 @@ def logits(features: Tensor, solved: Tree, mean: Tensor | None = None) -> Tensor
 
     A class without images is never predicted; a label of which one side was never seen gets 0.
     """
-    mean, middle, seen = (solved["mean"] if mean is None else mean), solved["middle"], solved["seen"]
-    z, precision, bias = F.normalize(features), solved["precision"].to(features), solved["chance"]
-    from_middle = mean - middle
-    weight = (from_middle[..., None, :] @ precision).squeeze(-2)
-    reached = 0.5 * (weight * from_middle).sum(-1).max()
-    scale = LARGEST / reached.clamp_min(LARGEST)
+    solved = {name: tensor.to(features) for name, tensor in solved.items()}
+    mean = solved["mean"] if mean is None else mean.to(features)
+    z, seen, precision = F.normalize(features), solved["seen"], solved["precision"]
     if precision.dim() == 3:
-        away = z[:, None] - mean.to(z)
-        scores = scale * (bias - 0.5 * torch.einsum("ncd,cde,nce->nc", away, precision, away))
+        away = z[:, None] - mean
+        scores = solved["chance"] - 0.5 * torch.einsum("ncd,cde,nce->nc", away, precision, away)
         scores = scores.masked_fill(seen == 0, -math.inf)
         result: Tensor = (scores - scores.amax(1, keepdim=True)).clamp_min(NEVER)
         return result
-    weight = scale * weight
-    bias = scale * bias - 0.5 * (weight * (mean + middle)).sum(-1)
+    from_middle = mean - solved["middle"]
+    scale = restrained(from_middle, precision)
+    weight = scale * (from_middle @ precision)
+    bias = scale * solved["chance"] - 0.5 * (weight * (mean + solved["middle"])).sum(-1)
     if seen.dim() == 1:
         bias = torch.where(seen > 0, bias, torch.full_like(bias, NEVER))
     else:
         both = seen.amin(1)
         weight, bias = (weight[:, 1] - weight[:, 0]) * both[:, None], (bias[:, 1] - bias[:, 0]) * both
-    return F.linear(z, weight.to(z), bias.to(z))
+    return F.linear(z, weight, bias)
 
 
 def beside(
