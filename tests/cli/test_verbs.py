@@ -118,6 +118,23 @@ def test_check_trains_nothing(cli, tiny) -> None:
     assert sorted(path.name for path in Path().iterdir()) == ["tiny.toml"]
 
 
+MINE = """
+from typing import Any, ClassVar
+from equipoise.methods.fedavg import FedAvg
+
+class Mine(FedAvg):
+    "Recommends two things."
+    recommends: ClassVar[dict[str, Any]] = {
+        "objective": {"name": "balanced_softmax"}, "persist_optimizer": True
+    }
+
+class Single(FedAvg):
+    "Recommends an objective for labels that it does not take."
+    tasks: ClassVar[tuple[str, ...]] = ("single",)
+    recommends: ClassVar[dict[str, Any]] = {"objective": {"name": "bce"}}
+"""
+
+
 def test_methods_lists_all_and_one(cli) -> None:
     done = cli("methods")
     assert done.code == 0
@@ -129,6 +146,17 @@ def test_methods_lists_all_and_one(cli) -> None:
     assert rows["fedavg"]["leaves"] == "delta (mean), loss (mean)"
     assert rows["fednoro"]["advice"] == ['train.objective = "bce"  # several labels per image']
     assert rows["fca"]["advice"] == ['train.objective = "balanced_softmax"', "train.persist_optimizer = true"]
+
+
+def test_each_recommendation_is_a_line_that_can_be_pasted(cli) -> None:
+    """A remark ends its line; an objective for labels that the method does not take is no advice."""
+    Path("mine.py").write_text(MINE)
+    shown = [line for line in cli("methods", "mine.py:Mine").out.splitlines() if "recommends" in line]
+    assert shown == [
+        'recommends: train.objective = "balanced_softmax"  # one label per image',
+        "recommends: train.persist_optimizer = true",
+    ]
+    assert json.loads(cli("methods", "mine.py:Single", "--json").out)["advice"] == []
 
 
 def test_one_method_shows_fields_and_presets(cli) -> None:

@@ -226,11 +226,13 @@ def test_several_labels_come_as_they_are() -> None:
     assert float(loss) == float((x - y).square().mean())
 
 
+@pytest.mark.parametrize(("spread", "matrices"), [(None, 1), (10.0, 1), (0.1, 3)])
 def test_ending_keeps_the_classifier_of_the_last_model(
-    make_config: Callable[..., Any], visit: Visit, tmp_path: Path
+    spread: float | None, matrices: int, make_config: Callable[..., Any], visit: Visit, tmp_path: Path
 ) -> None:
-    """The server tree's classifier is solved from the sums of all sites under the model beside it."""
-    config = make_config({"name": NAME}, rounds=2)
+    """The server tree's classifier is solved from the sums of all sites under the model beside it; where
+    images are many for what is asked of them, each class has a covariance of its own."""
+    config = make_config({"name": NAME, "own_covariance": spread}, rounds=2)
     server = run(config, tmp_path / "run").server
     parts = []
     for site in ("north", "south", "west"):
@@ -241,7 +243,8 @@ def test_ending_keeps_the_classifier_of_the_last_model(
         parts.append({name: leaf.value for name, leaf in up.items()})
     total = {name: sum(part[name] for part in parts) for name in parts[0]}
     z = drawn(9, 64, seed=9).float()
-    expected = closed.logits(z, closed.solve(total, Equipoise().ridge, spread=Equipoise().own_covariance))
+    assert server["closed"]["precision"].shape[:-2] == ((matrices,) if matrices > 1 else ())
+    expected = closed.logits(z, closed.solve(total, Equipoise().ridge, spread=spread))
     torch.testing.assert_close(closed.logits(z, server["closed"]), expected, rtol=1e-2, atol=1e-2)
 
 

@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.hostile import COUNTED, DOZEN, SCORED, TRAIN
 from tests.spoiled import KINDS, Spoil, scaled
 
-from equipoise.config import Config
+from equipoise.config import Config, resolve
 from equipoise.engine import Engine
 from equipoise.errors import SiteError
+from equipoise.exchange import decode_upload, encode_upload
+from equipoise.leaves import Sum
+from equipoise.methods.parts.closed import packed, unpacked
 from equipoise.running import Result, resume, run
 
 MakeConfig = Callable[..., Config]
@@ -117,6 +121,28 @@ def test_a_bad_evaluation_counts_as_none(
     assert rows(tmp_path / "spoiled") == rows(unevaluated(exact))
     (line,) = journal(tmp_path / "spoiled", "rejected")
     assert (line["site"], line["question"]) == (BAD_SITE, "evaluate") and re.search(reason, line["reason"])
+
+
+@pytest.mark.parametrize("own", [None, 0.1])
+def test_moments_that_no_features_have_do_not_end_a_run(
+    own: float | None, tiny: MakeConfig, tmp_path: Path
+) -> None:
+    """A site's sums may be within all bounds and of no images: a direction varies less than not at all."""
+
+    def change(data: bytes) -> bytes:
+        header, upload = decode_upload(data)
+        second = unpacked(upload["second"].value)
+        size = second.shape[-1]
+        direction = torch.nn.functional.normalize(torch.arange(size, dtype=second.dtype), dim=0)
+        bent = second - 5 * torch.outer(direction, direction)
+        return encode_upload(upload | {"second": Sum(packed(bent))}, header)
+
+    method = {"name": "equipoise", "own_covariance": own}
+    config = resolve(tiny("equipoise").table() | {"method": method})
+    result = run(config, tmp_path, wrap=lambda engine: Spoil(engine, BAD_SITE, change, range(3), "describe"))
+    assert not journal(tmp_path, "rejected")
+    assert all(bool(value.isfinite().all()) for value in result.server["closed"].values())
+    assert result.server["closed"]["precision"].dim() == (2 if own is None else 3)
 
 
 def test_who_is_left_out_is_told_at_once(tiny: MakeConfig, tmp_path: Path) -> None:

@@ -26,8 +26,9 @@ def advice(method: type[Method]) -> list[str]:
     lines = []
     for key, value in method.recommends.items():
         fits = [task for task in method.tasks if key in recommended(method, multi=task == "multi")]
-        remark = "" if len(fits) == len(method.tasks) else f"  # {LABELS[fits[0]]}"
-        lines.append(f"train.{key} = {spelt(key, value)}{remark}")
+        remarks = [] if len(fits) == len(method.tasks) else [LABELS[task] for task in fits]
+        if fits:
+            lines.append("  # ".join([f"train.{key} = {spelt(key, value)}", *remarks]))
     return lines
 
 

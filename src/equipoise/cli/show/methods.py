@@ -35,8 +35,8 @@ def method(one: dict[str, Any]) -> None:
     console.print(escape(one["text"]), end="\n\n", soft_wrap=True)
     private = escape(", ".join(one["private"]) or "nothing")
     console.print(f"labels: {', '.join(one['tasks'])}   stays at the site: {private}")
-    if one["advice"]:
-        console.print(escape(f"recommends: {', '.join(one['advice'])}"))
+    for line in one["advice"]:
+        console.print(escape(f"recommends: {line}"), soft_wrap=True)
     if one["fields"]:
         table = grid("method.…", "default", "type", "meaning", right=4)
         for field in one["fields"]:
