@@ -41,7 +41,7 @@ from equipoise.losses import OBJECTIVES
 from equipoise.methods import METHODS, Method
 from equipoise.nets import NETS, NetOptions
 from equipoise.nets.weights import KNOWN
-from equipoise.options import described
+from equipoise.options import NONE, described
 from equipoise.site import Loc, PrivacyOptions, TrainOptions
 from equipoise.site.views import VIEWS
 
@@ -77,7 +77,7 @@ def plain(value: Any) -> str:
         return "[" + ", ".join(map(plain, value)) + "]"
     if isinstance(value, float):
         return f"{value:.0f}" if value.is_integer() and abs(value) >= 1e4 else repr(value)
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(NONE if value is None else value, ensure_ascii=False)
 
 
 def kind_of(annotation: Any) -> str:

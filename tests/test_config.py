@@ -4,6 +4,7 @@ result."""
 from __future__ import annotations
 
 import os
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -310,6 +311,23 @@ class Mine(Method):
 
 NotAMethod = 3
 """
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_preset_is_read_back_as_it_was_written(name: str) -> None:
+    """A run folder's config is what the run is continued with; TOML has no word for nothing, so "none" is."""
+    for preset in METHODS[name].presets:
+        config = resolve({"method": {"name": name, "preset": preset}})
+        again = resolve(tomllib.loads(tomli_w.dumps(config.table())))
+        assert (again.method, again.digest) == (config.method, config.digest), preset
+
+
+def test_none_is_a_word() -> None:
+    config = resolve(override({"method": {"name": "equipoise"}}, ["method.own=none"]))
+    assert config.method.own is None and config.table()["method"]["own"] == "none"  # type: ignore[attr-defined]
+    assert "patience" not in config.table()["train"] and resolve(config.table()).digest == config.digest
+    with pytest.raises(ConfigError, match=r"method\.mixup"):
+        resolve(override({"method": {"name": "equipoise"}}, ["method.mixup=none"]))
 
 
 def test_a_method_from_a_file(tmp_path: Path) -> None:

@@ -145,6 +145,17 @@ def digest_in(folder: Path | RunFolder) -> str:
     return digest_of(parse_toml(RunFolder(folder).text(CONFIG)))
 
 
+def added_since(folder: Path | RunFolder, config: Config) -> str:
+    """The first key of a config that the one in a run folder lacks, where all it has is the same: an option
+    that the version which began the run did not have."""
+    begun, now = parse_toml(RunFolder(folder).text(CONFIG)), config.table()
+    sections = {name: keys for name, keys in now.items() if isinstance(keys, dict)}
+    added = [(name, key) for name, keys in sections.items() for key in keys if key not in begun.get(name, {})]
+    for name, key in added:
+        del sections[name][key]
+    return ".".join(added[0]) if added and digest_of(now) == digest_of(begun) else ""
+
+
 def read_folder(folder: Path, trust: bool = False) -> Config:
     """The config of a run folder; refused where the file is not as the run wrote it.
 

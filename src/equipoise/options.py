@@ -5,16 +5,54 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
+from types import NoneType
+from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
+
+NONE = "none"
+"""what stands for None in a file: TOML has no word for it"""
 
 
 class Options(BaseModel):
     """A frozen set of documented options; an unknown key is an error that names the nearest valid one."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _told(cls, given: Any) -> Any:
+        """With "none" as None for options that are something unless told otherwise."""
+        if not isinstance(given, dict):
+            return given
+        return given | {key: None for key in _offable(cls) if given.get(key) == NONE}
+
+    @model_serializer(mode="wrap")
+    def _written(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+        """In files with "none" for None where leaving it out would bring the default back."""
+        found: dict[str, Any] = handler(self)
+        if info.mode != "json":
+            return found
+        return found | {name: NONE for name in _offable(type(self)) if getattr(self, name) is None}
+
+
+@cache
+def _offable(options: type[BaseModel]) -> frozenset[str]:
+    """The options of which None is a value and not the default."""
+    return frozenset(
+        name
+        for name, field in options.model_fields.items()
+        if NoneType in get_args(field.annotation) and field.default is not None and not field.is_required()
+    )
 
 
 def described(options: type[BaseModel]) -> dict[str, str]:

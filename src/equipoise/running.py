@@ -18,7 +18,7 @@ import tomli_w
 import torch
 
 from equipoise.blueprint import Blueprint, Built, frozen_tensors
-from equipoise.config import Config, departures, digest_in, read, read_folder, resolve
+from equipoise.config import Config, added_since, departures, digest_in, read, read_folder, resolve
 from equipoise.engine import Engine, Host, Pool, Serial, frames, probe
 from equipoise.engine.members import Members
 from equipoise.engine.ray import Ray
@@ -491,6 +491,11 @@ def claim(folder: RunFolder, config: Config) -> None:
         folder.write_text(CONFIG, tomli_w.dumps(config.table()))
         return
     if digest_in(folder) != config.digest:
+        if added := added_since(folder, config):
+            raise StorageError(
+                f"{folder} was begun by a version of Equipoise that did not know '{added}', which may change "
+                f"its result: finish it with that version, or choose another --out"
+            )
         raise StorageError(
             f"{folder} holds a run with another config: choose another --out, or go on with {folder.again}"
         )

@@ -139,6 +139,26 @@ def test_another_config_is_refused_and_another_engine_is_not(
     run(tiny("fedavg", engine={"workers": 3}), folder)
 
 
+def test_a_run_of_a_version_with_fewer_options_is_not_continued(
+    tiny: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its default does now is not what the run began with, and nothing is there to go on with."""
+    whole = Config.table
+
+    def fewer(config: Config) -> dict[str, Any]:
+        table = whole(config)
+        del table["method"]["lambda_own"]
+        return table
+
+    with monkeypatch.context() as older:
+        older.setattr(Config, "table", fewer)
+        run(tiny("fca"), tmp_path)
+    with pytest.raises(StorageError, match=r"did not know 'method\.lambda_own', .*: finish it with that"):
+        resume(tmp_path)
+    with pytest.raises(StorageError, match="holds a run with another config"):
+        run(tiny("fca", train={"seed": 1}), tmp_path)
+
+
 def test_what_is_no_run_folder_cannot_be_resumed(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"is not a run folder: it has no config\.toml"):
         resume(tmp_path)

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 
 from equipoise.data.samples import Task
@@ -23,6 +23,7 @@ from equipoise.leaves import Each, Limit, Mean, Sum, Upload
 from equipoise.losses import ObjectiveOptions
 from equipoise.methods.parts import crt
 from equipoise.nets import FED, HEAD, Net, NetOptions, ProjectorSpec, state
+from equipoise.options import Options
 from equipoise.site import Batch, Loc, coarse, measure
 from equipoise.site.figures import GROUPS, addable
 from equipoise.tree import Tree, plus
@@ -38,10 +39,8 @@ Standard = Literal["alone", "plain", "pooled"]
 in one place, which only a simulation can have"""
 
 
-class Method(BaseModel):
+class Method(Options):
     """FedAvg's round around any loss; the base of every method."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     paper: ClassVar[str] = ""
     tasks: ClassVar[tuple[Task, ...]] = ("single", "multi")

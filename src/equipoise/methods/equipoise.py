@@ -13,8 +13,8 @@ The project's own, of parts that helped on validation images (docs/results/own-m
 6. Own means and limit. In the end a site's own predictor has class means drawn towards its own. In all rounds
    a class that the site lacks loses log(1 + 5 e) of its logit, e being the images of it that were expected.
 
-Sums are made for every evaluation and at the end, C (d + 1)(d + 4) / 2 numbers for C classes and d features.
-Of a class that one site alone has they show how its features are spread. `closed = 0` or `crt`: none are.
+Sums are made for evaluations and the end (not with `closed = 0` or `crt`): of C classes and d features
+C (d + 1)(d + 4) / 2 numbers. d² come back, or C d²; they show how a class that one site alone has is spread.
 Leaves the site: delta, loss (means); sums, counts, second (sums). Stays: which classes it has, their sums.
 """
 
@@ -78,13 +78,13 @@ class Equipoise(FedAvgM):
     even_covariance: bool = True
     """one label per image: classes weigh alike in the covariance, sites send one of each; off = images do"""
     own_covariance: float | None = Field(10.0, gt=0)
-    """s: where each class sends one, it has its own by h / (h + s · features), h images a class; none = 0"""
+    """s: classes have their own by h / (h + s · features), of h images a class; "none": one for all"""
     corrected: bool = True
     """a class of few images is not predicted less often for the chance in its mean"""
     mirrors: bool = True
     """predict by the mean features of an image and its mirror images, where no stage is frozen"""
     own: float | None = Field(200.0, ge=0)
-    """one label per image: images at which a site's class means count half; none = the federation's alone"""
+    """one label per image: images at which a site's class means count half; "none": the federation's alone"""
     limit: bool = True
     """one label per image: a site's predictor is held back from classes it lacks, by how many are expected"""
 

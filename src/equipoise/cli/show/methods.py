@@ -8,6 +8,7 @@ from rich.markup import escape
 
 from equipoise.cli.console import terminal
 from equipoise.cli.show.grid import grid, warnings
+from equipoise.options import NONE
 from equipoise.report.folder import size
 
 ROOMY = 140
@@ -45,7 +46,7 @@ def method(one: dict[str, Any]) -> None:
     if one["presets"]:
         table = grid("method.preset", "sets", right=2)
         for name, values in one["presets"].items():
-            options = ", ".join(f"{k}={v}" for k, v in values.items())
+            options = ", ".join(f"{k}={NONE if v is None else v}" for k, v in values.items())
             table.add_row(escape(name), escape(options or "the defaults"))
         console.print(table)
 
