@@ -31,7 +31,7 @@ over sites; A: the mean of both. Per cent, mean ± standard deviation over seeds
 *{reference}*, seed by seed, with its 95 % interval (Student's t over seeds). Moved: mean validation bACC (G)
 of the last quarter of rounds less that of the quarter before, over all seeds; a † marks rows that moved by
 more than a point and so have not converged: they may tell how fast a method starts rather than how far it
-gets; –: without validation images nobody can tell."""
+gets; –: nobody can tell, without validation images or of a row that only predicts in another way."""
 SAME = """\
 All seeds have the same test images, so the interval does not say what others would have given; the column
 after it has the same difference on validation images (on which our own method was developed)."""
