@@ -95,6 +95,19 @@ def test_questions_beyond_a_round_are_the_simulation(
     ]
 
 
+@pytest.mark.parametrize(("spread", "matrices"), [(0.01, 3), (None, 2)])
+def test_a_classifier_over_flower_is_the_simulation(
+    spread: float | None, matrices: int, tiny: MakeConfig, rows: Rows, town: Any, once: Once
+) -> None:
+    """With a matrix for each class, which the ledger's generated sites are too small for, and with options
+    that are switched off, for which a file has a word."""
+    method = METHODS["equipoise"](own_covariance=spread, own=None)
+    found = same_as_simulated(
+        replace(tiny("equipoise", evaluate={"every": 2}), method=method), rows, town, once
+    )
+    assert found.server["closed"]["precision"].dim() == matrices
+
+
 def test_the_coordinator_ends_a_run_early(tiny: MakeConfig, rows: Rows, town: Any, once: Once) -> None:
     """Nothing is learnt, so the second round is the first without an improvement."""
     train = {"rounds": 9, "lr": 0.0, "batch_size": 8, "stop": {"patience": 1}}
