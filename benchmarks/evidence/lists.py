@@ -323,8 +323,8 @@ TABLES: dict[str, Table] = {
         trained_by=dict.fromkeys(COVARIANCES, "Equipoise"),
     ),
     "sites-lite0": Table(
-        "HAM10000's four real sites with EfficientNet-Lite0 from ImageNet, 64 pixels, frozen up to its fourth "
-        "stage: do orders hold with a pretrained network?",
+        "HAM10000's four real sites with EfficientNet-Lite0 from ImageNet, 64 pixels, frozen up to its "
+        "fourth stage: do orders hold with a pretrained network?",
         "ham10000-sites",
         {name: ALL_SINGLE[name] for name in CORE},
         (
