@@ -30,6 +30,7 @@ from equipoise.methods import Method, look_up
 from equipoise.names import first_mistake, nearest, unknown
 from equipoise.nets import NETS, NetOptions
 from equipoise.opening import TEXT, open_regular
+from equipoise.options import NONE, offable
 from equipoise.partition import PartitionOptions
 from equipoise.run_folder import CONFIG, RunFolder
 from equipoise.site import PrivacyOptions, TrainOptions
@@ -452,6 +453,8 @@ def validate(
         expected = first["ctx"]["expected"].replace(" or ", ",").split(",")
         guess = nearest(str(value), [text.strip().strip("'") for text in expected])
         hint = f" (did you mean '{guess}'?)" if guess else ""
+    elif first["loc"] and first["loc"][-1] in offable(_owner(cls, first["loc"][:-1])):
+        hint = f', or "{NONE}" to do without'
     message = first["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
     shown = "" if isinstance(value, dict) else f" is {json.dumps(value, default=str)}:"

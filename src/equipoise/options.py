@@ -34,7 +34,7 @@ class Options(BaseModel):
         """With "none" as None for options that are something unless told otherwise."""
         if not isinstance(given, dict):
             return given
-        return given | {key: None for key in _offable(cls) if given.get(key) == NONE}
+        return given | {key: None for key in offable(cls) if given.get(key) == NONE}
 
     @model_serializer(mode="wrap")
     def _written(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
@@ -42,11 +42,11 @@ class Options(BaseModel):
         found: dict[str, Any] = handler(self)
         if info.mode != "json":
             return found
-        return found | {name: NONE for name in _offable(type(self)) if getattr(self, name) is None}
+        return found | {name: NONE for name in offable(type(self)) if getattr(self, name) is None}
 
 
 @cache
-def _offable(options: type[BaseModel]) -> frozenset[str]:
+def offable(options: type[BaseModel]) -> frozenset[str]:
     """The options of which None is a value and not the default."""
     return frozenset(
         name
