@@ -328,9 +328,7 @@ def test_none_is_a_word() -> None:
     assert "patience" not in config.table()["train"] and resolve(config.table()).digest == config.digest
     with pytest.raises(ConfigError, match=r"method\.mixup"):
         resolve(override({"method": {"name": "equipoise"}}, ["method.mixup=none"]))
-    with pytest.raises(
-        ConfigError, match=r"'method\.own' is \"non\": .* number.*or \"none\" to do without"
-    ):
+    with pytest.raises(ConfigError, match=r"'method\.own' is \"non\": .* number.*or \"none\" to do without"):
         resolve(override({"method": {"name": "equipoise"}}, ["method.own=non"]))
     with pytest.raises(ConfigError, match=r"parse string as a number$"):
         resolve(override({"method": {"name": "equipoise"}}, ["method.beta=non"]))
